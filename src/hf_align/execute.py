@@ -1,0 +1,49 @@
+"""Run a Program on weights: the function that all symmetries must leave alone, in float64 from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.trace import Program, op_name
+
+_CASTS = ("to", "_to_copy", "type_as", "float")
+
+
+def execute(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    """The output of the model.
+
+    Casts to float32 inside the modelling code keep the dtype of the weights, so that float64 weights give float64
+    accuracy. Differentiable, and usable under torch.func transforms.
+    """
+    values: dict[fx.Node, Any] = {n: weights[name] for n, name in program.parameters.items()}
+    values.update({n: inputs[name] for n, name in program.inputs.items()})
+    wide = next(iter(weights.values())).dtype
+
+    def lookup(node: fx.Node) -> Any:
+        value = values[node] if node in values else program.constants[node]
+        return value.to(wide) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node not in program.constants:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+            values[node] = call_wide(node, args, kwargs)
+            if node is program.output:
+                break
+    result = values[program.output]
+    assert isinstance(result, Tensor)
+    return result
+
+
+def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Run one node without casts to a narrower float: rounding is no part of the function."""
+    name = op_name(node)
+    if name in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
+        return args[0] if node.meta["val"].is_floating_point() else node.target(*args, **kwargs)  # type: ignore[operator]
+    if name in ("softmax", "log_softmax", "mean", "sum", "cumsum"):
+        args = tuple(a for a in args if not isinstance(a, torch.dtype))
+        kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}
+    return node.target(*args, **kwargs)  # type: ignore[operator]

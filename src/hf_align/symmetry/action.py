@@ -1,0 +1,94 @@
+"""How elements move weights: the action of an alignment on one tensor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hf_align.symmetry.elements import Element
+from hf_align.symmetry.spec import Factor, SymmetrySpec
+
+Elements = Mapping[str, Element]
+"""One element for each space that moves; a space that is absent stands still."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangular part of a tensor in which every axis is one product of factors.
+
+    Attributes:
+        slices: where it lies in the tensor.
+        shape: its shape.
+        factors: the factors of all axes in order; their sizes are the shape of the factored view.
+    """
+
+    slices: tuple[slice, ...]
+    shape: tuple[int, ...]
+    factors: tuple[Factor, ...]
+
+    def factored(self, tensor: Tensor) -> Tensor:
+        """The block of a tensor with one axis for each factor."""
+        return tensor[self.slices].reshape([f.size for f in self.factors])
+
+    def occurrences(self, space: str) -> Iterator[int]:
+        """The axes of the factored view that a space moves."""
+        return (i for i, f in enumerate(self.factors) if f.space == space)
+
+    def index_axes(self, spec: SymmetrySpec, space: str) -> list[int]:
+        """The axes of the factored view over which the element of a space varies, in the order of its index."""
+        return [next(i for i, f in enumerate(self.factors) if f.space == outer) for outer in spec.spaces[space].index]
+
+
+def blocks(spec: SymmetrySpec, name: str) -> Iterator[Block]:
+    """The blocks of a parameter: the grid of the segments of its axes."""
+    per_axis = []
+    for axis in spec.parameters[name]:
+        start, pieces = 0, []
+        for segment in axis:
+            size = 1
+            for factor in segment:
+                size *= factor.size
+            pieces.append((slice(start, start + size), size, segment))
+            start += size
+        per_axis.append(pieces)
+    for grid in itertools.product(*per_axis):
+        yield Block(tuple(g[0] for g in grid), tuple(g[1] for g in grid), tuple(f for g in grid for f in g[2]))
+
+
+def act(
+    tensor: Tensor,
+    name: str,
+    spec: SymmetrySpec,
+    elements: Elements,
+) -> Tensor:
+    """The parameter `name` moved by the elements of all its spaces; the same shape and dtype."""
+    if not any(f.space in elements for axis in spec.parameters[name] for s in axis for f in s):
+        return tensor
+    moved = tensor.clone()
+    for block in blocks(spec, name):
+        view = act_on_block(block.factored(tensor), block, spec, elements)
+        moved[block.slices] = view.reshape(block.shape)
+    return moved
+
+
+def act_on_block(
+    view: Tensor, block: Block, spec: SymmetrySpec, elements: Elements, still: Collection[int] = ()
+) -> Tensor:
+    """Move the factored view of a block, all axes but `still`. Outer spaces go first: an inner element belongs to the
+    new position of its head."""
+    for space in spec.spaces:
+        if space not in elements:
+            continue
+        for axis in block.occurrences(space):
+            if axis not in still:
+                view = _along(view, axis, block.index_axes(spec, space), elements[space], block.factors[axis].power)
+    return view
+
+
+def _along(view: Tensor, axis: int, index: list[int], element: Element, power: int) -> Tensor:
+    front = list(range(len(index)))
+    arranged = view.movedim([*index, axis], [*front, -1])
+    return element.act(arranged, power).movedim([*front, -1], [*index, axis])

@@ -1,0 +1,278 @@
+"""The certificate: no derived symmetry changes the function, and no continuous one is missing.
+
+Soundness is measured by applying a random element of every group. Completeness is counted: the rank of all symmetry
+directions that the spec generates, against the nullity of the Jacobian of the outputs with respect to the parameters,
+on a small random copy in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from transformers import PretrainedConfig
+
+from hf_align.execute import execute
+from hf_align.symmetry.action import act
+from hf_align.symmetry.canonical import CanonicalWeights, CentreWriter, FoldNorm
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.elements import Element, Matrix, Monomial
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.translations import translations
+from hf_align.trace import Program, trace
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was measured on the copy.
+
+    Attributes:
+        max_error: largest change of an output under random elements, over the largest output.
+        found: rank of the directions that the spec generates.
+        nullity: dimensions in which the weights can move without any effect on the outputs.
+        leak: largest effect of a generated direction, over that of a random one; zero up to rounding if all are true.
+        missing: parameters that carry null directions which the spec does not generate, and how much of them.
+    """
+
+    model_type: str
+    max_error: float
+    found: int
+    nullity: int
+    leak: float
+    missing: Mapping[str, float]
+    unknown_ops: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        return self.max_error < 1e-9
+
+    @property
+    def complete(self) -> bool:
+        return self.found == self.nullity
+
+    def as_json(self) -> dict[str, object]:
+        """The contract of `hf-align certify --json`."""
+        return {
+            "model_type": self.model_type,
+            "sound": {"max_error": self.max_error},
+            "complete": {"found": self.found, "nullity": self.nullity},
+            "unknown_ops": list(self.unknown_ops),
+            "missing": dict(self.missing),
+        }
+
+
+def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, positions: int = 10) -> Certificate:
+    """Measure soundness and completeness of the derived spec of a small architecture.
+
+    Args:
+        config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
+        eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
+        positions: tokens in each context; position tables should have as many rows.
+    """
+    config = with_eps(config, eps)
+    program = trace(config, length=positions)
+    spec = derive(program)
+    rng = torch.Generator().manual_seed(seed)
+    weights = random_weights(spec, rng)
+    outputs = math.prod(program.output.meta["val"].shape[1:])
+    contexts = math.ceil(1.5 * sum(w.numel() for w in weights.values()) / outputs) + 2
+    wide = trace(config, batch=contexts, length=positions)
+    inputs = random_inputs(wide, rng)
+    error = max(_soundness(wide, spec, weights, inputs, rng) for _ in range(3))
+    canonical = {n: t for n, t in CanonicalWeights(weights, spec.gauges).items()}
+    jacobian = _jacobian(wide, canonical, inputs)
+    directions = torch.stack([_flatten(d, canonical) for d in generate(spec, program, canonical)])
+    null, _ = _null_space(jacobian)
+    span = _orthonormal(directions)
+    return Certificate(
+        model_type=config.model_type,
+        max_error=error,
+        found=len(span),
+        nullity=len(null),
+        leak=_leak(jacobian, span, rng),
+        missing=_missing(null, span, canonical),
+        unknown_ops=tuple(spec.unknown_ops),
+    )
+
+
+def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
+    """A copy whose every epsilon is `eps`."""
+    config = copy.deepcopy(config)
+    for key in list(vars(config)):
+        if "eps" in key.lower() and isinstance(getattr(config, key), float):
+            setattr(config, key, eps)
+    return config
+
+
+def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
+    """Generic float64 weights: vectors around one (gains must not vanish), the rest around zero."""
+    shapes = {name: spec.shape(name) for name in spec.parameters}
+    noise = {n: torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+    return {n: 1 + 0.5 * t if t.dim() == 1 else 0.6 * t for n, t in noise.items()}
+
+
+def random_inputs(program: Program, rng: Generator) -> dict[str, Tensor]:
+    """Random tokens or pixels for every input of a program."""
+    inputs = {}
+    for node, name in program.inputs.items():
+        example = node.meta["val"]
+        if example.is_floating_point():
+            inputs[name] = torch.randn(example.shape, generator=rng, dtype=torch.float64)
+        else:
+            high = program.config.vocab_size if name.endswith("input_ids") else 2
+            inputs[name] = torch.randint(high, example.shape, generator=rng)
+    return inputs
+
+
+def random_elements(spec: SymmetrySpec, rng: Generator) -> dict[str, Element]:
+    """A random element of every group."""
+    return {s.name: s.group.random(spec.index_shape(s.name), rng) for s in spec.spaces.values() if s.group}
+
+
+def transform(spec: SymmetrySpec, weights: Mapping[str, Tensor], elements: Mapping[str, Element]) -> Weights:
+    """Every parameter moved."""
+    return {n: act(w, n, spec, elements) for n, w in weights.items()}
+
+
+def _soundness(program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator) -> float:
+    moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
+    before, after = execute(program, weights, inputs), execute(program, moved, inputs)
+    return float((before - after).abs().max() / before.abs().max())
+
+
+def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator[Weights]:
+    """Every continuous symmetry direction at canonical weights, as changes of some parameters."""
+    yield from _group_directions(spec, weights)
+    for gauge in spec.gauges:
+        if isinstance(gauge, FoldNorm):
+            yield from _gain_directions(gauge, weights)
+        elif isinstance(gauge, CentreWriter):
+            yield from _mean_directions(gauge, weights)
+    yield from translations(program, weights)
+
+
+def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]:
+    for space in spec.spaces.values():
+        if space.group is None or not space.group.dimension:
+            continue
+        index = spec.index_shape(space.name)
+        names = list(spec.uses(space.name))
+        for tangent in space.group.tangents():
+            for at in range(math.prod(index)):
+                yield _derivative(spec, space.name, tangent, index, at, {n: weights[n] for n in names})
+
+
+def _derivative(
+    spec: SymmetrySpec, space: str, tangent: Tensor, index: tuple[int, ...], at: int, weights: Weights
+) -> Weights:
+    """d/dt of the action of 1 + tX at one index."""
+    group = spec.spaces[space].group
+    assert group is not None
+    one = group.identity(index)
+    where = torch.zeros(math.prod(index), dtype=torch.float64)
+    where[at] = 1.0
+    where = where.reshape(index)
+
+    def moved(t: Tensor) -> Weights:
+        if isinstance(one, Monomial):
+            element: Element = Monomial(one.order, one.scale + t * where[..., None] * tangent.diagonal())
+        else:
+            element = Matrix(one.as_matrix() + t * where[..., None, None] * tangent)
+        return {n: _act_functionally(w, n, spec, {space: element}) for n, w in weights.items()}
+
+    return torch.func.jvp(moved, (torch.zeros(()).double(),), (torch.ones(()).double(),))[1]
+
+
+def _act_functionally(tensor: Tensor, name: str, spec: SymmetrySpec, elements: Mapping[str, Element]) -> Tensor:
+    """`act` without writes in place, for differentiation."""
+    from hf_align.symmetry.action import act_on_block, blocks
+
+    total = torch.zeros_like(tensor)
+    for block in blocks(spec, name):
+        part = act_on_block(block.factored(tensor), block, spec, elements).reshape(block.shape)
+        padding = [p for s, n in zip(reversed(block.slices), reversed(tensor.shape), strict=True)
+                   for p in (s.start, n - s.stop)]  # fmt: skip
+        total = total + torch.nn.functional.pad(part, padding)
+    return total
+
+
+def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
+    """γ by c, its readers by 1/c, channel by channel."""
+    carriers = [(gauge.gain, 0, 1), *((r.weight, r.axis, -1) for r in gauge.reads), *gauge.others]
+    if gauge.bias and gauge.bias not in [n for n, _, _ in carriers]:
+        carriers.append((gauge.bias, 0, 1))
+    for channel in range(len(weights[gauge.gain])):
+        change = {}
+        for name, axis, power in carriers:
+            part = torch.zeros_like(weights[name])
+            part.select(axis, channel).copy_(power * weights[name].select(axis, channel))
+            change[name] = part
+        yield change
+
+
+def _mean_directions(gauge: CentreWriter, weights: Weights) -> Iterator[Weights]:
+    """w + 1 vᵀ along the axis that is written."""
+    weight = weights[gauge.parameter]
+    others = weight.numel() // weight.shape[gauge.axis]
+    for row in torch.eye(others, dtype=weight.dtype):
+        shape = [n for i, n in enumerate(weight.shape) if i != gauge.axis]
+        yield {gauge.parameter: row.reshape(shape).unsqueeze(gauge.axis).expand_as(weight)}
+
+
+def _flatten(change: Weights, weights: Weights) -> Tensor:
+    return torch.cat([change.get(n, torch.zeros_like(w)).reshape(-1) for n, w in weights.items()])
+
+
+def _jacobian(program: Program, weights: Weights, inputs: dict[str, Tensor]) -> Tensor:
+    """[outputs, parameters], reduced to its triangular factor."""
+    sizes = [w.numel() for w in weights.values()]
+    start = torch.cat([w.reshape(-1) for w in weights.values()])
+
+    def outputs(flat: Tensor) -> Tensor:
+        parts = flat.split(sizes)
+        named = {n: p.reshape(w.shape) for (n, w), p in zip(weights.items(), parts, strict=True)}
+        return execute(program, named, inputs).reshape(-1)
+
+    def column(direction: Tensor) -> Tensor:
+        return torch.func.jvp(outputs, (start,), (direction,))[1]
+
+    jacobian = torch.func.vmap(column, chunk_size=64)(torch.eye(len(start), dtype=start.dtype)).T
+    return torch.linalg.qr(jacobian / jacobian.norm(dim=0).median(), mode="r")[1]
+
+
+def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
+    """Orthonormal null directions [nullity, parameters] and the gap in the spectrum that they were cut at."""
+    _, s, vh = torch.linalg.svd(jacobian)
+    s = (s / s[0]).clamp_min(1e-17)
+    ratios = torch.where(s[1:] < 1e-6, s[:-1] / s[1:], torch.zeros_like(s[1:]))
+    last = int(ratios.argmax())
+    if ratios[last] <= 0:
+        return vh[:0], 0.0
+    return vh[last + 1 :], float(ratios[last])
+
+
+def _orthonormal(directions: Tensor) -> Tensor:
+    """An orthonormal basis of the span of rows."""
+    unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    _, s, vh = torch.linalg.svd(unit, full_matrices=False)
+    return vh[: int((s > 1e-9 * s[0]).sum())]
+
+
+def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
+    random = torch.randn(8, jacobian.shape[1], generator=rng, dtype=jacobian.dtype)
+    random = random / random.norm(dim=1, keepdim=True)
+    return float((jacobian @ span.T).norm(dim=0).max() / (jacobian @ random.T).norm(dim=0).mean())
+
+
+def _missing(null: Tensor, span: Tensor, weights: Weights) -> dict[str, float]:
+    """How much of the null directions outside the span lies in each parameter (they sum to what is missing)."""
+    rest = null - (null @ span.T) @ span
+    mass = rest.pow(2).sum(0).split([w.numel() for w in weights.values()])
+    found = {n: float(m.sum()) for n, m in zip(weights, mass, strict=True)}
+    return {n: round(m, 3) for n, m in sorted(found.items(), key=lambda x: -x[1]) if m > 1e-6}

@@ -1,0 +1,277 @@
+"""From what the interpreter found to the symmetry spec: gains, permutation classes, scales, index sets, names."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from hf_align.symmetry.bounds import Bound, Scalars, monomial
+from hf_align.symmetry.canonical import find_gauges
+from hf_align.symmetry.groups import Group, ScaledPermutation, group_of
+from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, tie
+from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
+from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
+from hf_align.trace import Evidence, Program
+
+
+def derive(program: Program) -> SymmetrySpec:
+    """All symmetries of an architecture that the rules know of."""
+    found = interpret(program)
+    folded = resolve_gains(found)
+    classes = _Classes(found)
+    spaces = classes.spaces()
+    parameters = {n: tuple(classes.actions(a) for a in v.axes) for n, v in found.weights.items()}
+    return SymmetrySpec(
+        model_type=program.config.model_type,
+        spaces=spaces,
+        parameters=parameters,
+        gauges=find_gauges(found, folded),
+        ties=program.ties,
+        buffers=tuple(program.buffers),
+        unknown_ops=found.unknown_ops,
+    )
+
+
+def resolve_gains(found: Interpretation) -> list[Gain]:
+    """Fold diag(w) into the readers of its target where these read nothing else; tie its two sides where not.
+
+    Folded, the gain is one and the target carries the element of the source, whatever that is. A target that is
+    pinned down by anything but linear readers (it re-enters a residual stream, it is the source itself because the
+    head is tied) leaves only what commutes with every diagonal: monomial maps.
+    """
+    folded = []
+    for gain in found.gains:
+        target, source = gain.target.root, gain.source.root
+        alone = target.space.kind is Kind.ATOM and target.space.bound.free and target.space is not source.space
+        if alone and not _shares_target(gain, found):
+            folded.append(gain)
+        else:
+            unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
+    for gain in folded:
+        unify(gain.target, gain.source)
+        gain.weight.root.space.bound = Bound(fixed=True)
+    return folded
+
+
+def _shares_target(gain: Gain, found: Interpretation) -> bool:
+    """Whether another gain writes the same target, or the target is only part of an axis of some weight."""
+    target = gain.target.root.space
+    if any(g is not gain and g.target.root.space is target for g in found.gains):
+        return True
+    axes = [a.root for v in found.weights.values() for a in v.axes]
+    return any(atom.space is target for a in axes if a.space.kind is not Kind.ATOM for atom in a.atoms)
+
+
+@dataclass
+class _Class:
+    """Atoms that share one permutation (or one atom alone), with the exponent of the common scale for each."""
+
+    size: int
+    bound: Bound
+    evidence: list[Evidence]
+    exponents: dict[int, int] = field(default_factory=dict)
+    name: str = ""
+    index: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> Group | None:
+        return group_of(self.bound, self.size)
+
+
+class _Classes:
+    """The atoms of an interpretation, by class."""
+
+    def __init__(self, found: Interpretation) -> None:
+        self.found = found
+        self.relations = list(_atomic_relations(found))
+        self.of_atom: dict[int, _Class] = {}
+        for atoms in self._connected():
+            klass = self._class(atoms)
+            self.of_atom.update((a.space.serial, klass) for a in atoms)
+        self._name()
+        self._index()
+
+    def _connected(self) -> Iterable[list[Axis]]:
+        """Groups of atoms that relations join."""
+        atoms = {a.space.serial: a.root for v in self._all_values() for x in v.axes for a in x.atoms}
+        for relation in self.relations:
+            atoms.update((a.root.space.serial, a.root) for a in relation)
+        label = {serial: serial for serial in atoms}
+
+        def top(serial: int) -> int:
+            while label[serial] != serial:
+                serial = label[serial]
+            return serial
+
+        for relation in self.relations:
+            for atom in relation[1:]:
+                label[top(atom.space.serial)] = top(relation[0].space.serial)
+        groups: dict[int, list[Axis]] = defaultdict(list)
+        for serial, atom in atoms.items():
+            groups[top(serial)].append(atom)
+        return groups.values()
+
+    def _all_values(self) -> Iterable[Value]:
+        yield from self.found.weights.values()
+        for value in self.found.values.values():
+            for v in value if isinstance(value, tuple) else (value,):
+                if isinstance(v, Product):
+                    yield from (v.left, v.right)
+                elif isinstance(v, Value):
+                    yield v
+        yield from self.found.settled.values()
+
+    def _class(self, atoms: list[Axis]) -> _Class:
+        evidence = list(dict.fromkeys(e for a in atoms for e in a.space.evidence))
+        size = atoms[0].size
+        if len(atoms) == 1 and not any(atoms[0].space is r[0].space for r in self.relations):
+            return _Class(size, atoms[0].space.bound, evidence, {atoms[0].space.serial: 1})
+        if any(a.space.bound.fixed for a in atoms):
+            return _Class(size, Bound(fixed=True), evidence)
+        serials = {a.space.serial for a in atoms}
+        relations = [r for r in self.relations if r[0].space.serial in serials]
+        exponents, scalars = _common_scale(atoms, relations)
+        return _Class(size, monomial(scalars), evidence, exponents)
+
+    def _name(self) -> None:
+        """Label classes by where their weights live; labels decide nothing."""
+        weights: dict[int, list[str]] = defaultdict(list)
+        by_id = {id(k): k for k in self.of_atom.values()}
+        for name, value in self.found.weights.items():
+            for atom in {a.space.serial for x in value.axes for a in x.atoms}:
+                weights[id(self.of_atom[atom])].append(name)
+        taken: set[str] = set()
+        for key, names in weights.items():
+            klass = by_id[key]
+            stem = _common_module(names)
+            name = f"{stem}.{_role(klass)}" if stem else _role(klass)
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            klass.name = name
+
+    def _index(self) -> None:
+        """The spaces that accompany a space in every tensor: over these its element may differ."""
+        company: dict[int, set[int]] = {}
+        by_id = {id(k): k for k in self.of_atom.values()}
+        for value in self._all_values():
+            present = {id(self.of_atom[a.space.serial]) for x in value.axes for a in x.atoms}
+            for key in present:
+                company[key] = company.get(key, present) & present
+        discrete = {k for k, c in by_id.items() if c.name and (c.group is None or isinstance(c.group, ScaledPermutation))}
+        for key, klass in by_id.items():
+            outer = {k for k in company.get(key, set()) - {key} if k in discrete and key not in company[k]}
+            ordered = sorted(outer, key=lambda k: (len(company[k]), by_id[k].name))
+            klass.index = tuple(by_id[k].name for k in ordered)
+
+    def spaces(self) -> dict[str, SpaceSpec]:
+        """Named spaces that move, and pinned ones over which others differ; outer ones first."""
+        classes = list({id(k): k for k in self.of_atom.values() if k.name}.values())
+        indexing = {n for k in classes if k.group is not None for n in k.index}
+        kept = [k for k in classes if k.group is not None or k.name in indexing]
+        for klass in kept:
+            klass.index = tuple(n for n in klass.index if n in indexing)
+        return {k.name: SpaceSpec(k.name, k.size, k.group, k.index, tuple(k.evidence))
+                for k in sorted(kept, key=lambda k: len(k.index))}  # fmt: skip
+
+    def actions(self, axis: Axis) -> AxisActions:
+        """How the spaces move one parameter axis."""
+        return tuple(tuple(self._factor(f) for f in s.factors) or (Factor(s.size),) for s in axis.segments)
+
+    def _factor(self, atom: Axis) -> Factor:
+        if atom.root.space.kind is not Kind.ATOM:
+            return Factor(atom.size)
+        klass = self.of_atom[atom.root.space.serial]
+        if klass.group is None:
+            return Factor(atom.size, klass.name if klass.index == () and self._indexes(klass) else None)
+        exponent = klass.exponents.get(atom.root.space.serial, 0)
+        return Factor(atom.size, klass.name, -exponent if atom.root.is_dual else exponent)
+
+    def _indexes(self, klass: _Class) -> bool:
+        return any(klass.name in k.index for k in self.of_atom.values() if k.group is not None)
+
+
+def _atomic_relations(found: Interpretation) -> Iterable[tuple[Axis, Axis, Axis]]:
+    for relation in found.relations:
+        pairs: list[tuple[Axis, Axis]] = []
+        pair_atoms(relation.left, relation.right, lambda x, y, into=pairs: into.append((x, y)))  # type: ignore[misc]
+        results: list[tuple[Axis, Axis]] = []
+        pair_atoms(relation.product, relation.left, lambda x, y, into=results: into.append((x, y)))  # type: ignore[misc]
+        for (x, y), (z, _) in zip(pairs, results, strict=True):
+            if not any(a.root.space.bound.fixed for a in (x, y, z)):
+                yield z.root, x.root, y.root
+
+
+def _common_scale(atoms: list[Axis], relations: list[tuple[Axis, Axis, Axis]]) -> tuple[dict[int, int], Scalars]:
+    """The exponent of one common scale for each atom, and which factors that scale may have.
+
+    Solves s(product) = s(left) + s(right) over the logarithms of the scales, with s = 0 where an atom admits no scale.
+    Of several independent solutions the first is kept, which is sound, and which the certificate would expose.
+    """
+    order = sorted({a.space.serial: a for a in atoms}.values(), key=lambda a: a.space.serial)
+    column = {a.space.serial: i for i, a in enumerate(order)}
+    rows: list[list[Fraction]] = []
+    for product, left, right in relations:
+        row = [Fraction(0)] * len(order)
+        for atom, sign in ((product, 1), (left, -1), (right, -1)):
+            row[column[atom.space.serial]] += -sign if atom.is_dual else sign
+        rows.append(row)
+    for i, atom in enumerate(order):
+        if atom.space.bound.monomial is Scalars.ONE:
+            rows.append([Fraction(int(j == i)) for j in range(len(order))])
+    solution = _kernel_vector(rows, len(order))
+    if solution is None:
+        return dict.fromkeys(column, 1), Scalars.ONE
+    exponents = {a.space.serial: solution[i] for i, a in enumerate(order)}
+    scalars = Scalars.NONZERO
+    for atom in order:
+        allowed = atom.space.bound.monomial or Scalars.NONZERO
+        exponent = exponents[atom.space.serial]
+        if exponent % 2 == 0:
+            allowed = Scalars.NONZERO if exponent == 0 or allowed is Scalars.POSITIVE else allowed
+        scalars = scalars.meet(allowed)
+    return exponents, scalars
+
+
+def _kernel_vector(rows: list[list[Fraction]], width: int) -> list[int] | None:
+    """A primitive integer vector of the kernel, or None if there is only zero."""
+    pivots: list[int] = []
+    reduced: list[list[Fraction]] = []
+    for row in rows:
+        for pivot, done in zip(pivots, reduced, strict=True):
+            row = [x - row[pivot] * y for x, y in zip(row, done, strict=True)]
+        lead = next((i for i, x in enumerate(row) if x), None)
+        if lead is None:
+            continue
+        row = [x / row[lead] for x in row]
+        reduced = [[x - r[lead] * y for x, y in zip(r, row, strict=True)] for r in reduced]
+        pivots.append(lead)
+        reduced.append(row)
+    free = next((i for i in range(width) if i not in pivots), None)
+    if free is None:
+        return None
+    vector = [Fraction(int(i == free)) for i in range(width)]
+    for pivot, row in zip(pivots, reduced, strict=True):
+        vector[pivot] = -row[free]
+    common = 1
+    for x in vector:
+        common = common * x.denominator // math.gcd(common, x.denominator)
+    return [int(x * common) for x in vector]
+
+
+def _common_module(names: list[str]) -> str:
+    parts = [n.split(".")[:-1] for n in names]
+    return ".".join(os.path.commonprefix(parts)) if len(names) > 1 else ".".join(parts[0])
+
+
+_ROLES = {"norm": "residual", "score": "qk", "mix": "value", "batch": "heads", "softmax": "heads",
+          "pointwise": "hidden", "elementwise": "hidden"}  # fmt: skip
+
+
+def _role(klass: _Class) -> str:
+    roles = {e.role for e in klass.evidence}
+    return next((label for role, label in _ROLES.items() if role in roles), "space")

@@ -1,0 +1,108 @@
+"""Elements of the groups: what is stored in an alignment and applied to weights.
+
+An element may differ over the index set of its space (one matrix per head); then its arrays carry the index axes in
+front. `act` moves one tensor axis, `power` says how: +1 primal, -1 dual (g⁻ᵀ), 0 only the permutation of a monomial
+element; a squared ReLU gives powers beyond these.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Element(ABC):
+    """A member of a group, [*index, n, n] as a matrix."""
+
+    @abstractmethod
+    def as_matrix(self, power: int = 1) -> Tensor:
+        """The map as dense matrices [*index, n, n], float64: the oracle for every other method."""
+
+    @abstractmethod
+    def inverse(self) -> Element: ...
+
+    @abstractmethod
+    def __matmul__(self, other: Element) -> Element: ...
+
+    @abstractmethod
+    def act(self, tensor: Tensor, power: int) -> Tensor:
+        """Move the last axis of `tensor` [*index, ..., n]; the axes in between are untouched."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The arrays that define it, for saving."""
+
+    def dual(self) -> Matrix:
+        """The inverse transpose."""
+        return Matrix(self.as_matrix(-1))
+
+
+@dataclass(frozen=True)
+class Matrix(Element):
+    """A dense map, `matrix` [*index, n, n]."""
+
+    matrix: Tensor
+
+    def as_matrix(self, power: int = 1) -> Tensor:
+        if power == 1:
+            return self.matrix
+        if power == -1:
+            return torch.linalg.inv(self.matrix).mT
+        raise ValueError(f"a dense element has no power {power}")
+
+    def inverse(self) -> Matrix:
+        return Matrix(torch.linalg.inv(self.matrix))
+
+    def __matmul__(self, other: Element) -> Matrix:
+        return Matrix(self.matrix @ other.as_matrix())
+
+    def act(self, tensor: Tensor, power: int) -> Tensor:
+        matrix = self.as_matrix(power).to(tensor)
+        index = matrix.shape[:-2]
+        flat = tensor.reshape(*index, -1, tensor.shape[-1])
+        return (flat @ matrix.mT).reshape(tensor.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"matrix": self.matrix}
+
+
+@dataclass(frozen=True)
+class Monomial(Element):
+    """A permutation and factors: (g x)[i] = scale[i] · x[order[i]]; both are [*index, n]."""
+
+    order: Tensor
+    scale: Tensor
+
+    @classmethod
+    def permutation(cls, order: Tensor) -> Monomial:
+        return cls(order, torch.ones(order.shape, dtype=torch.float64))
+
+    def as_matrix(self, power: int = 1) -> Tensor:
+        eye = torch.eye(self.order.shape[-1], dtype=torch.float64)
+        return self.scale[..., None] ** power * eye[self.order]
+
+    def inverse(self) -> Monomial:
+        order = self.order.argsort(-1)
+        return Monomial(order, 1 / self.scale.gather(-1, order))
+
+    def __matmul__(self, other: Element) -> Element:
+        if not isinstance(other, Monomial):
+            return Matrix(self.as_matrix() @ other.as_matrix())
+        return Monomial(other.order.gather(-1, self.order), self.scale * other.scale.gather(-1, self.order))
+
+    def act(self, tensor: Tensor, power: int) -> Tensor:
+        between = tensor.dim() - self.order.dim()
+        shape = (*self.order.shape[:-1], *(1,) * between, self.order.shape[-1])
+        moved = torch.take_along_dim(tensor, self.order.view(shape), -1)
+        return moved if power == 0 else moved * (self.scale.view(shape) ** power).to(tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"order": self.order, "scale": self.scale}
+
+
+def load_element(tensors: dict[str, Tensor]) -> Element:
+    """The inverse of `Element.tensors`."""
+    return Matrix(tensors["matrix"]) if "matrix" in tensors else Monomial(tensors["order"], tensors["scale"])

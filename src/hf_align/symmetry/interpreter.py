@@ -1,0 +1,271 @@
+"""The abstract interpreter: reads operands, looks up the rule of the op, writes the result.
+
+A value is the tuple of its axes. Rules say what their op demands of them: unify, lower, split; everything that may
+differ between architectures is in the rules (`rules/`), and nothing here or there knows a class or a module by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from hf_align.symmetry.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
+from hf_align.symmetry.spaces import (Axis, Kind, SpaceMismatch, direct_sum, fresh, lower, pair_atoms, product, unify,
+                                      bind)  # fmt: skip
+from hf_align.trace import Program, evidence, op_name
+
+
+@dataclass(frozen=True)
+class Value:
+    """An activation or a weight, seen through its axes; `parameter` names the weight while it is nothing else."""
+
+    axes: tuple[Axis, ...]
+    parameter: str | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """An elementwise product whose use is not known yet: summed it is a contraction, else it ties its factors."""
+
+    left: Value
+    right: Value
+
+
+@dataclass(frozen=True)
+class Gain:
+    """target = diag(parameter) · source: foldable into the readers of target where target is theirs alone."""
+
+    parameter: str
+    weight: Axis
+    source: Axis
+    target: Axis
+    node: fx.Node
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A weight that maps an activation linearly: output = input · weight (+ bias)."""
+
+    node: fx.Node
+    input: fx.Node
+    weight: str
+    in_axis: int
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Permutations agree, and the scales multiply: scale(product) = scale(left) · scale(right), by atoms."""
+
+    product: Axis
+    left: Axis
+    right: Axis
+
+
+@dataclass
+class Interpretation:
+    """What one pass over the graph found; `spec.py` turns it into a SymmetrySpec."""
+
+    program: Program
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    weights: dict[str, Value] = field(default_factory=dict)
+    gains: list[Gain] = field(default_factory=list)
+    relations: list[Relation] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    unknown_ops: dict[str, str] = field(default_factory=dict)
+    settled: dict[int, Value] = field(default_factory=dict)
+
+
+class Call:
+    """One node under interpretation: what a rule sees."""
+
+    def __init__(self, node: fx.Node, found: Interpretation) -> None:
+        self.node = node
+        self.found = found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.node.meta["val"].shape)
+
+    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
+        """A literal or node argument, by position or name."""
+        if len(self.node.args) > position:
+            return self.node.args[position]
+        return self.node.kwargs.get(name, default)
+
+    def constant(self, argument: Any) -> Any:
+        """The value of an argument that depends on neither inputs nor weights, else None."""
+        if isinstance(argument, fx.Node):
+            return self.found.program.constants.get(argument)
+        return argument
+
+    def value(self, argument: Any) -> Value:
+        """The axes of a tensor argument; the axes of a constant tensor are pinned."""
+        found = self.raw(argument)
+        return self.settle(found) if isinstance(found, Product) else found
+
+    def raw(self, argument: fx.Node) -> Any:
+        """As `value`, but an elementwise product may still be open."""
+        if argument in self.found.values:
+            return self.found.values[argument]
+        tensor = self.found.program.constants[argument]
+        return Value(tuple(fresh(n, FIXED) for n in tensor.shape))
+
+    def unify(self, a: Axis, b: Axis, role: str) -> None:
+        unify(a, b, evidence(self.node, role))
+
+    def lower(self, axis: Axis, bound: Bound, role: str) -> None:
+        lower(axis, bound, evidence(self.node, role))
+
+    def lower_all(self, axes: Iterable[Axis], bound: Bound, role: str) -> None:
+        for axis in axes:
+            self.lower(axis, bound, role)
+
+    def note(self, axis: Axis, role: str) -> None:
+        """Remember what an axis is for without bounding it."""
+        for atom in axis.atoms:
+            atom.space.evidence.append(evidence(self.node, role))
+
+    def settle(self, pending: Product) -> Value:
+        """Decide that a product is used elementwise: both factors and the product share one permutation."""
+        if id(pending) not in self.found.settled:
+            axes = aligned(pending.left.axes, pending.right.axes)
+            self.found.settled[id(pending)] = Value(tuple(
+                y if x.size == 1 else x if y.size == 1 else self.tie(x, y) for x, y in axes))  # fmt: skip
+        return self.found.settled[id(pending)]
+
+    def tie(self, left: Axis, right: Axis) -> Axis:
+        """The axis of an elementwise product: monomial, one permutation, scales multiply."""
+        return tie(left, right, self.found, self.node)
+
+
+def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
+    """See `Call.tie`."""
+    _mould(left, right)
+    atoms: list[tuple[Axis, Axis]] = []
+    pair_atoms(left, right, lambda x, y: atoms.append((x, y)))
+    by_left: dict[int, Axis] = {}
+    why = evidence(node, "elementwise")
+    for x, y in atoms:
+        lower(x, monomial(Scalars.NONZERO), why)
+        lower(y, monomial(Scalars.NONZERO), why)
+        if x.root.space.bound.fixed or y.root.space.bound.fixed:
+            lower(x, FIXED, why)
+            lower(y, FIXED, why)
+            by_left[x.root.space.serial] = x
+            continue
+        result = fresh(x.size, monomial(Scalars.NONZERO))
+        result.space.evidence.append(why)
+        found.relations.append(Relation(result, x, y))
+        by_left[x.root.space.serial] = result
+    return _rebuild(left, by_left)
+
+
+def _mould(left: Axis, right: Axis) -> None:
+    """Give an atom the structure of the compound axis that it meets, with parts of its own."""
+    left, right = left.root, right.root
+    kinds = (left.space.kind, right.space.kind)
+    if Kind.ATOM in kinds and kinds != (Kind.ATOM, Kind.ATOM):
+        atom, compound = (left, right) if kinds[0] is Kind.ATOM else (right, left)
+        bind(atom, _rebuild(compound, {a.root.space.serial: fresh(a.size) for a in compound.atoms}))
+
+
+def _rebuild(axis: Axis, replacement: dict[int, Axis]) -> Axis:
+    """The same structure with other atoms."""
+    axis = axis.root
+    if axis.space.kind is Kind.ATOM:
+        return replacement[axis.space.serial]
+    if axis.space.kind is Kind.PRODUCT:
+        return product([_rebuild(f, replacement) for f in axis.factors])
+    return direct_sum([_rebuild(s, replacement) for s in axis.segments])
+
+
+def aligned(left: tuple[Axis, ...], right: tuple[Axis, ...]) -> list[tuple[Axis, Axis]]:
+    """The axes of two operands as broadcasting pairs them."""
+    rank = max(len(left), len(right))
+    pad = [fresh(1)] * rank
+    return list(zip([*pad[len(left) :], *left], [*pad[len(right) :], *right], strict=True))
+
+
+Rule = Callable[[Call], Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*ops: str) -> Callable[[Rule], Rule]:
+    """Register a rule for aten ops by name, all overloads."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            if op in RULES:
+                raise ValueError(f"two rules for {op}")
+            RULES[op] = function
+        return function
+
+    return register
+
+
+def interpret(program: Program) -> Interpretation:
+    """Run the rules over the graph.
+
+    Ops without a rule pin every axis they touch and are named in `unknown_ops`.
+    """
+    import hf_align.symmetry.rules  # noqa: F401  (fills RULES; rules import this module)
+
+    found = Interpretation(program)
+    for node, name in program.parameters.items():
+        found.weights[name] = Value(tuple(fresh(n) for n in program.shapes[name]), name)
+        found.values[node] = found.weights[name]
+    for node in program.inputs:
+        found.values[node] = Value(tuple(fresh(n, FIXED) for n in node.meta["val"].shape))
+    regions = find_rotations(program)
+    replaced = frozenset[fx.Node]().union(*(r.inner for r in regions.values()))
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node not in program.constants and node not in replaced:
+            found.values[node] = _rotate(regions[node], found) if node in regions else _step(node, found)
+    _pin_outputs(found)
+    return found
+
+
+def _step(node: fx.Node, found: Interpretation) -> Any:
+    call = Call(node, found)
+    apply = RULES.get(op_name(node))
+    if apply is None:
+        found.unknown_ops.setdefault(op_name(node), evidence(node, "").line)
+        return _pin(call, "unknown op")
+    try:
+        return apply(call)
+    except SpaceMismatch as mismatch:
+        return _pin(call, str(mismatch))
+
+
+def _pin(call: Call, role: str) -> Any:
+    for operand in call.node.all_input_nodes:
+        if isinstance(call.found.values.get(operand), (Value, Product)):
+            call.lower_all(call.value(operand).axes, FIXED, role)
+    results = call.node.meta["val"]
+    if isinstance(results, Tensor):
+        return Value(tuple(fresh(n, FIXED) for n in results.shape))
+    return tuple(Value(tuple(fresh(n, FIXED) for n in r.shape)) for r in results)
+
+
+def _rotate(region: LinearRegion, found: Interpretation) -> Value:
+    """y = R(position) x: what is left is the commutant of the rotations."""
+    call = Call(region.output, found)
+    value = call.value(region.base)
+    call.lower(value.axes[-1], Bound(rotations=region.rotations), "rotary")
+    call.lower_all(value.axes[:-2], PERMUTATION, "rotary")
+    return Value(value.axes)
+
+
+def _pin_outputs(found: Interpretation) -> None:
+    """What the model returns is its interface."""
+    output = next(n for n in found.program.graph.nodes if n.op == "output")
+    for node in output.all_input_nodes:
+        if node in found.values:
+            call = Call(node, found)
+            for axis in call.value(node).axes:
+                lower(axis, FIXED, evidence(node, "output"))

@@ -1,0 +1,136 @@
+"""Regions of the graph that apply one known matrix to one axis, such as rotary embedding in any of its spellings.
+
+Slices, negations, concatenations and products with constants can permute, mix and rotate the coordinates of an axis
+in ways that no single op shows. Between a value and the ops that all its paths come together in (its dominator in the
+graph), such a region is one linear map with constant coefficients, so it is *evaluated* on a basis, position by
+position, and its commutant is read off the matrices. Half-split, interleaved, partial and complex-valued rotary
+embedding are the same thing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.execute import call_wide
+from hf_align.symmetry.rotations import Rotations
+from hf_align.trace import Program, op_name
+
+_LINEAR = frozenset(
+    "mul add sub neg cat stack slice select split split_with_sizes chunk unbind getitem view reshape flatten unflatten "
+    "unsqueeze squeeze transpose permute expand repeat_interleave clone contiguous alias to _to_copy div "
+    "view_as_complex view_as_real".split()
+)
+
+
+@dataclass(frozen=True)
+class LinearRegion:
+    """A constant linear map from `base` to `output` along their last axis; `inner` are the nodes it replaces."""
+
+    base: fx.Node
+    output: fx.Node
+    inner: frozenset[fx.Node]
+    rotations: Rotations
+
+
+def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
+    """Every maximal region that is a rotation of the last axis of its base, by output node."""
+    parent = _dominators(program)
+    mixing = [n for n in program.graph.nodes if n in parent and len(_operands(n, program)) > 1]
+    regions: dict[fx.Node, LinearRegion] = {}
+    replaced: set[fx.Node] = set()
+    for node in reversed(mixing):
+        if node in replaced:
+            continue
+        nodes = _between(parent[node], node, program)
+        rotations = _rotations(nodes, parent[node], node, program)
+        if rotations is not None:
+            regions[node] = LinearRegion(parent[node], node, frozenset(nodes) - {node}, rotations)
+            replaced |= regions[node].inner
+    return regions
+
+
+def _operands(node: fx.Node, program: Program) -> list[fx.Node]:
+    return [a for a in node.all_input_nodes if a not in program.constants]
+
+
+def _dominators(program: Program) -> dict[fx.Node, fx.Node]:
+    """For each linear op with constant coefficients, the nearest single value that it is a function of."""
+    parent: dict[fx.Node, fx.Node] = {}
+    depth: dict[fx.Node, int] = {}
+    for node in program.graph.nodes:
+        operands = _operands(node, program)
+        depth[node] = 0
+        if node.op != "call_function" or op_name(node) not in _LINEAR or not operands:
+            continue
+        if op_name(node) in ("mul", "div") and len(operands) > 1:
+            continue
+        meeting: fx.Node | None = operands[0]
+        for other in operands[1:]:
+            meeting = _meet(meeting, other, parent, depth)
+        if meeting is not None:
+            parent[node], depth[node] = meeting, depth[meeting] + 1
+    return parent
+
+
+def _meet(
+    a: fx.Node | None, b: fx.Node | None, parent: Mapping[fx.Node, fx.Node], depth: Mapping[fx.Node, int]
+) -> fx.Node | None:
+    while a is not b:
+        if a is None or b is None:
+            return None
+        if depth[a] >= depth[b]:
+            a = parent.get(a)
+        else:
+            b = parent.get(b)
+    return a
+
+
+def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Program) -> Rotations | None:
+    """The rotations that a region applies to the last axis of its base, verified on random input."""
+    shape, result = base.meta["val"].shape, output.meta["val"].shape
+    if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
+        return None
+    size = shape[-1]
+    columns = []
+    for j in range(size):
+        column = torch.zeros(shape, dtype=torch.float64)
+        column[..., j] = 1.0
+        columns.append(_run(nodes, base, output, column, program))
+    maps = torch.stack(columns, -1)
+    probe = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    linear = (maps @ probe.unsqueeze(-1)).squeeze(-1)
+    if not torch.allclose(linear, _run(nodes, base, output, probe, program), atol=1e-6):
+        return None
+    distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
+    order = (distinct - torch.eye(size, dtype=torch.float64)).abs().amax((-1, -2)).argsort()
+    return Rotations.from_maps(distinct[order]) if len(distinct) > 1 else None
+
+
+def _between(base: fx.Node, output: fx.Node, program: Program) -> list[fx.Node]:
+    needed, stack = set(), [output]
+    while stack:
+        node = stack.pop()
+        if node is base or node in needed or node in program.constants:
+            continue
+        needed.add(node)
+        stack.extend(node.all_input_nodes)
+    return [n for n in program.graph.nodes if n in needed]
+
+
+def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, program: Program) -> Tensor:
+    values: dict[fx.Node, Any] = {base: value}
+
+    def lookup(node: fx.Node) -> Any:
+        return values[node] if node in values else program.constants[node]
+
+    for node in nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+        values[node] = call_wide(node, args, kwargs)
+    result = values[output]
+    assert isinstance(result, Tensor)
+    return result.double()

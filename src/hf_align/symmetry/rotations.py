@@ -1,0 +1,81 @@
+"""Rotary position embedding as a linear map: which coordinates rotate together, and which maps commute with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """A family of rotations, one for each position, in fixed planes of a space.
+
+    Attributes:
+        size: dimensions of the space.
+        planes: classes of planes that turn at the same frequency; a plane (i, j) turns e_i towards e_j.
+        still: coordinates that no position moves.
+
+    The maps that commute with all of them are GL(m, ℂ) for each class of m planes (a rotation and a scale for m = 1)
+    and GL on the still coordinates.
+    """
+
+    size: int
+    planes: tuple[tuple[tuple[int, int], ...], ...]
+    still: tuple[int, ...]
+
+    @classmethod
+    def from_maps(cls, maps: Tensor) -> Rotations | None:
+        """Read the planes off the maps of successive positions; None if they are no such rotations.
+
+        Args:
+            maps: [positions, size, size] float64, the matrix that each position applies; the first one must be a
+                multiple of the identity (position zero).
+        """
+        size = maps.shape[-1]
+        scale = maps[0].diagonal().mean()
+        if scale.abs() < _TOLERANCE or not torch.allclose(maps[0], scale * torch.eye(size, dtype=maps.dtype)):
+            return None
+        maps = maps / scale
+        coupling = maps.abs().amax(0) > _TOLERANCE
+        angles: dict[tuple[int, int], Tensor] = {}
+        still = []
+        for i in range(size):
+            partners = [j for j in torch.nonzero(coupling[i]).flatten().tolist() if j != i]
+            if not partners:
+                if not torch.allclose(maps[:, i, i], torch.ones_like(maps[:, i, i])):
+                    return None
+                still.append(i)
+            elif len(partners) > 1:
+                return None
+            elif i < partners[0]:
+                j = partners[0]
+                angles[i, j] = torch.atan2(maps[:, j, i], maps[:, i, i])
+        rotations = cls(size, _classes_of_equal_frequency(angles), tuple(still))
+        return rotations if rotations._generate(angles, maps) else None
+
+    def _generate(self, angles: dict[tuple[int, int], Tensor], maps: Tensor) -> bool:
+        """Whether rotating by these angles gives back the maps."""
+        built = torch.eye(self.size, dtype=maps.dtype).repeat(len(maps), 1, 1)
+        for (i, j), angle in angles.items():
+            built[:, i, i] = built[:, j, j] = angle.cos()
+            built[:, j, i], built[:, i, j] = angle.sin(), -angle.sin()
+        return torch.allclose(built, maps, atol=_TOLERANCE)
+
+
+def _classes_of_equal_frequency(angles: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    classes: list[tuple[Tensor, list[tuple[int, int]]]] = []
+    for (i, j), angle in angles.items():
+        for reference, planes in classes:
+            if torch.allclose(angle, reference, atol=1e-7):
+                planes.append((i, j))
+                break
+            if torch.allclose(-angle, reference, atol=1e-7):
+                planes.append((j, i))
+                break
+        else:
+            classes.append((angle, [(i, j)]))
+    return tuple(tuple(planes) for _, planes in classes)

@@ -1,0 +1,81 @@
+"""The symmetry spec: all spaces, their groups, and how each parameter axis is moved by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hf_align.symmetry.canonical import Gauge
+from hf_align.symmetry.groups import Group
+from hf_align.trace import Evidence
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor of a segment: the space that moves it and by which power (+1 primal, -1 dual); pinned if None."""
+
+    size: int
+    space: str | None = None
+    power: int = 1
+
+
+Segment = tuple[Factor, ...]
+AxisActions = tuple[Segment, ...]
+"""A sum (in order) of products (row-major) of factors."""
+
+
+@dataclass(frozen=True)
+class SpaceSpec:
+    """A space: its group, the spaces over which its element may differ, and what bounds it."""
+
+    name: str
+    size: int
+    group: Group | None
+    index: tuple[str, ...]
+    reasons: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True)
+class SymmetrySpec:
+    """Everything that a trace says about an architecture.
+
+    Attributes:
+        spaces: by name; outer index spaces come before the spaces they index.
+        parameters: name in memory -> the actions on its axes.
+        gauges: the moves of canonicalisation, in order.
+        ties: other names of tied weights -> the name in `parameters`.
+        buffers: saved tensors that are no parameters; copied.
+        unknown_ops: op -> line of the modelling code; everything that it touches is pinned.
+    """
+
+    model_type: str
+    spaces: Mapping[str, SpaceSpec]
+    parameters: Mapping[str, tuple[AxisActions, ...]]
+    gauges: tuple[Gauge, ...]
+    ties: Mapping[str, str]
+    buffers: tuple[str, ...]
+    unknown_ops: Mapping[str, str]
+
+    def shape(self, parameter: str) -> tuple[int, ...]:
+        """The shape of a parameter, [axes]."""
+        return tuple(sum(math.prod(f.size for f in s) for s in axis) for axis in self.parameters[parameter])
+
+    def index_shape(self, space: str) -> tuple[int, ...]:
+        """The leading shape of the element of a space."""
+        return tuple(self.spaces[i].size for i in self.spaces[space].index)
+
+    def indexed_by(self, space: str) -> tuple[str, ...]:
+        """The spaces whose element may differ along this one."""
+        return tuple(s.name for s in self.spaces.values() if space in s.index)
+
+    def uses(self, space: str) -> Iterator[str]:
+        """The parameters that carry a space."""
+        for name, axes in self.parameters.items():
+            if any(f.space == space for axis in axes for segment in axis for f in segment):
+                yield name
+
+    def dimensions(self) -> int:
+        """Continuous dimensions of all groups together: what untying a head may enlarge."""
+        moving = [s for s in self.spaces.values() if s.group is not None]
+        return sum(s.group.dimension * math.prod(self.index_shape(s.name)) for s in moving if s.group is not None)

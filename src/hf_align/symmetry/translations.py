@@ -1,0 +1,321 @@
+"""Translations: constants that biases may exchange without changing the function.
+
+A second, linear interpretation of the graph at given weights: every value carries what an infinitesimal change of each
+bias-like weight adds to it (the same for all inputs). Linear ops pass that on; an op that would see it asks for it to
+vanish. The kernel of all these demands are the translations: norm biases against reader biases, token against position
+embeddings, key biases, value against output biases, and the mean direction of what reads a LayerNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.execute import call_wide
+from hf_align.symmetry.canonical import reaches_softmax
+from hf_align.trace import Program, op_name
+
+_LINEAR = frozenset(
+    "view reshape _unsafe_view flatten unflatten transpose permute t unsqueeze squeeze expand slice select split "
+    "split_with_sizes chunk unbind getitem cat stack contiguous clone alias detach dropout to _to_copy neg".split()
+)
+_TABLE, _ADDED = "table", "added"
+
+
+def translations(program: Program, weights: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """A basis of the translations at these weights, each as changes of some parameters.
+
+    Args:
+        weights: float64, by parameter name.
+    """
+    system = _System(program, weights)
+    system.run()
+    return system.kernel()
+
+
+class _System:
+    """The unknowns, what each adds to every value, and the demands so far."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor]) -> None:
+        self.program = program
+        self.weights = weights
+        self.unknowns: list[dict[str, Tensor]] = []
+        self.shift: dict[fx.Node, Any] = {}
+        self.demands: list[Tensor] = []
+        self.free_readers: dict[fx.Node, tuple[int, Tensor]] = {}
+        self.free_tables: dict[fx.Node, tuple[int, Tensor]] = {}
+        self._collect()
+
+    # Unknowns: a basis of changes for each bias-like weight, and for each reader of a LayerNorm.
+
+    def _collect(self) -> None:
+        spans: dict[fx.Node, tuple[int, int, str]] = {}
+        for node, name in self.program.parameters.items():
+            role = _role(node, self.program)
+            if role is None:
+                continue
+            weight = self.weights[name]
+            rows = torch.eye(weight.shape[-1] if role == _TABLE else weight.numel(), dtype=weight.dtype)
+            start = len(self.unknowns)
+            for row in rows:
+                change = row.expand_as(weight) if role == _TABLE else row.reshape(weight.shape)
+                self.unknowns.append({name: change})
+            spans[node] = (start, len(self.unknowns), role)
+        self._collect_readers()
+        for node, (start, stop, role) in spans.items():
+            name = self.program.parameters[node]
+            shape = self.weights[name].shape[-1:] if role == _TABLE else self.weights[name].shape
+            basis = torch.zeros(len(self.unknowns), *shape, dtype=self.weights[name].dtype)
+            basis[start:stop] = torch.eye(stop - start, dtype=basis.dtype).reshape(-1, *shape)
+            self.shift[node] = basis
+
+    def _collect_readers(self) -> None:
+        """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u = 1."""
+        for node in self.program.graph.nodes:
+            weight_at = {"linear": 1, "addmm": 2}.get(op_name(node)) if node.op == "call_function" else None
+            if weight_at is None or node.args[weight_at] not in self.program.parameters:
+                continue
+            placeholder, source = node.args[weight_at], node.args[1 if weight_at == 2 else 0]
+            while op_name(source) in _LINEAR and len(source.all_input_nodes) == 1 and _same_last(source):
+                source = source.args[0]
+            lookups = [u for u in placeholder.users if u is not node]
+            tied = weight_at == 1 and all(_looked_up(u, placeholder, self.program) for u in lookups)
+            if (lookups and not tied) or source.op != "call_function" or op_name(source) != "layer_norm":
+                continue
+            self._free_reader(node, placeholder, source, weight_at == 1, lookups)
+
+    def _free_reader(
+        self, node: fx.Node, placeholder: fx.Node, norm: fx.Node, rows_out: bool, lookups: list[fx.Node]
+    ) -> None:
+        gain, bias = (self._weight(norm, i) for i in (2, 3))
+        weight = self.weights[self.program.parameters[placeholder]]
+        inverse = 1 / gain if gain is not None else weight.new_ones(norm.meta["val"].shape[-1])
+        outputs = weight.shape[0] if rows_out else weight.shape[1]
+        directions = torch.ones(1, outputs, dtype=weight.dtype) if lookups else torch.eye(outputs, dtype=weight.dtype)
+        start = len(self.unknowns)
+        for u in directions:
+            change = torch.outer(u, inverse) if rows_out else torch.outer(inverse, u)
+            self.unknowns.append({self.program.parameters[placeholder]: change})
+        constant = (bias * inverse).sum() if bias is not None else weight.new_zeros(())
+        self.free_readers[node] = (start, constant * directions)
+        self.free_tables.update((lookup, (start, inverse)) for lookup in lookups)
+
+    def _weight(self, node: fx.Node, position: int) -> Tensor | None:
+        argument = node.args[position] if len(node.args) > position else None
+        return self.weights[self.program.parameters[argument]] if isinstance(argument, fx.Node) else None
+
+    # The interpretation.
+
+    def run(self) -> None:
+        for node in self.program.graph.nodes:
+            if node.op == "output":
+                for result in node.all_input_nodes:
+                    self._demand(self.shift.get(result))
+            elif node.op == "call_function" and node not in self.program.constants:
+                result = self._step(node)
+                if result is not None:
+                    self.shift[node] = result
+
+    def _step(self, node: fx.Node) -> Any:
+        name = op_name(node)
+        if name in ("linear", "addmm"):
+            return self._affine(node, name)
+        if node in self.free_tables:
+            start, row = self.free_tables[node]
+            change = row.new_zeros(len(self.unknowns), len(row))
+            change[start] = row
+            return self._fill(change, node)
+        moved = [a for a in node.all_input_nodes if a in self.shift]
+        if not moved:
+            return None
+        if name in ("add", "sub"):
+            return self._add(node)
+        if name in _LINEAR:
+            return self._map(node)
+        if name in ("mul", "div") and self._by_fixed_factor(node, moved):
+            return self._map(node)
+        if name == "layer_norm":
+            return self._layer_norm(node)
+        if name == "embedding" and node.args[0] in self.shift and len(moved) == 1:
+            return self._lookup(node)
+        if name in ("conv1d", "conv2d", "conv3d"):
+            return self._convolution(node)
+        if name == "matmul":
+            return self._matmul(node)
+        for operand in moved:
+            self._demand(self.shift[operand])
+        return None
+
+    def _affine(self, node: fx.Node, name: str) -> Tensor | None:
+        source, weight, bias = (node.args[0], node.args[1], node.args[2] if len(node.args) > 2 else None)
+        if name == "addmm":
+            bias, source, weight = node.args
+        total = None
+        if source in self.shift:
+            matrix = self._value(weight)
+            total = self.shift[source] @ (matrix.mT if name == "linear" else matrix)
+        if node in self.free_readers:
+            start, added = self.free_readers[node]
+            extra = added.new_zeros(len(self.unknowns), added.shape[1])
+            extra[start : start + len(added)] = added
+            total = _sum(total, extra)
+        if bias in self.shift:
+            total = _sum(total, self.shift[bias])
+        return None if total is None else self._fill(total, node)
+
+    def _add(self, node: fx.Node) -> Tensor:
+        left, right = node.args[0], node.args[1]
+        total = self.shift.get(left) if isinstance(left, fx.Node) else None
+        other = self.shift.get(right) if isinstance(right, fx.Node) else None
+        if other is not None and op_name(node) == "sub":
+            other = -other
+        if total is not None and other is not None:
+            return self._fill(total, node) + self._fill(other, node)
+        return self._fill(total if total is not None else other, node)
+
+    def _map(self, node: fx.Node) -> Any:
+        """A linear op, applied to the change of every unknown at once."""
+        operands = [a for a in node.all_input_nodes if a in self.shift]
+
+        def one(*changes: Any) -> Any:
+            chosen = dict(zip(operands, changes, strict=True))
+
+            def lookup(a: fx.Node) -> Any:
+                if a in chosen:
+                    return chosen[a]
+                value = self._value(a)
+                if op_name(node) in ("mul", "div") or not isinstance(value, Tensor):
+                    return value.double() if isinstance(value, Tensor) else value
+                return torch.zeros(a.meta["val"].shape, dtype=torch.float64)
+
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+            return call_wide(node, args, kwargs)
+
+        if op_name(node) == "getitem":
+            return self.shift[operands[0]][node.args[1]]
+        return torch.func.vmap(one)(*(self.shift[a] for a in operands))
+
+    def _by_fixed_factor(self, node: fx.Node, moved: list[fx.Node]) -> bool:
+        fixed = self.program.constants.keys() | self.program.parameters.keys()
+        others = [a for a in node.all_input_nodes if a not in moved]
+        return len(moved) == 1 and all(a in fixed for a in others)
+
+    def _layer_norm(self, node: fx.Node) -> Tensor | None:
+        change = self.shift.get(node.args[0])
+        if change is not None:
+            self._demand(change - change.mean(-1, keepdim=True))
+        for at in (2, 3):
+            argument = node.args[at] if len(node.args) > at else None
+            if argument in self.shift and at == 2:
+                self._demand(self.shift[argument])
+            elif argument in self.shift:
+                return self._fill(self.shift[argument], node)
+        return None
+
+    def _lookup(self, node: fx.Node) -> Tensor:
+        change = self.shift[node.args[0]]
+        index = self.program.constants.get(node.args[1])
+        return self._fill(change if index is None else change[:, index], node)
+
+    def _convolution(self, node: fx.Node) -> Tensor | None:
+        if node.args[0] in self.shift:
+            self._demand(self.shift[node.args[0]])
+        bias = node.args[2] if len(node.args) > 2 else None
+        if bias not in self.shift:
+            return None
+        spatial = node.meta["val"].dim() - 2
+        return self._fill(self.shift[bias].reshape(*self.shift[bias].shape, *(1,) * spatial), node)
+
+    def _matmul(self, node: fx.Node) -> Tensor | None:
+        """Keys: a constant is lost in softmax. Values: rows that sum to one pass it on. Else it must vanish."""
+        self._demand(self.shift.get(node.args[0]))
+        change = self.shift.get(node.args[1])
+        if change is None:
+            return None
+        if reaches_softmax(node, self.program):
+            self._demand(change - change.mean(-1, keepdim=True))
+            return None
+        if _sums_to_one(node.args[0]):
+            mean = change.mean(-2, keepdim=True)
+            self._demand(change - mean)
+            return self._fill(mean, node)
+        self._demand(change)
+        return None
+
+    def _value(self, node: fx.Node) -> Any:
+        if node in self.program.parameters:
+            return self.weights[self.program.parameters[node]]
+        return self.program.constants.get(node)
+
+    def _fill(self, change: Tensor, node: fx.Node) -> Tensor:
+        shape = node.meta["val"].shape
+        missing = len(shape) - (change.dim() - 1)
+        change = change.reshape(change.shape[0], *(1,) * missing, *change.shape[1:])
+        return change.expand(change.shape[0], *shape).contiguous()
+
+    def _demand(self, change: Any) -> None:
+        for part in change if isinstance(change, (list, tuple)) else [change]:
+            if part is not None:
+                self.demands.append(torch.unique(part.reshape(part.shape[0], -1), dim=1))
+
+    def kernel(self) -> list[dict[str, Tensor]]:
+        """Combinations of the unknowns that meet every demand."""
+        if not self.unknowns:
+            return []
+        demands = torch.cat([*self.demands, torch.zeros(len(self.unknowns), 1, dtype=torch.float64)], 1)
+        u, s, _ = torch.linalg.svd(demands, full_matrices=True)
+        rank = int((s > 1e-9 * s.amax().clamp_min(1e-300)).sum())
+        combinations = u[:, rank:].T
+        return [self._combine(c) for c in combinations]
+
+    def _combine(self, coefficients: Tensor) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for coefficient, unknown in zip(coefficients, self.unknowns, strict=True):
+            for name, change in unknown.items():
+                if coefficient.abs() > 1e-14:
+                    total[name] = total.get(name, torch.zeros_like(self.weights[name])) + coefficient * change
+        return total
+
+
+def _role(node: fx.Node, program: Program) -> str | None:
+    """Whether a weight only ever adds: as a table whose rows the inputs choose, or entry by entry."""
+    roles = set()
+    for user in node.users:
+        name = op_name(user)
+        at = user.args.index(node) if node in user.args else None
+        if name == "embedding" and at == 0:
+            roles.add(_ADDED if user.args[1] in program.constants else _TABLE)
+        elif (name, at) in (("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv2d", 2), ("conv1d", 2), ("conv3d", 2)):
+            roles.add(_ADDED)
+        elif name in _LINEAR or name in ("add", "sub"):
+            roles.add(_ADDED)
+        else:
+            return None
+    return roles.pop() if len(roles) == 1 else None
+
+
+def _looked_up(user: fx.Node, table: fx.Node, program: Program) -> bool:
+    """Whether a use of a table looks up rows that the inputs choose."""
+    return op_name(user) == "embedding" and user.args[0] is table and user.args[1] not in program.constants
+
+
+def _same_last(node: fx.Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    before, after = source.meta["val"], node.meta["val"]
+    return isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1] == after.shape[-1]
+
+
+def _sums_to_one(node: Any) -> bool:
+    while isinstance(node, fx.Node) and op_name(node) in ("dropout", "to", "_to_copy", "contiguous"):
+        node = node.args[0]
+    return isinstance(node, fx.Node) and op_name(node) == "softmax" and node.args[1] in (-1, node.meta["val"].dim() - 1)
+
+
+def _sum(a: Tensor | None, b: Tensor) -> Tensor:
+    if a is None:
+        return b
+    return a + b.reshape(b.shape[0], *(1,) * (a.dim() - b.dim()), *b.shape[1:])
