@@ -92,3 +92,20 @@ def _along(view: Tensor, axis: int, index: list[int], element: Element, power: i
     front = list(range(len(index)))
     arranged = view.movedim([*index, axis], [*front, -1])
     return element.act(arranged, power).movedim([*front, -1], [*index, axis])
+
+
+def occurrences(
+    tensor: Tensor, name: str, spec: SymmetrySpec, space: str, elements: Elements | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Every place where a space moves a parameter, as (power, rows [*index, n, rest]).
+
+    With `elements`, all other axes are moved by them; the axis itself stands still.
+    """
+    for block in blocks(spec, name):
+        for axis in block.occurrences(space):
+            view = block.factored(tensor)
+            if elements is not None:
+                view = act_on_block(view, block, spec, elements, still=(axis,))
+            index = block.index_axes(spec, space)
+            rows = view.movedim([*index, axis], [*range(len(index) + 1)])
+            yield block.factors[axis].power, rows.reshape(*rows.shape[: len(index) + 1], -1)

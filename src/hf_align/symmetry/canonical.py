@@ -209,8 +209,7 @@ class CanonicalWeights(Mapping[str, Tensor]):
 # Finding them -----------------------------------------------------------------------------------------------------
 
 _PASSES = frozenset(
-    "view reshape _unsafe_view flatten unflatten transpose permute unsqueeze squeeze expand slice select split "
-    "split_with_sizes chunk getitem dropout to _to_copy contiguous clone alias detach type_as".split()
+    ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "getitem", "dropout", "to", "_to_copy", "contiguous", "clone", "alias", "detach", "type_as"]
 )
 
 
@@ -277,13 +276,15 @@ def _centred_writers(found: Interpretation) -> Iterator[CentreWriter]:
     for node, name in found.program.parameters.items():
         for i, axis in enumerate(found.weights[name].axes):
             atom = axis.root
-            if atom.space.kind is Kind.ATOM and node.users and all(_mean_is_lost(u, atom, found, memo) for u in node.users):
+            if (
+                atom.space.kind is Kind.ATOM
+                and node.users
+                and all(_mean_is_lost(u, atom, found, memo) for u in node.users)
+            ):
                 yield CentreWriter(name, i)
 
 
-def _mean_is_lost(
-    node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Space], bool]
-) -> bool:
+def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Space], bool]) -> bool:
     """Whether every use of a node's value subtracts the mean along the axis with this atom."""
     key = (node, atom.space)
     if key in memo:
@@ -376,8 +377,11 @@ def reaches_softmax(node: fx.Node, program: Program) -> bool:
         if op_name(user) == "softmax":
             return user.args[1] in (-1, user.meta["val"].dim() - 1)
         scalar = op_name(user) in ("mul", "div") and not any(
-            a is not node and (a not in constants or constants[a].numel() > 1) for a in user.all_input_nodes)
-        mask = op_name(user) in ("add", "masked_fill") and all(a is node or a in constants for a in user.all_input_nodes)
+            a is not node and (a not in constants or constants[a].numel() > 1) for a in user.all_input_nodes
+        )
+        mask = op_name(user) in ("add", "masked_fill") and all(
+            a is node or a in constants for a in user.all_input_nodes
+        )
         passes = op_name(user) in ("to", "_to_copy", "dropout", "contiguous")
         return (scalar or mask or passes) and reaches_softmax(user, program)  # fmt: skip
 

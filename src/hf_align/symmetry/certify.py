@@ -140,7 +140,9 @@ def transform(spec: SymmetrySpec, weights: Mapping[str, Tensor], elements: Mappi
     return {n: act(w, n, spec, elements) for n, w in weights.items()}
 
 
-def _soundness(program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator) -> float:
+def _soundness(
+    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
+) -> float:
     moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
     before, after = execute(program, weights, inputs), execute(program, moved, inputs)
     return float((before - after).abs().max() / before.abs().max())

@@ -162,7 +162,9 @@ class _Classes:
             present = {id(self.of_atom[a.space.serial]) for x in value.axes for a in x.atoms}
             for key in present:
                 company[key] = company.get(key, present) & present
-        discrete = {k for k, c in by_id.items() if c.name and (c.group is None or isinstance(c.group, ScaledPermutation))}
+        discrete = {
+            k for k, c in by_id.items() if c.name and (c.group is None or isinstance(c.group, ScaledPermutation))
+        }
         for key, klass in by_id.items():
             outer = {k for k in company.get(key, set()) - {key} if k in discrete and key not in company[k]}
             ordered = sorted(outer, key=lambda k: (len(company[k]), by_id[k].name))

@@ -36,6 +36,8 @@ def polar(m: Tensor) -> Tensor:
 
 def geometric_mean_gauge(primal: Tensor, dual: Tensor) -> Tensor:
     """The positive g with g P g = g⁻¹ D g⁻¹, for Gram matrices P, D [*, n, n]: g² = P⁻¹ # D."""
+    if not primal.shape[-1]:
+        return primal
     root, inverse_root = _symmetric_power(primal, 0.5), _symmetric_power(primal, -0.5)
     squared = inverse_root @ _symmetric_power(root @ dual @ root, 0.5) @ inverse_root
     return _symmetric_power(squared, 0.5)
@@ -59,9 +61,15 @@ class Group(ABC):
     """All elements that a space of `size` dimensions admits."""
 
     size: int
+
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    @property
+    def has_gauge(self) -> bool:
+        """Whether elements change lengths, so that a gauge must be fixed before weights are compared."""
+        return False
 
     @property
     @abstractmethod
@@ -139,6 +147,10 @@ class GeneralLinear(Orthogonal):
     def dimension(self) -> int:
         return self.size**2
 
+    @property
+    def has_gauge(self) -> bool:
+        return True
+
     def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
         stretch = torch.matrix_exp(0.3 * self._noise(index, rng) / self.size**0.5)
         return Matrix(super().random(index, rng).matrix @ stretch)
@@ -193,6 +205,11 @@ class RotaryCommutant(_Dense):
     @property
     def dimension(self) -> int:
         return sum(2 * len(planes) ** 2 for planes in self.rotations.planes) + len(self.rotations.still) ** 2
+
+    @property
+    def has_gauge(self) -> bool:
+        return True
+
     def _complex_blocks(self) -> list[tuple[Tensor, Tensor]]:
         """Real and imaginary coordinates [classes, m], batched over classes of as many planes."""
         by_multiplicity: dict[int, list[tuple[tuple[int, int], ...]]] = {}
@@ -278,7 +295,11 @@ class ScaledPermutation(Group):
 
     @property
     def dimension(self) -> int:
-        return 0 if self.scalars in (Scalars.ONE, Scalars.SIGN) else self.size
+        return self.size if self.has_gauge else 0
+
+    @property
+    def has_gauge(self) -> bool:
+        return self.scalars in (Scalars.POSITIVE, Scalars.NONZERO)
 
     def identity(self, index: tuple[int, ...]) -> Monomial:
         return Monomial.permutation(torch.arange(self.size).expand(*index, -1).contiguous())
@@ -286,7 +307,7 @@ class ScaledPermutation(Group):
     def random(self, index: tuple[int, ...], rng: Generator) -> Monomial:
         noise = torch.randn(3, *index, self.size, generator=rng, dtype=torch.float64)
         scale = torch.ones_like(noise[0])
-        if self.scalars in (Scalars.POSITIVE, Scalars.NONZERO):
+        if self.has_gauge:
             scale = (0.5 * noise[1]).exp()
         if self.scalars in (Scalars.SIGN, Scalars.NONZERO):
             scale = scale * torch.where(noise[2] < 0, -1.0, 1.0)
@@ -303,7 +324,7 @@ class ScaledPermutation(Group):
 
     def balance(self, grams: Cross) -> Monomial:
         element = self.identity(tuple(next(iter(grams.values())).shape[:-2]))
-        if self.scalars in (Scalars.ONE, Scalars.SIGN) or not {1, -1} <= set(grams):
+        if not self.has_gauge or not {1, -1} <= set(grams):
             return element
         primal, dual = grams[1].diagonal(dim1=-2, dim2=-1), grams[-1].diagonal(dim1=-2, dim2=-1)
         usable = (primal > 0) & (dual > 0)
@@ -311,7 +332,7 @@ class ScaledPermutation(Group):
         return Monomial(element.order, ratio**0.25)
 
     def tangents(self) -> Tensor:
-        if self.scalars in (Scalars.ONE, Scalars.SIGN):
+        if not self.has_gauge:
             return torch.zeros(0, self.size, self.size, dtype=torch.float64)
         return torch.diag_embed(torch.eye(self.size, dtype=torch.float64))
 
@@ -344,7 +365,7 @@ _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
 
 def group_of(bound: Bound, size: int) -> Group | None:
     """The largest group of the lattice below a bound; None for the identity alone."""
-    if bound.fixed or size == 1 and bound.free:
+    if bound.fixed or (size == 1 and bound.free):
         return None
     if bound.monomial is not None:
         return _MONOMIAL[bound.monomial](size)

@@ -14,8 +14,18 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
-from hf_align.symmetry.spaces import (Axis, Kind, SpaceMismatch, direct_sum, fresh, lower, pair_atoms, product, unify,
-                                      bind)  # fmt: skip
+from hf_align.symmetry.spaces import (
+    Axis,
+    Kind,
+    SpaceMismatch,
+    bind,  # fmt: skip
+    direct_sum,
+    fresh,
+    lower,
+    pair_atoms,
+    product,
+    unify,
+)
 from hf_align.trace import Program, evidence, op_name
 
 

@@ -79,3 +79,36 @@ class SymmetrySpec:
         """Continuous dimensions of all groups together: what untying a head may enlarge."""
         moving = [s for s in self.spaces.values() if s.group is not None]
         return sum(s.group.dimension * math.prod(self.index_shape(s.name)) for s in moving if s.group is not None)
+
+    def as_json(self) -> dict[str, object]:
+        """The spec as plain data, for `hf-align spec`.
+
+        Axes read as sums of products of `size:space^power`; a bare size is pinned.
+        """
+        return {
+            "model_type": self.model_type,
+            "spaces": {n: _describe(s) for n, s in self.spaces.items()},
+            "parameters": {n: [format_axis(a) for a in axes] for n, axes in self.parameters.items()},
+            "gauges": [f"{type(g).__name__}: {', '.join(g.targets)}" for g in self.gauges],
+            "ties": dict(self.ties),
+            "unknown_ops": dict(self.unknown_ops),
+        }
+
+
+def _describe(space: SpaceSpec) -> dict[str, object]:
+    why = dict.fromkeys(f"{e.role}: {e.op} at {e.line} in {e.module or 'the model'}" for e in space.reasons)
+    return {
+        "size": space.size,
+        "group": space.group.name if space.group else "Identity",
+        "differs_over": list(space.index),
+        "because": list(why)[:4],
+    }
+
+
+def format_axis(axis: AxisActions) -> str:
+    """`4:heads^1 * 32:value^1 + …`."""
+
+    def factor(f: Factor) -> str:
+        return str(f.size) if f.space is None else f"{f.size}:{f.space}^{f.power}"
+
+    return " + ".join(" * ".join(factor(f) for f in segment) for segment in axis)

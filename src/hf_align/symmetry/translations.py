@@ -19,8 +19,7 @@ from hf_align.symmetry.canonical import reaches_softmax
 from hf_align.trace import Program, op_name
 
 _LINEAR = frozenset(
-    "view reshape _unsafe_view flatten unflatten transpose permute t unsqueeze squeeze expand slice select split "
-    "split_with_sizes chunk unbind getitem cat stack contiguous clone alias detach dropout to _to_copy neg".split()
+    ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack", "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg"]
 )
 _TABLE, _ADDED = "table", "added"
 
@@ -288,9 +287,14 @@ def _role(node: fx.Node, program: Program) -> str | None:
         at = user.args.index(node) if node in user.args else None
         if name == "embedding" and at == 0:
             roles.add(_ADDED if user.args[1] in program.constants else _TABLE)
-        elif (name, at) in (("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv2d", 2), ("conv1d", 2), ("conv3d", 2)):
-            roles.add(_ADDED)
-        elif name in _LINEAR or name in ("add", "sub"):
+        elif (name, at) in (
+            ("linear", 2),
+            ("addmm", 0),
+            ("layer_norm", 3),
+            ("conv2d", 2),
+            ("conv1d", 2),
+            ("conv3d", 2),
+        ) or name in _LINEAR or name in ("add", "sub"):
             roles.add(_ADDED)
         else:
             return None

@@ -1,0 +1,34 @@
+# Every target sets itself up in .venv with the pinned versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= out
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: .venv/installed  ## align and merge two trained models, with the barrier before and after
+	$(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
+		--data examples/data/eval_lm_kjv.safetensors --overwrite
+
+test: .venv/installed  ## the tests, a few minutes
+	$(BIN)/python -m pytest
+
+test-slow: .venv/installed  ## all tests
+	$(BIN)/python -m pytest -m ""
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed  ## every table under benchmarks/
+	$(BIN)/python benchmarks/barriers.py
+
+# torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots]'
+	touch $@
+
+clean:
+	rm -rf .venv $(OUT) .pytest_cache .mypy_cache .ruff_cache

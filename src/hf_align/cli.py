@@ -1,0 +1,291 @@
+"""The command line: options and output only; the work is in `pipeline.py` and `symmetry/`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+import yaml
+
+from hf_align import __version__
+from hf_align.errors import HfAlignError
+
+app = typer.Typer(
+    name="hf-align",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Merge Hugging Face models that were never meant to be merged.\n\n"
+    "Models trained from different seeds compute alike in different bases. hf-align derives from the architecture's "
+    "graph every change of basis that leaves the function untouched, moves B into the basis of A, and merges.",
+)
+
+
+class Residual(StrEnum):
+    orthogonal = "orthogonal"
+    permutation = "permutation"
+
+
+class Matching(StrEnum):
+    weight = "weight"
+    none = "none"
+
+
+class Method(StrEnum):
+    linear = "linear"
+    slerp = "slerp"
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
+Match = Annotated[Matching, typer.Option(help="How B is matched to A; none averages the models as they are.")]
+Untie = Annotated[
+    bool | None,
+    typer.Option(
+        "--untie/--no-untie", help="Untie the head from the embedding. By default where that enlarges the group."
+    ),
+]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run modelling code that comes with the model.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse architectures with ops that have no rule.")]
+AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a saved alignment; nothing is matched.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
+
+
+@app.command()
+def merge(
+    a: Model,
+    b: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
+    match: Match = Matching.weight,
+    method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
+    weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
+    data: Annotated[
+        Path | None, typer.Option(help="Held-out examples; the report then says whether alignment helped.")
+    ] = None,
+    residual: Residuals = Residual.orthogonal,
+    untie: Untie = None,
+    alignment: AlignmentFile = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Largest shard.")] = "5GB",
+    strict: Strict = False,
+    trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Align B with A and merge the two into one checkpoint.
+
+    Example: hf-align merge org/a org/b -o merged --data held_out.txt
+    """
+    from hf_align import pipeline
+
+    options = pipeline.Options(
+        match=match.value,
+        residual=residual.value,
+        untie=untie,
+        method=method.value,
+        weight=weight,
+        dtype=getattr(torch, dtype.value) if dtype else None,
+        max_shard_size=max_shard_size,
+        alignment=alignment,
+        strict=strict,
+        trust_remote_code=trust_remote_code,
+        overwrite=overwrite,
+    )
+    report = pipeline.merge(a, b, output, options, data, _say(quiet))
+    _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
+
+
+@app.command()
+def align(
+    a: Model,
+    b: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for B in A's basis.")],
+    residual: Residuals = Residual.orthogonal,
+    untie: Untie = None,
+    strict: Strict = False,
+    trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write B in A's basis, its function unchanged, and alignment.safetensors."""
+    from hf_align import pipeline
+
+    options = pipeline.Options(residual=residual.value, untie=untie, strict=strict,
+                               trust_remote_code=trust_remote_code, overwrite=overwrite)  # fmt: skip
+    report = pipeline.align(a, b, output, options, _say(quiet))
+    _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
+
+
+@app.command()
+def evaluate(
+    a: Model,
+    b: Model,
+    data: Annotated[
+        Path, typer.Option(help="Held-out examples: text, .jsonl, or .safetensors of forward's arguments.")
+    ],
+    points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
+    match: Match = Matching.weight,
+    residual: Residuals = Residual.orthogonal,
+    untie: Untie = None,
+    alignment: AlignmentFile = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the loss between A and B, with and without alignment."""
+    from hf_align import pipeline
+
+    options = pipeline.Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
+                               trust_remote_code=trust_remote_code)  # fmt: skip
+    comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
+    _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
+
+
+@app.command()
+def spec(
+    model: Model,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file.")] = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
+    from hf_align.symmetry.derive import derive
+    from hf_align.trace import read_config, trace
+
+    found = derive(trace(read_config(_config_of(model), trust_remote_code=trust_remote_code))).as_json()
+    text = json.dumps(found, indent=2) if as_json else yaml.safe_dump(found, sort_keys=False, width=120)
+    if output is None:
+        typer.echo(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def explain(
+    model: Model,
+    parameter: Annotated[str, typer.Argument(help="A parameter's name in memory.")],
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
+    from hf_align.symmetry.derive import derive
+    from hf_align.trace import read_config, trace
+
+    found = derive(trace(read_config(_config_of(model), trust_remote_code=trust_remote_code)))
+    parameter = found.ties.get(parameter, parameter)
+    if parameter not in found.parameters:
+        raise HfAlignError(f"{model} has no parameter {parameter}; hf-align spec lists them")
+    described = found.as_json()
+    axes = described["parameters"][parameter]  # type: ignore[index]
+    spaces = {f.space for axis in found.parameters[parameter] for segment in axis for f in segment if f.space}
+    facts = {n: described["spaces"][n] for n in spaces}  # type: ignore[index]
+    gauges = [g for g in described["gauges"] if parameter in g.partition(": ")[2].split(", ")]  # type: ignore[attr-defined]
+    result = {"parameter": parameter, "axes": axes, "spaces": facts, "gauges": gauges}
+    _emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=120).splitlines())
+
+
+@app.command()
+def certify(
+    model: Model,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the small copy.")] = 2,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Prove the derived symmetries on a small copy: none changes the function, none is missing. Reads no weights.
+
+    Exit status 1 if a symmetry is unsound or missing.
+    """
+    from hf_align.shrink import shrink
+    from hf_align.symmetry.certify import certify as measure
+    from hf_align.trace import read_config
+
+    config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
+    result = measure(shrink(config, layers))
+    lines = [
+        f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",
+        f"{'complete' if result.complete else 'NOT COMPLETE'}: {result.found} of {result.nullity} continuous dimensions",
+        *(f"  missing {amount:g} in {name}" for name, amount in result.missing.items()),
+        *(f"  no rule for {op}" for op in result.unknown_ops),
+    ]
+    _emit(result.as_json(), as_json, lines)
+    if not (result.sound and result.complete):
+        raise typer.Exit(1)
+
+
+def _config_of(model: str) -> str:
+    from transformers import CONFIG_MAPPING
+
+    from hf_align.hub import resolve
+
+    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model))
+
+
+def _say(quiet: bool) -> Any:
+    return (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+
+
+def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+
+
+def _merge_lines(report: dict[str, Any]) -> list[str]:
+    lines = []
+    if report["distance_after"] is not None:
+        lines.append(f"weight distance {report['distance_before']:.4g} -> {report['distance_after']:.4g}")
+    if report["comparison"]:
+        lines += [*_table(report["comparison"]), ""]
+    seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
+    return [*lines, *report["notes"], f"{report['output']} is written (seconds: {seconds})"]
+
+
+def _table(comparison: dict[str, Any]) -> list[str]:
+    rows = [f"{'':10}{'barrier':>10}{'over mean':>12}{'at 1/2':>10}"]
+    for name in ("naive", "aligned"):
+        path = comparison[name]
+        middle = path["losses"][len(path["losses"]) // 2]
+        rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
+    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"hf-align {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def main() -> None:
+    """Run the command line; errors that the user can mend are one line and exit status 2."""
+    try:
+        app()
+    except HfAlignError as error:
+        typer.echo(f"hf-align: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Does it help? Losses along the straight line between two models, and the barrier in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from hf_align.errors import HfAlignError
+from hf_align.trace import build_without_weights
+
+Batch = dict[str, Tensor]
+_BATCH = 64
+_CONTEXT = 512
+
+
+@dataclass(frozen=True)
+class Path1D:
+    """Losses (nats per label) along λ, where λ = 0 is A and λ = 1 is B."""
+
+    lambdas: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def barrier(self) -> float:
+        """The largest rise over the line between the endpoint losses (Frankle et al., arXiv 1912.05671)."""
+        first, last = self.losses[0], self.losses[-1]
+        return max(x - ((1 - t) * first + t * last) for t, x in zip(self.lambdas, self.losses, strict=True))
+
+    @property
+    def barrier_over_mean(self) -> float:
+        """The largest rise over the mean of the endpoint losses."""
+        return max(self.losses) - (self.losses[0] + self.losses[-1]) / 2
+
+    def as_json(self) -> dict[str, Any]:
+        return {"losses": list(self.losses), "barrier": self.barrier, "barrier_over_mean": self.barrier_over_mean}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The two paths between A and B: as they are, and aligned."""
+
+    naive: Path1D
+    aligned: Path1D
+
+    @property
+    def helps(self) -> bool:
+        """Whether alignment lowered the barrier."""
+        return self.aligned.barrier < self.naive.barrier
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract of `hf-align evaluate --json`."""
+        return {
+            "loss_a": self.naive.losses[0],
+            "loss_b": self.naive.losses[-1],
+            "lambdas": list(self.naive.lambdas),
+            "naive": self.naive.as_json(),
+            "aligned": self.aligned.as_json(),
+            "helps": self.helps,
+        }
+
+
+def lambdas(count: int) -> tuple[float, ...]:
+    """`count` equally spaced mixing weights from 0 to 1."""
+    return tuple(i / (count - 1) for i in range(count))
+
+
+def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig) -> Batch:
+    """Held-out examples as arguments of `forward`, [examples, ...].
+
+    Args:
+        path: safetensors with tensors named after the arguments, a text file, or JSON lines (a "text" field, or one
+            field for each argument).
+        tokenizer_from: the folder whose tokenizer reads text.
+
+    Raises:
+        HfAlignError: the file is missing, empty, or needs a tokenizer that is not there.
+    """
+    if not path.is_file():
+        raise HfAlignError(f"{path}: no such file; --data takes .safetensors, .jsonl or text")
+    if path.suffix == ".safetensors":
+        try:
+            tensors = load_file(path)
+        except SafetensorError as error:
+            raise HfAlignError(f"{path} is not a safetensors file: {error}") from error
+        return {k: t if t.is_floating_point() else t.long() for k, t in tensors.items()}
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".jsonl", ".json"):
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        if rows and "text" not in rows[0]:
+            return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
+        text = "\n".join(row["text"] for row in rows)
+    return {"input_ids": _tokenise(text, tokenizer_from, config, path)}
+
+
+def _tokenise(text: str, folder: Path | None, config: PretrainedConfig, path: Path) -> Tensor:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise HfAlignError(f"{path} is text, but {folder} has no tokenizer; give token ids as safetensors") from error
+    ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
+    length = min(getattr(config, "max_position_embeddings", _CONTEXT), _CONTEXT)
+    if len(ids) < length:
+        raise HfAlignError(f"{path} has {len(ids)} tokens; one context of {length} is needed")
+    blocks: Tensor = ids[: len(ids) // length * length].reshape(-1, length)
+    return blocks
+
+
+class Evaluator:
+    """One model instance into which weights are written again and again.
+
+    Args:
+        config: the architecture.
+        data: arguments of `forward`, [examples, ...]; without `labels`, the tokens themselves are predicted.
+    """
+
+    def __init__(self, config: PretrainedConfig, data: Batch, device: str = "cpu") -> None:
+        self.model = _materialise(build_without_weights(config), device)
+        self.data = _with_labels(data)
+        self.device = device
+
+    def path(
+        self,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        at: Sequence[float],
+        tick: Callable[[], None] | None = None,
+    ) -> Path1D:
+        """Losses of (1-λ)·a + λ·b; weights by name in memory."""
+        losses = []
+        for t in at:
+            losses.append(self.loss({n: torch.lerp(a[n].float(), b[n].float(), t) for n in a}))
+            if tick is not None:
+                tick()
+        return Path1D(tuple(at), tuple(losses))
+
+    @torch.no_grad()
+    def loss(self, weights: Mapping[str, Tensor]) -> float:
+        """The model's own loss with these weights, averaged over the data."""
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+        total = count = 0.0
+        for batch in _batches(self.data):
+            size = len(next(iter(batch.values())))
+            total += float(self.model(**{k: t.to(self.device) for k, t in batch.items()}).loss) * size
+            count += size
+        return total / count
+
+
+def _materialise(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Real memory for weights that had none."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module._parameters.items()):
+            if weight is not None:
+                if id(weight) not in made:
+                    made[id(weight)] = nn.Parameter(torch.zeros(tuple(weight.shape)), requires_grad=False)
+                module._parameters[name] = made[id(weight)]
+    return model.to(device)  # type: ignore[arg-type]
+
+
+def _with_labels(data: Batch) -> Batch:
+    if "labels" in data:
+        return data
+    if "input_ids" not in data:
+        raise HfAlignError(f"the data has {', '.join(data)} but no labels to compute a loss from")
+    return {**data, "labels": data["input_ids"]}
+
+
+def _batches(data: Batch) -> Iterator[Batch]:
+    size = len(next(iter(data.values())))
+    for start in range(0, size, _BATCH):
+        yield {k: t[start : start + _BATCH] for k, t in data.items()}

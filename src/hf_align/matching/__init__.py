@@ -1,0 +1,1 @@
+"""Finding the element of each group that brings B closest to A, generic over the spec."""

@@ -1,0 +1,171 @@
+"""Matching heads together with what lives inside them.
+
+Which head of B is which of A depends on the best map between their interiors (query-key and value spaces, the order of
+the query heads that share a key), so for every pair of heads the interior is solved first; the pairing is the
+assignment that maximises the sum of these best fits. The two-stage scheme of Verma & Elbayad (arXiv 2403.00986,
+section 3.2), with the inner permutation replaced by the nearest element of whatever group the interior has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_align.matching.cross import Weights
+from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
+from hf_align.symmetry.elements import Element, Monomial
+from hf_align.symmetry.groups import ScaledPermutation, assign
+from hf_align.symmetry.spec import SymmetrySpec
+
+_MOST_ORDERS = 24
+_ALTERNATIONS = 4
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A space of heads, the spaces inside each head, and the space of heads within a head (query heads), if any."""
+
+    heads: str
+    inner: tuple[str, ...]
+    subheads: str | None
+
+    @property
+    def spaces(self) -> frozenset[str]:
+        return frozenset((self.heads, *self.inner, *([self.subheads] if self.subheads else [])))
+
+
+def trees(spec: SymmetrySpec) -> list[Tree]:
+    """Every permuted space over which others differ, with those."""
+    found = []
+    for name, space in spec.spaces.items():
+        inside = [s for s in spec.indexed_by(name) if spec.spaces[s].index == (name,)]
+        if space.index or not inside or not isinstance(space.group, ScaledPermutation):
+            continue
+        sub = [s for s in inside if isinstance(spec.spaces[s].group, ScaledPermutation)]
+        inner = tuple(s for s in inside if s not in sub[:1] and spec.spaces[s].group is not None)
+        found.append(Tree(name, inner, sub[0] if sub else None))
+    return found
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The fit of every head of A with every head of B over one block: [h, h', g, g', n, n'] (g, n of size one where
+    the block has no sub-heads or no inner space)."""
+
+    inner: str | None
+    power: int
+    has_subheads: bool
+    fit: Tensor
+
+
+def match_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:
+    """The best elements of a tree's spaces, all others held at `elements`."""
+    pairs = list(_compare(spec, tree, a, b, elements))
+    count = spec.spaces[tree.heads].size
+    order = _best_orders(spec, tree, pairs) if tree.subheads else None
+    cost = _score(spec, tree, pairs, order)
+    heads = assign(cost)
+    rows = torch.arange(count)
+    found: dict[str, Element] = {tree.heads: Monomial.permutation(heads)}
+    if tree.subheads and order is not None:
+        found[tree.subheads] = Monomial.permutation(order[rows, heads])
+    for space in tree.inner:
+        group = spec.spaces[space].group
+        assert group is not None
+        found[space] = group.nearest({p: m[rows, heads] for p, m in _inner_cross(space, pairs, order).items()})
+    return found
+
+
+def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[_Pairs]:
+    others = {s: e for s, e in elements.items() if s not in tree.spaces}
+    names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
+    for name in names:
+        for block in blocks(spec, name):
+            if not any(True for _ in block.occurrences(tree.heads)):
+                continue
+            inner, x = _arrange(block, tree, block.factored(a[name]))
+            _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, spec, others))
+            fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double()
+            power = next((f.power for f in block.factors if f.space == inner), 1) if inner else 1
+            yield _Pairs(inner, power, x.shape[1] > 1, fit)
+
+
+def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:
+    """A block as [heads, sub-heads, inner, rest]."""
+    inner = next((f.space for f in block.factors if f.space in tree.inner), None)
+    front = [next(block.occurrences(tree.heads))]
+    for space in (tree.subheads, inner):
+        at = next(block.occurrences(space), None) if space else None
+        if at is None:
+            view = view.unsqueeze(-1)
+        front.append(view.dim() - 1 if at is None else at)
+    rest = [i for i in range(view.dim()) if i not in front]
+    view = view.permute(*front, *rest)
+    return inner, view.reshape(*view.shape[:3], -1)
+
+
+def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[int, Tensor]:
+    """[h, h', n, n'] by power, sub-heads paired by `order` [h, h', g]."""
+    total: dict[int, Tensor] = {}
+    for p in pairs:
+        if p.inner == space:
+            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + _paired(p, order)
+    return total
+
+
+def _paired(p: _Pairs, order: Tensor | None) -> Tensor:
+    if not p.has_subheads or order is None:
+        return p.fit.sum((2, 3)) if not p.has_subheads else p.fit.diagonal(dim1=2, dim2=3).sum(-1)
+    chosen = torch.take_along_dim(p.fit, order[:, :, :, None, None, None], 3)
+    return chosen.squeeze(3).sum(2)
+
+
+def _score(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], order: Tensor | None) -> Tensor:
+    """The best fit of every pair of heads [h, h']."""
+    total = torch.stack([_paired(p, order)[..., 0, 0] for p in pairs if p.inner is None] or [torch.zeros(())]).sum(0)
+    for space in tree.inner:
+        group = spec.spaces[space].group
+        assert group is not None
+        total = total + group.score(_inner_cross(space, pairs, order))
+    return total
+
+
+def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs]) -> Tensor:
+    """For every pair of heads, the order [h, h', g] of sub-heads that allows the best fit."""
+    assert tree.subheads is not None
+    heads, size = spec.spaces[tree.heads].size, spec.spaces[tree.subheads].size
+    if math.factorial(size) <= _MOST_ORDERS:
+        orders = [torch.tensor(o).expand(heads, heads, -1) for o in itertools.permutations(range(size))]
+        scores = torch.stack([_score(spec, tree, pairs, o) for o in orders])
+        best = scores.argmax(0)
+        return torch.stack(orders).gather(0, best[None, :, :, None].expand(1, -1, -1, size)).squeeze(0)
+    return _alternate(spec, tree, pairs, size)
+
+
+def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], size: int) -> Tensor:
+    """Too many orders to try: from the inner elements of the weights that have no sub-heads, back and forth."""
+    shared = [p for p in pairs if not p.has_subheads]
+    order: Tensor | None = None
+    for _ in range(_ALTERNATIONS):
+        cost = torch.zeros(1, dtype=torch.float64)
+        for space in tree.inner:
+            group = spec.spaces[space].group
+            assert group is not None
+            matrices = _inner_cross(space, shared if order is None else pairs, order)
+            if not matrices:
+                matrices = {p.power: p.fit.sum((2, 3)) for p in pairs if p.inner == space}
+            element = group.nearest(matrices).as_matrix()
+            for p in pairs:
+                if p.inner == space and p.has_subheads:
+                    cost = cost + (p.fit * element[:, :, None, None]).sum((-1, -2))
+        for p in pairs:
+            if p.inner is None and p.has_subheads:
+                cost = cost + p.fit[..., 0, 0]
+        order = assign(cost)
+    assert order is not None and order.shape[-1] == size
+    return order

@@ -1,0 +1,71 @@
+"""The result of matching two models: an element for each space of each, saved and used again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hf_align.errors import HfAlignError
+from hf_align.symmetry.elements import Element, load_element
+from hf_align.symmetry.spec import SymmetrySpec
+
+
+@dataclass(frozen=True)
+class Match:
+    """Two models brought together.
+
+    Attributes:
+        a: elements that balance A; its function is left alone.
+        b: elements that bring B to A; its function is left alone.
+        before, after: distance of the canonical weights, balanced but unmatched, and matched; None if not known.
+        sweeps: passes over all spaces.
+    """
+
+    a: Mapping[str, Element]
+    b: Mapping[str, Element]
+    before: float | None = None
+    after: float | None = None
+    sweeps: int = 0
+
+    def save(self, path: Path, spec: SymmetrySpec) -> None:
+        """Write all elements as safetensors, keys `a|b/space/array`; the metadata names the spaces."""
+        arrays = {
+            f"{side}/{space}/{key}": t.contiguous()
+            for side, elements in (("a", self.a), ("b", self.b))
+            for space, element in elements.items()
+            for key, t in element.tensors().items()
+        }
+        save_file(arrays, path, {"format": "hf-align alignment", "spaces": _spaces(spec)})
+
+    @classmethod
+    def load(cls, path: Path, spec: SymmetrySpec) -> Match:
+        """Read what `save` wrote.
+
+        Raises:
+            HfAlignError: it is no alignment, or was made for another architecture.
+        """
+        sides: dict[str, dict[str, dict[str, Tensor]]] = {"a": {}, "b": {}}
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                for key in file.keys():  # noqa: SIM118  (a safetensors file is no mapping)
+                    side, _, rest = key.partition("/")
+                    space, _, array = rest.rpartition("/")
+                    sides[side].setdefault(space, {})[array] = file.get_tensor(key)
+        except (OSError, SafetensorError, KeyError) as error:
+            raise HfAlignError(f"{path} is no alignment file") from error
+        if metadata.get("spaces") != _spaces(spec):
+            raise HfAlignError(f"{path} was made for another architecture, or with another --residual")
+        a, b = ({s: load_element(t) for s, t in sides[side].items()} for side in ("a", "b"))
+        return cls(a, b)
+
+
+def _spaces(spec: SymmetrySpec) -> str:
+    return json.dumps({n: f"{s.group.name if s.group else 'Identity'}({s.size})" for n, s in spec.spaces.items()},
+                      sort_keys=True)  # fmt: skip

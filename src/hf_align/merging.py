@@ -1,0 +1,33 @@
+"""Merging two tensors that share a basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Method = Callable[[Tensor, Tensor, float], Tensor]
+
+
+def linear(a: Tensor, b: Tensor, weight: float) -> Tensor:
+    """(1-t)·a + t·b, in float32; any shape, t the weight of b."""
+    return torch.lerp(a.float(), b.float(), weight)
+
+
+def slerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
+    """Along the great circle between the directions of a and b, with lengths mixed linearly (Shoemake 1985)."""
+    a, b = a.float(), b.float()
+    norm_a, norm_b = a.norm(), b.norm()
+    if norm_a == 0 or norm_b == 0:
+        return linear(a, b, weight)
+    cosine = float((a * b).sum() / (norm_a * norm_b))
+    angle = torch.arccos(torch.tensor(cosine).clamp(-1, 1))
+    if float(angle.sin()) < 1e-4:
+        return linear(a, b, weight)
+    mixed = ((1 - weight) * angle).sin() * a / norm_a + (weight * angle).sin() * b / norm_b
+    length = (1 - weight) * norm_a + weight * norm_b
+    return mixed / angle.sin() * length
+
+
+METHODS: dict[str, Method] = {"linear": linear, "slerp": slerp}

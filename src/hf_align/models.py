@@ -1,0 +1,143 @@
+"""A model as the pipeline sees it: folder, config, and weights by their names in memory; and whether two fit."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from hf_align.checkpoint import Checkpoint
+from hf_align.errors import CheckpointError, IncompatibleModels
+from hf_align.hub import resolve
+from hf_align.naming import NamedWeights, Names, match_names
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.trace import Program, build_without_weights, read_config, trace
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint on disk.
+
+    Attributes:
+        ref: what the user called it.
+        names: its tensors on disk against those of the architecture.
+    """
+
+    ref: str
+    folder: Path
+    config: PretrainedConfig
+    checkpoint: Checkpoint
+    names: Names
+    weights: NamedWeights
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models of one architecture, with what can be done to it.
+
+    Attributes:
+        config: of the aligned models; heads are untied in it where that enlarges the group.
+        untied: whether they were.
+    """
+
+    a: Model
+    b: Model
+    config: PretrainedConfig
+    program: Program
+    spec: SymmetrySpec
+    untied: bool
+
+
+def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: bool = False) -> Pair:
+    """Open two models and derive the symmetries of their architecture.
+
+    Args:
+        a, b: folders or Hub references.
+        untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
+
+    Raises:
+        IncompatibleModels: different architectures, sizes or vocabularies.
+        CheckpointError: weights that are missing, damaged or not finite.
+    """
+    folders = [resolve(a), resolve(b)]
+    configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
+    _require_same_architecture((a, b), configs)
+    _require_same_vocabulary((a, b), folders)
+    config, program, spec, untied = choose_heads(configs, untie)
+    aliases = dict(trace(configs[0]).ties) if untied else {}
+    models = [
+        _open(ref, folder, c, config, spec, aliases) for ref, folder, c in zip((a, b), folders, configs, strict=True)
+    ]
+    _require_same_shapes(models, spec)
+    return Pair(models[0], models[1], config, program, spec, untied)
+
+
+def choose_heads(
+    configs: list[PretrainedConfig], untie: bool | None
+) -> tuple[PretrainedConfig, Program, SymmetrySpec, bool]:
+    """The config to align in: with heads untied if that is asked for, or enlarges the group."""
+    config = configs[0]
+    program = trace(config)
+    spec = derive(program)
+    tied = bool(program.ties) and getattr(config, "tie_word_embeddings", False)
+    if not tied or untie is False:
+        return config, program, spec, False
+    loose = copy.deepcopy(config)
+    loose.tie_word_embeddings = False
+    free_program = trace(loose)
+    free = derive(free_program)
+    if untie or free.dimensions() > spec.dimensions():
+        return loose, free_program, free, True
+    return config, program, spec, False
+
+
+def _open(
+    ref: str,
+    folder: Path,
+    own: PretrainedConfig,
+    config: PretrainedConfig,
+    spec: SymmetrySpec,
+    aliases: Mapping[str, str],
+) -> Model:
+    checkpoint = Checkpoint.open(folder)
+    names = match_names(build_without_weights(config), checkpoint, spec.ties)
+    lacking = [n for n in names.missing if aliases.get(n) not in names.disk]
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise CheckpointError(f"{ref} lacks {lacking[0]}{more}, which its architecture needs")
+    return Model(ref, folder, own, checkpoint, names, NamedWeights(checkpoint, names, aliases))
+
+
+def _require_same_architecture(refs: tuple[str, str], configs: list[PretrainedConfig]) -> None:
+    kinds = [(type(c).__name__, tuple(c.architectures or ())) for c in configs]
+    if kinds[0] != kinds[1]:
+        described = [" ".join(k[1]) or k[0] for k in kinds]
+        raise IncompatibleModels(f"{refs[0]} is a {described[0]} but {refs[1]} is a {described[1]}; they do not merge")
+
+
+def _require_same_shapes(models: list[Model], spec: SymmetrySpec) -> None:
+    for name in spec.parameters:
+        shapes = [m.weights.stored(name).shape for m in models]
+        expected = spec.shape(name)
+        for model, shape in zip(models, shapes, strict=True):
+            if tuple(shape) != expected:
+                raise IncompatibleModels(
+                    f"{name} is {list(shape)} in {model.ref} but {list(expected)} in {models[0].ref}'s architecture; "
+                    "models of different sizes do not merge"
+                )
+
+
+def _require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
+    """Token ids must mean the same in both; only where both folders have a tokenizer."""
+    files = [f / "tokenizer.json" for f in folders]
+    if all(f.is_file() for f in files):
+        vocabularies = [json.loads(f.read_text(encoding="utf-8")).get("model", {}).get("vocab") for f in files]
+        if vocabularies[0] != vocabularies[1]:
+            raise IncompatibleModels(
+                f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond"
+            )

@@ -1,0 +1,255 @@
+"""The whole merge, readable in one screen: open, match, plan, write, report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_align.checkpoint import ShardPlan, write_shards
+from hf_align.errors import HfAlignError
+from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.match import Match
+from hf_align.matching.weights import match_weights, with_permuted_residual
+from hf_align.merging import METHODS
+from hf_align.models import Model, Pair, open_pair
+from hf_align.symmetry.alignment import AlignedWeights
+from hf_align.symmetry.spec import SymmetrySpec
+
+Say = Callable[[str], None]
+_COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
+           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do with a pair; the defaults are the command line's.
+
+    Attributes:
+        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
+        match: "weight", or "none" for plain averaging.
+        weight: of B, from 0 to 1.
+        dtype: of the output; that of A by default.
+    """
+
+    match: str = "weight"
+    residual: str = "orthogonal"
+    untie: bool | None = None
+    method: str = "linear"
+    weight: float = 0.5
+    dtype: torch.dtype | None = None
+    max_shard_size: str = "5GB"
+    alignment: Path | None = None
+    strict: bool = False
+    trust_remote_code: bool = False
+    overwrite: bool = False
+
+
+@dataclass
+class Report:
+    """What happened, for people and for --json."""
+
+    output: str
+    model_type: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    distance_before: float | None = None
+    distance_after: float | None = None
+    untied: bool = False
+    pinned_by_unknown_ops: dict[str, str] = field(default_factory=dict)
+    comparison: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def merge(
+    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+) -> Report:
+    """Align B with A and write their merge as a checkpoint that `from_pretrained` loads.
+
+    Args:
+        a, b: folders or Hub references.
+        data: held-out examples; with them the report says whether alignment helped.
+        say: told what is going on, a line at a time.
+
+    Raises:
+        HfAlignError: any bad input, before anything is written.
+    """
+    clock = _Clock()
+    pair = _open(a, b, options, say)
+    clock.lap("open")
+    match = find_match(pair, options, say)
+    clock.lap("match")
+    weights_a, weights_b = aligned_weights(pair, options, match)
+    mix = METHODS[options.method]
+    report = _report(output, pair, match)
+
+    def produce(name: str) -> Tensor:
+        return mix(weights_a[name], weights_b[name], options.weight)
+
+    _write(output, pair, pair.a, produce, options, say)
+    if match is not None:
+        (output / "hf-align").mkdir(exist_ok=True)
+        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
+    clock.lap("write")
+    if data is not None:
+        comparison = compare(pair, options, match, data)
+        report.comparison = comparison.as_json()
+        report.notes.append(verdict(comparison))
+        clock.lap("evaluate")
+    report.seconds = clock.laps
+    return report
+
+
+def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: None) -> Report:
+    """Write B in A's basis, its function unchanged, and the alignment that took it there."""
+    clock = _Clock()
+    pair = _open(a, b, options, say)
+    clock.lap("open")
+    match = find_match(pair, options, say)
+    if match is None:
+        raise HfAlignError("align needs a matching; --match none leaves B as it is")
+    clock.lap("match")
+    weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
+    _write(output, pair, pair.b, weights.__getitem__, options, say)
+    match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+    clock.lap("write")
+    report = _report(output, pair, match)
+    report.seconds = clock.laps
+    return report
+
+
+def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
+    """Losses along the line between A and B, as they are and aligned."""
+    pair = _open(a, b, options, say)
+    return compare(pair, options, find_match(pair, options, say), data, points)
+
+
+def compare(pair: Pair, options: Options, match: Match | None, data: Path, points: int = 21) -> Comparison:
+    """As `evaluate`, for models that are open and matched."""
+    evaluator = Evaluator(pair.config, load_data(data, pair.a.folder, pair.config))
+    names = list(pair.spec.parameters)
+    raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
+    naive = evaluator.path(raw_a, raw_b, lambdas(points))
+    moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
+    return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points)))
+
+
+def verdict(comparison: Comparison) -> str:
+    """One honest sentence."""
+    naive, aligned = comparison.naive.barrier, comparison.aligned.barrier
+    if comparison.helps:
+        return f"alignment lowers the barrier from {naive:.3f} to {aligned:.3f}"
+    return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
+
+
+def find_match(pair: Pair, options: Options, say: Say = lambda _: None) -> Match | None:
+    """The alignment that the options ask for; None for none."""
+    if options.match == "none":
+        return None
+    spec = search_spec(pair.spec, options)
+    if options.alignment is not None:
+        return Match.load(options.alignment, spec)
+    return match_weights(spec, pair.a.weights, pair.b.weights,
+                         progress=lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))  # fmt: skip
+
+
+def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
+    """The spec with the groups that the options allow."""
+    return with_permuted_residual(spec) if options.residual == "permutation" else spec
+
+
+def aligned_weights(
+    pair: Pair, options: Options, match: Match | None
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Both models' weights in the common basis, tensor by tensor."""
+    if match is None:
+        return pair.a.weights, pair.b.weights
+    spec = search_spec(pair.spec, options)
+    return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
+
+
+def _open(a: str, b: str, options: Options, say: Say) -> Pair:
+    pair = open_pair(a, b, untie=options.untie, trust_remote_code=options.trust_remote_code)
+    if pair.untied:
+        say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
+    if pair.spec.unknown_ops:
+        ops = ", ".join(sorted(pair.spec.unknown_ops))
+        if options.strict:
+            raise HfAlignError(f"no rule for {ops}; without --strict what they touch is pinned")
+        say(f"no rule for {ops}: what they touch is pinned")
+    return pair
+
+
+def _report(output: Path, pair: Pair, match: Match | None) -> Report:
+    report = Report(str(output), pair.spec.model_type, untied=pair.untied,
+                    pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
+    if match is not None:
+        report.distance_before, report.distance_after = match.before, match.after
+    return report
+
+
+def _write(
+    output: Path, pair: Pair, names_from: Model, produce: Callable[[str], Tensor], options: Options, say: Say
+) -> None:
+    """Every tensor of the architecture, under the names of a checkpoint, with config and tokenizer of A."""
+    dtypes = {n: options.dtype or names_from.weights.stored(n).dtype for n in pair.spec.parameters}
+    on_disk = {names_from.names.disk.get(n, n): n for n in pair.spec.parameters}
+    tensors = [(disk, pair.spec.shape(n), dtypes[n]) for disk, n in on_disk.items()]
+    buffers = {names_from.names.disk[n]: n for n in pair.spec.buffers if n in names_from.names.disk}
+    for disk in buffers:
+        info = names_from.checkpoint.info(disk)
+        tensors.append((disk, info.shape, info.dtype))
+    plan = ShardPlan.build(sorted(tensors), options.max_shard_size)
+
+    def tensor(disk: str) -> Tensor:
+        if disk in buffers:
+            return names_from.checkpoint[disk]
+        return produce(on_disk[disk]).to(dtypes[on_disk[disk]]).contiguous()
+
+    say(f"writing {len(tensors)} tensors to {output}")
+    write_shards(plan, tensor, output, fingerprint=_fingerprint(pair, options), overwrite=options.overwrite)
+    _write_config(output, pair)
+    for pattern in _COPIED:
+        for file in pair.a.folder.glob(pattern):
+            shutil.copyfile(file, output / file.name)
+
+
+def _write_config(output: Path, pair: Pair) -> None:
+    """A's config as it is on disk, so that nothing is lost or added, but for what alignment changed."""
+    config = json.loads((pair.a.folder / "config.json").read_text(encoding="utf-8"))
+    if pair.untied:
+        config["tie_word_embeddings"] = False
+    (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _fingerprint(pair: Pair, options: Options) -> str:
+    """What a resumed run must share with the one that was killed."""
+    digest = hashlib.sha256(repr(options).encode())
+    for model in (pair.a, pair.b):
+        digest.update((model.folder / "config.json").read_bytes())
+        for name in sorted(model.checkpoint):
+            digest.update(f"{name}{model.checkpoint.info(name)}".encode())
+    return digest.hexdigest()
+
+
+class _Clock:
+    """Wall seconds between laps."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = round(now - self._last, 3)
+        self._last = now

@@ -1,0 +1,73 @@
+"""Alignments, one element for each space, on whole models: applied, composed, balanced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hf_align.symmetry.action import Elements, act, occurrences
+from hf_align.symmetry.canonical import CanonicalWeights
+from hf_align.symmetry.elements import Element, Monomial, load_element
+from hf_align.symmetry.spec import SymmetrySpec
+
+
+class AlignedWeights(CanonicalWeights):
+    """A model's weights in canonical gauge, moved by an alignment, tensor by tensor as they are asked for."""
+
+    def __init__(self, raw: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements) -> None:
+        super().__init__(raw, spec.gauges)
+        self._spec = spec
+        self._elements = elements
+
+    def __getitem__(self, name: str) -> Tensor:
+        return act(super().__getitem__(name), name, self._spec, self._elements)
+
+
+def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str, Element]:
+    """The single elements that act as `earlier` and then `later`.
+
+    An inner element belongs to a position of its index spaces; the later permutation of those carries it along.
+    """
+    composed: dict[str, Element] = {}
+    for name, space in spec.spaces.items():
+        first = earlier.get(name)
+        if first is not None:
+            first = _carried(first, [later.get(outer) for outer in space.index])
+        second = later.get(name)
+        if first is not None or second is not None:
+            composed[name] = second @ first if first is not None and second is not None else first or second  # type: ignore[assignment]
+    return composed
+
+
+def _carried(element: Element, outer: list[Element | None]) -> Element:
+    """Reindex the leading axes of an element by the permutations of its index spaces."""
+    tensors = element.tensors()
+    for axis, permutation in enumerate(outer):
+        if isinstance(permutation, Monomial):
+            order = permutation.order
+            tensors = {k: torch.take_along_dim(t, order.reshape(*order.shape, *(1,) * (t.dim() - order.dim())), axis)
+                       for k, t in tensors.items()}  # fmt: skip
+    return load_element(tensors)
+
+
+def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor]) -> dict[str, Element]:
+    """The gauge of every general linear, rotary or scaled space in which what writes it and what reads it have the
+    same Gram matrix, so that what is left to match is an orthogonal map, a phase, a sign."""
+    elements: dict[str, Element] = {}
+    for name, space in spec.spaces.items():
+        if space.group is None or not space.group.has_gauge:
+            continue
+        grams: dict[int, Tensor] = {}
+        for parameter in spec.uses(name):
+            for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
+                grams[power] = grams.get(power, torch.zeros(())) + rows @ rows.mT
+        elements[name] = space.group.balance(grams)
+    return elements
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The Euclidean distance of two sets of weights."""
+    return math.sqrt(sum(float((a[n].double() - b[n].double()).pow(2).sum()) for n in a))
