@@ -204,8 +204,8 @@ class ShardPlan:
         count = len(groups)
         files = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
         # Wide types first keeps every tensor aligned, as in safetensors' own writer.
-        return cls(tuple(Shard(f, tuple(sorted(g, key=lambda t: (-t[2].itemsize, t[0])))) for f, g in zip(files, groups,
-                                                                                                   strict=True)))  # fmt: skip
+        ordered = [tuple(sorted(group, key=lambda t: (-t[2].itemsize, t[0]))) for group in groups]
+        return cls(tuple(Shard(file, group) for file, group in zip(files, ordered, strict=True)))
 
     @property
     def nbytes(self) -> int:

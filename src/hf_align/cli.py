@@ -28,21 +28,29 @@ app = typer.Typer(
 
 
 class Residual(StrEnum):
+    """--residual."""
+
     orthogonal = "orthogonal"
     permutation = "permutation"
 
 
 class Matching(StrEnum):
+    """--match."""
+
     weight = "weight"
     none = "none"
 
 
 class Method(StrEnum):
+    """--method."""
+
     linear = "linear"
     slerp = "slerp"
 
 
 class Dtype(StrEnum):
+    """--dtype."""
+
     float32 = "float32"
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -217,9 +225,10 @@ def certify(
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
     result = measure(shrink(config, layers))
+    whole = "complete" if result.complete else "NOT COMPLETE"
     lines = [
         f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",
-        f"{'complete' if result.complete else 'NOT COMPLETE'}: {result.found} of {result.nullity} continuous dimensions",
+        f"{whole}: {result.found} of {result.nullity} continuous dimensions",
         *(f"  missing {amount:g} in {name}" for name, amount in result.missing.items()),
         *(f"  no rule for {op}" for op in result.unknown_ops),
     ]

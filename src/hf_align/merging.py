@@ -11,13 +11,12 @@ Method = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def linear(a: Tensor, b: Tensor, weight: float) -> Tensor:
-    """(1-t)·a + t·b, in float32; any shape, t the weight of b."""
-    return torch.lerp(a.float(), b.float(), weight)
+    """(1-t)·a + t·b, t the weight of b; any shape, one float dtype."""
+    return torch.lerp(a, b, weight)
 
 
 def slerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
     """Along the great circle between the directions of a and b, with lengths mixed linearly (Shoemake 1985)."""
-    a, b = a.float(), b.float()
     norm_a, norm_b = a.norm(), b.norm()
     if norm_a == 0 or norm_b == 0:
         return linear(a, b, weight)

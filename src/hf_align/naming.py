@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -67,7 +68,7 @@ def match_names(model: PreTrainedModel, on_disk: Iterable[str], ties: Mapping[st
 
 
 class NamedWeights(Mapping[str, Tensor]):
-    """The weights of a checkpoint by their names in memory, read one at a time, as float32.
+    """The weights of a checkpoint by their names in memory, read one at a time, as float32 (float64 stays).
 
     Args:
         checkpoint: tensors by name on disk.
@@ -94,7 +95,8 @@ class NamedWeights(Mapping[str, Tensor]):
         tensor = self._checkpoint[on_disk]
         if not tensor.is_floating_point():
             return tensor
-        return require_finite(on_disk, tensor, self._checkpoint.info(on_disk).shard).float()
+        tensor = require_finite(on_disk, tensor, self._checkpoint.info(on_disk).shard)
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._disk)

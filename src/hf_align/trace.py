@@ -130,7 +130,7 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
     """A class that the user registered with an Auto class."""
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
         found = auto._model_mapping.get(type(config), None)
-        if found is not None and found.__name__ == name:
+        if found is not None and getattr(found, "__name__", "") == name:
             return found
     return None
 
@@ -238,6 +238,12 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             if node.op == "call_function" and all(a in constants for a in node.all_input_nodes):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: constants[n])
                 constants[node] = node.target(*args, **kwargs)
+
+
+def operand(node: fx.Node, position: int) -> fx.Node | None:
+    """An argument that is another node's value, else None."""
+    argument = node.args[position] if len(node.args) > position else None
+    return argument if isinstance(argument, fx.Node) else None
 
 
 def op_name(node: fx.Node) -> str:

@@ -209,7 +209,32 @@ class CanonicalWeights(Mapping[str, Tensor]):
 # Finding them -----------------------------------------------------------------------------------------------------
 
 _PASSES = frozenset(
-    ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "getitem", "dropout", "to", "_to_copy", "contiguous", "clone", "alias", "detach", "type_as"]
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "flatten",
+        "unflatten",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "getitem",
+        "dropout",
+        "to",
+        "_to_copy",
+        "contiguous",
+        "clone",
+        "alias",
+        "detach",
+        "type_as",
+    ]
 )
 
 
@@ -320,12 +345,12 @@ def _fates(
     """What becomes of a constant added to node[..., span], for each way that it takes."""
     for user in node.users:
         if op_name(user) in ("split", "split_with_sizes", "chunk") and _splits_last(user):
-            start = span[0]
-            pieces = user.meta["val"]
-            for child in sorted(user.users, key=lambda n: n.args[1]):  # type: ignore[arg-type,return-value]
-                offset = start + sum(p.shape[-1] for p in pieces[: child.args[1]])  # type: ignore[index,misc]
-                width = pieces[child.args[1]].shape[-1]  # type: ignore[index]
-                yield from _fates(child, (offset, offset + width), reading, found)
+            for child in user.users:
+                which = child.args[1]
+                assert isinstance(which, int)
+                sizes = [piece.shape[-1] for piece in user.meta["val"]]
+                start = span[0] + sum(sizes[:which])
+                yield from _fates(child, (start, start + sizes[which]), reading, found)
         elif op_name(user) in _PASSES:
             yield from _fates(user, span, reading, found)
         elif op_name(user) == "matmul" and user.args[1] is node and node is not user.args[0]:
@@ -335,9 +360,9 @@ def _fates(
 
 
 def _splits_last(node: fx.Node) -> bool:
-    rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
+    source = node.all_input_nodes[0]
     dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    return int(dim) % rank == rank - 1  # type: ignore[call-overload,no-any-return]
+    return isinstance(dim, int) and dim % source.meta["val"].dim() == source.meta["val"].dim() - 1
 
 
 def _key_or_value(product: fx.Node, span: tuple[int, int], reading: Reading, found: Interpretation) -> Gauge | None:

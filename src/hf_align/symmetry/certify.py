@@ -85,7 +85,7 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
     wide = trace(config, batch=contexts, length=positions)
     inputs = random_inputs(wide, rng)
     error = max(_soundness(wide, spec, weights, inputs, rng) for _ in range(3))
-    canonical = {n: t for n, t in CanonicalWeights(weights, spec.gauges).items()}
+    canonical = dict(CanonicalWeights(weights, spec.gauges))
     jacobian = _jacobian(wide, canonical, inputs)
     directions = torch.stack([_flatten(d, canonical) for d in generate(spec, program, canonical)])
     null, _ = _null_space(jacobian)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -266,8 +266,10 @@ def _kernel_vector(rows: list[list[Fraction]], width: int) -> list[int] | None:
 
 
 def _common_module(names: list[str]) -> str:
-    parts = [n.split(".")[:-1] for n in names]
-    return ".".join(os.path.commonprefix(parts)) if len(names) > 1 else ".".join(parts[0])
+    """The longest module path that all parameters share."""
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    shared = itertools.takewhile(lambda level: len(set(level)) == 1, levels)
+    return ".".join(level[0] for level in shared)
 
 
 _ROLES = {"norm": "residual", "score": "qk", "mix": "value", "batch": "heads", "softmax": "heads",

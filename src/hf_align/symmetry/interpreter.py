@@ -17,7 +17,7 @@ from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
 from hf_align.symmetry.spaces import (
     Axis,
     Kind,
-    SpaceMismatch,
+    SpaceMismatchError,
     bind,  # fmt: skip
     direct_sum,
     fresh,
@@ -248,7 +248,7 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         return _pin(call, "unknown op")
     try:
         return apply(call)
-    except SpaceMismatch as mismatch:
+    except SpaceMismatchError as mismatch:
         return _pin(call, str(mismatch))
 
 

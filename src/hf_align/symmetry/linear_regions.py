@@ -21,7 +21,39 @@ from hf_align.symmetry.rotations import Rotations
 from hf_align.trace import Program, op_name
 
 _LINEAR = frozenset(
-    ["mul", "add", "sub", "neg", "cat", "stack", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "transpose", "permute", "expand", "repeat_interleave", "clone", "contiguous", "alias", "to", "_to_copy", "div", "view_as_complex", "view_as_real"]
+    [
+        "mul",
+        "add",
+        "sub",
+        "neg",
+        "cat",
+        "stack",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "getitem",
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "expand",
+        "repeat_interleave",
+        "clone",
+        "contiguous",
+        "alias",
+        "to",
+        "_to_copy",
+        "div",
+        "view_as_complex",
+        "view_as_real",
+    ]
 )
 
 

@@ -21,11 +21,13 @@ from hf_align.trace import Evidence
 _serial = count()
 
 
-class SpaceMismatch(Exception):
+class SpaceMismatchError(Exception):
     """Two axes cannot be made to agree; the rule that asked pins what it touches instead."""
 
 
 class Kind(Enum):
+    """What a space is made of."""
+
     ATOM = "atom"
     PRODUCT = "product"
     SUM = "sum"
@@ -100,6 +102,7 @@ def fresh(size: int, bound: Bound = FREE) -> Axis:
 
 
 def unit() -> Axis:
+    """An axis of size one, which nothing moves."""
     return fresh(1)
 
 
@@ -134,7 +137,7 @@ def bind(axis: Axis, target: Axis) -> None:
     if axis.space is target.space:
         return
     if any(atom.space is axis.space for atom in target.atoms):
-        raise SpaceMismatch("an axis would contain itself")
+        raise SpaceMismatchError("an axis would contain itself")
     axis.space.link = target.dual if axis.is_dual else target
     bound = axis.space.bound
     if bound.rotations is not None and target.space.kind is not Kind.ATOM:
@@ -148,7 +151,7 @@ def split_product(axis: Axis, outer: int) -> tuple[Axis, Axis]:
     """Factor an axis as (outer, rest); refines atoms where it must.
 
     Raises:
-        SpaceMismatch: the sizes do not divide along factor boundaries.
+        SpaceMismatchError: the sizes do not divide along factor boundaries.
     """
     axis = axis.root
     if outer == 1:
@@ -156,7 +159,7 @@ def split_product(axis: Axis, outer: int) -> tuple[Axis, Axis]:
     if outer == axis.size:
         return axis, unit()
     if axis.size % outer:
-        raise SpaceMismatch(f"an axis of {axis.size} cannot be viewed with {outer} rows")
+        raise SpaceMismatchError(f"an axis of {axis.size} cannot be viewed with {outer} rows")
     if axis.space.kind is Kind.ATOM:
         high, low = fresh(outer), fresh(axis.size // outer)
         bind(axis, product([high, low]))
@@ -173,7 +176,7 @@ def _split_factors(factors: tuple[Axis, ...], outer: int) -> tuple[Axis, Axis]:
             return product(factors[:i]), product(factors[i:])
         if done * factor.size > outer:
             if outer % done:
-                raise SpaceMismatch(f"{outer} does not fall between the factors {[f.size for f in factors]}")
+                raise SpaceMismatchError(f"{outer} does not fall between the factors {[f.size for f in factors]}")
             high, low = split_product(factor, outer // done)
             return product([*factors[:i], high]), product([low, *factors[i + 1 :]])
         done *= factor.size
@@ -184,7 +187,7 @@ def _split_sum_into_rows(axis: Axis, outer: int) -> tuple[Axis, Axis]:
     """A sum of blocks seen as rows: all rows share one space, and the order of the rows is fixed."""
     row = axis.size // outer
     if any(s.size % row for s in axis.segments):
-        raise SpaceMismatch(f"segments {[s.size for s in axis.segments]} are not whole rows of {row}")
+        raise SpaceMismatchError(f"segments {[s.size for s in axis.segments]} are not whole rows of {row}")
     highs, low = [], None
     for segment in axis.segments:
         high, inner = split_product(segment, segment.size // row)
@@ -205,7 +208,7 @@ def split_sum(axis: Axis, first: int) -> tuple[Axis, Axis]:
     """Cut an axis into (first, rest); refines atoms where it must.
 
     Raises:
-        SpaceMismatch: the cut falls inside a product.
+        SpaceMismatchError: the cut falls inside a product.
     """
     axis = axis.root
     if axis.space.kind is Kind.ATOM:
@@ -218,7 +221,7 @@ def split_sum(axis: Axis, first: int) -> tuple[Axis, Axis]:
         factors = axis.factors
         row = axis.size // factors[0].size
         if first % row:
-            raise SpaceMismatch(f"a cut at {first} falls inside a row of {row}")
+            raise SpaceMismatchError(f"a cut at {first} falls inside a row of {row}")
         head, tail = split_sum(factors[0], first // row)
         return product([head, *factors[1:]]), product([tail, *factors[1:]])
     done = 0
@@ -230,7 +233,7 @@ def split_sum(axis: Axis, first: int) -> tuple[Axis, Axis]:
             head, tail = split_sum(segment, first - done)
             return direct_sum([*segments[:i], head]), direct_sum([tail, *segments[i + 1 :]])
         done += segment.size
-    raise SpaceMismatch(f"a cut at {first} lies beyond an axis of {axis.size}")
+    raise SpaceMismatchError(f"a cut at {first} lies beyond an axis of {axis.size}")
 
 
 def cut(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
@@ -246,11 +249,11 @@ def pair_atoms(a: Axis, b: Axis, visit: Callable[[Axis, Axis], None]) -> None:
     """Refine two axes of equal size until their atoms correspond, and visit each corresponding pair.
 
     Raises:
-        SpaceMismatch: no common refinement exists.
+        SpaceMismatchError: no common refinement exists.
     """
     a, b = a.root, b.root
     if a.size != b.size:
-        raise SpaceMismatch(f"axes of {a.size} and {b.size} dimensions meet")
+        raise SpaceMismatchError(f"axes of {a.size} and {b.size} dimensions meet")
     if a.space is b.space and a.is_dual == b.is_dual and a.space.kind is not Kind.ATOM:
         for atom in a.atoms:
             visit(atom, atom)

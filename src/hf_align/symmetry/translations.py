@@ -16,11 +16,15 @@ from torch import Tensor, fx
 
 from hf_align.execute import call_wide
 from hf_align.symmetry.canonical import reaches_softmax
-from hf_align.trace import Program, op_name
+from hf_align.trace import Program, op_name, operand
 
-_LINEAR = frozenset(
-    ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack", "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg"]
-)
+# fmt: off
+_LINEAR = frozenset((
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
+    "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
+    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg",
+))
+# fmt: on
 _TABLE, _ADDED = "table", "added"
 
 
@@ -77,9 +81,10 @@ class _System:
             weight_at = {"linear": 1, "addmm": 2}.get(op_name(node)) if node.op == "call_function" else None
             if weight_at is None or node.args[weight_at] not in self.program.parameters:
                 continue
-            placeholder, source = node.args[weight_at], node.args[1 if weight_at == 2 else 0]
+            placeholder, source = operand(node, weight_at), operand(node, weight_at - 1)
+            assert placeholder is not None and source is not None
             while op_name(source) in _LINEAR and len(source.all_input_nodes) == 1 and _same_last(source):
-                source = source.args[0]
+                source = source.all_input_nodes[0]
             lookups = [u for u in placeholder.users if u is not node]
             tied = weight_at == 1 and all(_looked_up(u, placeholder, self.program) for u in lookups)
             if (lookups and not tied) or source.op != "call_function" or op_name(source) != "layer_norm":
@@ -144,14 +149,14 @@ class _System:
             return self._convolution(node)
         if name == "matmul":
             return self._matmul(node)
-        for operand in moved:
-            self._demand(self.shift[operand])
+        for seen in moved:
+            self._demand(self.shift[seen])
         return None
 
     def _affine(self, node: fx.Node, name: str) -> Tensor | None:
-        source, weight, bias = (node.args[0], node.args[1], node.args[2] if len(node.args) > 2 else None)
-        if name == "addmm":
-            bias, source, weight = node.args
+        order = (1, 2, 0) if name == "addmm" else (0, 1, 2)
+        source, weight, bias = (operand(node, i) for i in order)
+        assert source is not None and weight is not None
         total = None
         if source in self.shift:
             matrix = self._value(weight)
@@ -166,14 +171,18 @@ class _System:
         return None if total is None else self._fill(total, node)
 
     def _add(self, node: fx.Node) -> Tensor:
-        left, right = node.args[0], node.args[1]
-        total = self.shift.get(left) if isinstance(left, fx.Node) else None
-        other = self.shift.get(right) if isinstance(right, fx.Node) else None
+        total, other = (self._shift_of(node, i) for i in (0, 1))
         if other is not None and op_name(node) == "sub":
             other = -other
         if total is not None and other is not None:
             return self._fill(total, node) + self._fill(other, node)
-        return self._fill(total if total is not None else other, node)
+        one = total if total is not None else other
+        assert one is not None
+        return self._fill(one, node)
+
+    def _shift_of(self, node: fx.Node, position: int) -> Tensor | None:
+        argument = operand(node, position)
+        return self.shift.get(argument) if argument is not None else None
 
     def _map(self, node: fx.Node) -> Any:
         """A linear op, applied to the change of every unknown at once."""
@@ -203,35 +212,29 @@ class _System:
         return len(moved) == 1 and all(a in fixed for a in others)
 
     def _layer_norm(self, node: fx.Node) -> Tensor | None:
-        change = self.shift.get(node.args[0])
+        change, gain, bias = (self._shift_of(node, i) for i in (0, 2, 3))
         if change is not None:
             self._demand(change - change.mean(-1, keepdim=True))
-        for at in (2, 3):
-            argument = node.args[at] if len(node.args) > at else None
-            if argument in self.shift and at == 2:
-                self._demand(self.shift[argument])
-            elif argument in self.shift:
-                return self._fill(self.shift[argument], node)
-        return None
+        self._demand(gain)
+        return None if bias is None else self._fill(bias, node)
 
     def _lookup(self, node: fx.Node) -> Tensor:
-        change = self.shift[node.args[0]]
-        index = self.program.constants.get(node.args[1])
+        change, rows = self._shift_of(node, 0), operand(node, 1)
+        assert change is not None and rows is not None
+        index = self.program.constants.get(rows)
         return self._fill(change if index is None else change[:, index], node)
 
     def _convolution(self, node: fx.Node) -> Tensor | None:
-        if node.args[0] in self.shift:
-            self._demand(self.shift[node.args[0]])
-        bias = node.args[2] if len(node.args) > 2 else None
-        if bias not in self.shift:
+        self._demand(self._shift_of(node, 0))
+        bias = self._shift_of(node, 2)
+        if bias is None:
             return None
-        spatial = node.meta["val"].dim() - 2
-        return self._fill(self.shift[bias].reshape(*self.shift[bias].shape, *(1,) * spatial), node)
+        return self._fill(bias.reshape(*bias.shape, *(1,) * (node.meta["val"].dim() - 2)), node)
 
     def _matmul(self, node: fx.Node) -> Tensor | None:
         """Keys: a constant is lost in softmax. Values: rows that sum to one pass it on. Else it must vanish."""
-        self._demand(self.shift.get(node.args[0]))
-        change = self.shift.get(node.args[1])
+        self._demand(self._shift_of(node, 0))
+        change = self._shift_of(node, 1)
         if change is None:
             return None
         if reaches_softmax(node, self.program):
@@ -287,14 +290,19 @@ def _role(node: fx.Node, program: Program) -> str | None:
         at = user.args.index(node) if node in user.args else None
         if name == "embedding" and at == 0:
             roles.add(_ADDED if user.args[1] in program.constants else _TABLE)
-        elif (name, at) in (
-            ("linear", 2),
-            ("addmm", 0),
-            ("layer_norm", 3),
-            ("conv2d", 2),
-            ("conv1d", 2),
-            ("conv3d", 2),
-        ) or name in _LINEAR or name in ("add", "sub"):
+        elif (
+            (name, at)
+            in (
+                ("linear", 2),
+                ("addmm", 0),
+                ("layer_norm", 3),
+                ("conv2d", 2),
+                ("conv1d", 2),
+                ("conv3d", 2),
+            )
+            or name in _LINEAR
+            or name in ("add", "sub")
+        ):
             roles.add(_ADDED)
         else:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hf_align.symmetry.bounds import FIXED, METRIC, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, rule
+from hf_align.symmetry.rules.views import dims_of
 from hf_align.symmetry.spaces import Axis, fresh
 
 
@@ -53,7 +54,7 @@ def total(call: Call) -> Value:
     """y = Σ_i x_i (or its mean): contraction with the all-ones vector; of an open product, of its two factors."""
     found = call.raw(call.argument(0))
     rank = len(call.node.args[0].meta["val"].shape)  # type: ignore[union-attr]
-    reduced = _dims(call.argument(1, "dim"), rank)
+    reduced = dims_of(call.argument(1, "dim"), rank)
     if isinstance(found, Product) and len(found.left.axes) == len(found.right.axes) == rank:
         axes = _contract(call, found, reduced)
     else:
@@ -78,18 +79,12 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
     return axes
 
 
-def _dims(dims: object, rank: int) -> tuple[int, ...]:
-    if dims is None:
-        return tuple(range(rank))
-    return tuple(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
-
-
 @rule("amax", "amin", "any", "all", "cumsum", "argmax")
 def reduction(call: Call) -> Value:
     """y = f(x_1 … x_n): the order of the axis may matter, the others are in step."""
     value = call.value(call.argument(0))
     rank = len(value.axes)
-    reduced = _dims(call.argument(1, "dim"), rank)
+    reduced = dims_of(call.argument(1, "dim"), rank)
     for i, axis in enumerate(value.axes):
         call.lower(axis, FIXED if i in reduced else PERMUTATION, "reduction")
     if len(call.shape) == rank:

@@ -127,6 +127,10 @@ def _gain(call: Call, weight: Value, value: Value) -> Value:
 @rule("where", "masked_fill")
 def selection(call: Call) -> Value:
     """y = c ? a : b, entry by entry."""
+    return _selected(call)
+
+
+def _selected(call: Call) -> Value:
     operands = [a for a in call.node.all_input_nodes if a in call.found.values]
     axes = call.value(operands[0]).axes
     for other in operands[1:]:
@@ -139,7 +143,7 @@ def selection(call: Call) -> Value:
       "bitwise_or", "maximum", "minimum")  # fmt: skip
 def comparison(call: Call) -> Value:
     """y_i = f(a_i, b_i)."""
-    return selection(call)  # type: ignore[return-value]
+    return _selected(call)
 
 
 def _is_data(call: Call, argument: object) -> bool:

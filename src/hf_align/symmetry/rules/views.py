@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hf_align.symmetry.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter import Call, Value, rule
@@ -17,7 +18,7 @@ def view(call: Call) -> Value:
 
 
 def _reshape(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:
-    """Match runs of axes with runs of the new shape of the same size, so that a split is never wider than it must be."""
+    """Match runs of axes with runs of the new shape of the same size: no split is wider than it must be."""
     result: list[Axis] = []
     old, new = list(axes), list(shape)
     while new:
@@ -29,8 +30,8 @@ def _reshape(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]
             old.pop(0)
             continue
         run, sizes = [old.pop(0)], [new.pop(0)]
-        while run_size(run) != math.prod(sizes):
-            if run_size(run) < math.prod(sizes):
+        while _run_size(run) != math.prod(sizes):
+            if _run_size(run) < math.prod(sizes):
                 run.append(old.pop(0))
             else:
                 sizes.append(new.pop(0))
@@ -42,7 +43,7 @@ def _reshape(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]
     return tuple(result)
 
 
-def run_size(axes: list[Axis]) -> int:
+def _run_size(axes: list[Axis]) -> int:
     return math.prod(a.size for a in axes)
 
 
@@ -80,11 +81,17 @@ def unsqueeze(call: Call) -> Value:
 def squeeze(call: Call) -> Value:
     """Axes of size one dropped."""
     value = call.value(call.argument(0))
-    dims = call.argument(1, "dim")
-    chosen = range(len(value.axes)) if dims is None else [d % len(value.axes) for d in
-                                                          (dims if isinstance(dims, (list, tuple)) else [dims])]  # fmt: skip
+    dims, rank = call.argument(1, "dim"), len(value.axes)
+    chosen = dims_of(dims, rank)
     kept = tuple(a for i, a in enumerate(value.axes) if not (i in chosen and a.size == 1))
     return Value(kept, value.parameter)
+
+
+def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
+    """One axis number, several, or None for all, as non-negative numbers."""
+    if dims is None:
+        return tuple(range(rank))
+    return tuple(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
 @rule("expand", "expand_as")
