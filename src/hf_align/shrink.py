@@ -17,6 +17,7 @@ _SIZES: dict[str, int] = {
     "image_size": 4,
     "num_labels": 9,
 }
+_DERIVED = ("n_inner",)  # None means a multiple of the width, which is far from tiny
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 
 
@@ -29,7 +30,7 @@ def shrink(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
     grouped = fields.get("num_key_value_heads") not in (None, fields.get("num_attention_heads"))
     for key in list(fields):
         name = getattr(config, "attribute_map", {}).get(key, key)
-        if name in _SIZES and fields[key] is not None:
+        if name in _SIZES and (fields[key] is not None or name in _DERIVED):
             fields[key] = _SIZES[name]
         elif name in _LAYERS and isinstance(fields[key], int):
             fields[key] = min(fields[key], layers)

@@ -66,16 +66,23 @@ def _shares_target(gain: Gain, found: Interpretation) -> bool:
     return any(atom.space is target for a in axes if a.space.kind is not Kind.ATOM for atom in a.atoms)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Class:
-    """Atoms that share one permutation (or one atom alone), with the exponent of the common scale for each."""
+    """Atoms that share one permutation (or one atom alone).
+
+    Attributes:
+        exponents: by atom, the power of the class's common scale.
+        weights: the parameters that carry it.
+        outer: the classes over which its element may differ, outermost first.
+    """
 
     size: int
     bound: Bound
     evidence: list[Evidence]
     exponents: dict[int, int] = field(default_factory=dict)
+    weights: list[str] = field(default_factory=list)
+    outer: tuple[_Class, ...] = ()
     name: str = ""
-    index: tuple[str, ...] = ()
 
     @property
     def group(self) -> Group | None:
@@ -92,8 +99,9 @@ class _Classes:
         for atoms in self._connected():
             klass = self._class(atoms)
             self.of_atom.update((a.space.serial, klass) for a in atoms)
+        self._collect_weights()
+        self._find_outer()
         self._name()
-        self._index()
 
     def _connected(self) -> Iterable[list[Axis]]:
         """Groups of atoms that relations join."""
@@ -137,48 +145,50 @@ class _Classes:
         exponents, scalars = _common_scale(atoms, relations)
         return _Class(size, monomial(scalars), evidence, exponents)
 
+    def _all(self) -> list[_Class]:
+        return list(dict.fromkeys(self.of_atom.values()))
+
+    def _collect_weights(self) -> None:
+        for name, value in self.found.weights.items():
+            for klass in dict.fromkeys(self.of_atom[a.space.serial] for x in value.axes for a in x.atoms):
+                klass.weights.append(name)
+
+    def _find_outer(self) -> None:
+        """The spaces that accompany a space in every tensor: over these its element may differ."""
+        company: dict[_Class, set[_Class]] = {}
+        for value in self._all_values():
+            present = {self.of_atom[a.space.serial] for x in value.axes for a in x.atoms}
+            for klass in present:
+                company[klass] = company.get(klass, present) & present
+        for klass in self._all():
+            around = company.get(klass, set())
+            outer = [o for o in around - {klass} if o.weights and klass not in company[o] and _is_discrete(o)]
+            klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
+
     def _name(self) -> None:
         """Label classes by where their weights live; labels decide nothing."""
-        weights: dict[int, list[str]] = defaultdict(list)
-        by_id = {id(k): k for k in self.of_atom.values()}
-        for name, value in self.found.weights.items():
-            for atom in {a.space.serial for x in value.axes for a in x.atoms}:
-                weights[id(self.of_atom[atom])].append(name)
         taken: set[str] = set()
-        for key, names in weights.items():
-            klass = by_id[key]
-            stem = _common_module(names)
+        for klass in self._all():
+            if not klass.weights:
+                continue
+            stem = _common_module(klass.weights)
             name = f"{stem}.{_role(klass)}" if stem else _role(klass)
             while name in taken:
                 name += "_"
             taken.add(name)
             klass.name = name
 
-    def _index(self) -> None:
-        """The spaces that accompany a space in every tensor: over these its element may differ."""
-        company: dict[int, set[int]] = {}
-        by_id = {id(k): k for k in self.of_atom.values()}
-        for value in self._all_values():
-            present = {id(self.of_atom[a.space.serial]) for x in value.axes for a in x.atoms}
-            for key in present:
-                company[key] = company.get(key, present) & present
-        discrete = {
-            k for k, c in by_id.items() if c.name and (c.group is None or isinstance(c.group, ScaledPermutation))
-        }
-        for key, klass in by_id.items():
-            outer = {k for k in company.get(key, set()) - {key} if k in discrete and key not in company[k]}
-            ordered = sorted(outer, key=lambda k: (len(company[k]), by_id[k].name))
-            klass.index = tuple(by_id[k].name for k in ordered)
+    def _indexing(self) -> set[_Class]:
+        return {o for k in self._all() if k.weights and k.group is not None for o in k.outer}
 
     def spaces(self) -> dict[str, SpaceSpec]:
         """Named spaces that move, and pinned ones over which others differ; outer ones first."""
-        classes = list({id(k): k for k in self.of_atom.values() if k.name}.values())
-        indexing = {n for k in classes if k.group is not None for n in k.index}
-        kept = [k for k in classes if k.group is not None or k.name in indexing]
-        for klass in kept:
-            klass.index = tuple(n for n in klass.index if n in indexing)
-        return {k.name: SpaceSpec(k.name, k.size, k.group, k.index, tuple(k.evidence))
-                for k in sorted(kept, key=lambda k: len(k.index))}  # fmt: skip
+        indexing = self._indexing()
+        kept = [k for k in self._all() if k.weights and (k.group is not None or k in indexing)]
+        return {
+            k.name: SpaceSpec(k.name, k.size, k.group, tuple(o.name for o in k.outer), tuple(k.evidence))
+            for k in sorted(kept, key=lambda k: len(k.outer))
+        }
 
     def actions(self, axis: Axis) -> AxisActions:
         """How the spaces move one parameter axis."""
@@ -189,12 +199,13 @@ class _Classes:
             return Factor(atom.size)
         klass = self.of_atom[atom.root.space.serial]
         if klass.group is None:
-            return Factor(atom.size, klass.name if klass.index == () and self._indexes(klass) else None)
+            return Factor(atom.size, klass.name if klass in self._indexing() else None)
         exponent = klass.exponents.get(atom.root.space.serial, 0)
         return Factor(atom.size, klass.name, -exponent if atom.root.is_dual else exponent)
 
-    def _indexes(self, klass: _Class) -> bool:
-        return any(klass.name in k.index for k in self.of_atom.values() if k.group is not None)
+
+def _is_discrete(klass: _Class) -> bool:
+    return klass.group is None or isinstance(klass.group, ScaledPermutation)
 
 
 def _atomic_relations(found: Interpretation) -> Iterable[tuple[Axis, Axis, Axis]]:
@@ -272,10 +283,18 @@ def _common_module(names: list[str]) -> str:
     return ".".join(level[0] for level in shared)
 
 
-_ROLES = {"norm": "residual", "score": "qk", "mix": "value", "batch": "heads", "softmax": "heads",
-          "pointwise": "hidden", "elementwise": "hidden"}  # fmt: skip
+_ROLES = {
+    "norm": "residual",
+    "score": "qk",
+    "mix": "value",
+    "batch": "heads",
+    "softmax": "heads",
+    "pointwise": "hidden",
+    "elementwise": "hidden",
+}
 
 
 def _role(klass: _Class) -> str:
     roles = {e.role for e in klass.evidence}
-    return next((label for role, label in _ROLES.items() if role in roles), "space")
+    label = next((label for role, label in _ROLES.items() if role in roles), "space")
+    return f"sub{label}" if label == "heads" and klass.outer else label

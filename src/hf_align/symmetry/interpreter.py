@@ -267,7 +267,7 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     call = Call(region.output, found)
     value = call.value(region.base)
     call.lower(value.axes[-1], Bound(rotations=region.rotations), "rotary")
-    call.lower_all(value.axes[:-2], PERMUTATION, "rotary")
+    call.lower_all(value.axes[:-2], PERMUTATION, "batch")
     return Value(value.axes)
 
 

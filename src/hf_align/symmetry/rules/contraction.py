@@ -48,6 +48,7 @@ def matmul(call: Call) -> Value:
             call.unify(x, z, "batch")
         wide = x if z.size == 1 else z
         call.lower(wide, PERMUTATION, "batch")
+        call.note(wide, "batch")
         batch.append(wide)
     return Value((*batch, *left[-2:-1], *right[-1:])) if len(right) > 1 else Value((*batch, *left[-2:-1]))
 
