@@ -46,7 +46,7 @@ def geometric_mean_gauge(primal: Tensor, dual: Tensor) -> Tensor:
 def _symmetric_power(m: Tensor, power: float) -> Tensor:
     values, vectors = torch.linalg.eigh(m)
     floor = 1e-12 * values.amax(-1, keepdim=True).abs().clamp_min(1e-300)
-    return (vectors * values.clamp_min(floor).unsqueeze(-2) ** power) @ vectors.mT
+    return (vectors * values.clamp_min(floor).unsqueeze(-2) ** power) @ vectors.mH
 
 
 def assign(gain: Tensor) -> Tensor:

@@ -1,0 +1,50 @@
+"""Shared fixtures: the trained models that the repository ships, and tiny architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import PretrainedConfig
+
+ROOT = Path(__file__).parent.parent
+MODELS = ROOT / "examples" / "models"
+DATA = ROOT / "examples" / "data"
+
+Tiny = Callable[..., PretrainedConfig]
+
+
+def tiny_llama(**changes: object) -> PretrainedConfig:
+    sizes = dict(vocab_size=11, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
+                 num_key_value_heads=1, head_dim=4, max_position_embeddings=16, tie_word_embeddings=False)  # fmt: skip
+    return transformers.LlamaConfig(**{**sizes, "architectures": ["LlamaForCausalLM"], **changes})
+
+
+def tiny_gpt2(**changes: object) -> PretrainedConfig:
+    sizes = dict(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_inner=6, n_positions=10, bos_token_id=0,
+                 eos_token_id=0, tie_word_embeddings=False)  # fmt: skip
+    return transformers.GPT2Config(**{**sizes, "architectures": ["GPT2LMHeadModel"], **changes})
+
+
+def tiny_bert(**changes: object) -> PretrainedConfig:
+    sizes = dict(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,
+                 max_position_embeddings=10)  # fmt: skip
+    return transformers.BertConfig(**{**sizes, "architectures": ["BertForMaskedLM"], **changes})
+
+
+def tiny_vit(**changes: object) -> PretrainedConfig:
+    sizes = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6, image_size=4,
+                 patch_size=2, num_channels=1, num_labels=9)  # fmt: skip
+    return transformers.ViTConfig(**{**sizes, "architectures": ["ViTForImageClassification"], **changes})
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    return MODELS
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    return DATA

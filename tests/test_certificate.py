@@ -1,0 +1,82 @@
+"""Every derived symmetry is exact, and none is missing: the counts are those worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+
+from hf_align.symmetry import canonical, derive, interpreter
+from hf_align.symmetry.bounds import Scalars, monomial
+from hf_align.symmetry.certify import Certificate, certify
+from hf_align.symmetry.interpreter import Call, Value
+
+CASES = {
+    "llama, one layer": (tiny_llama(), 78),
+    "llama, two layers": (tiny_llama(num_hidden_layers=2), 120),
+    "llama, tied": (tiny_llama(tie_word_embeddings=True), 42),
+    "llama, grouped queries": (tiny_llama(num_attention_heads=4, num_key_value_heads=2), 98),
+    "llama, attention bias": (tiny_llama(attention_bias=True), None),
+    "gpt2, one layer": (tiny_gpt2(), 223),
+    "gpt2, two layers": (tiny_gpt2(n_layer=2), 381),
+    "gpt2, tied, one layer": (tiny_gpt2(tie_word_embeddings=True), 168),
+    "gpt2, tied, two layers": (tiny_gpt2(tie_word_embeddings=True, n_layer=2), 326),
+    "bert, masked": (tiny_bert(), 201),
+    "bert, tokens": (tiny_bert(architectures=["BertForTokenClassification"], num_labels=9), None),
+    "vit": (tiny_vit(), 387),
+}
+
+
+def holds(certificate: Certificate) -> bool:
+    return certificate.sound and certificate.complete and certificate.leak < 1e-9 and not certificate.unknown_ops
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sound_and_complete(case: str) -> None:
+    config, nullity = CASES[case]
+    certificate = certify(config)
+    assert certificate.max_error < 1e-9
+    assert (certificate.found, certificate.missing) == (certificate.nullity, {})
+    assert holds(certificate)
+    if nullity is not None:
+        assert certificate.nullity == nullity
+
+
+def _silu_as_if_linear(call: Call) -> Value:
+    return Value(call.value(call.argument(0)).axes)
+
+
+def _softmax_as_if_odd(call: Call) -> Value:
+    value = call.value(call.argument(0))
+    call.lower_all(value.axes, monomial(Scalars.NONZERO), "softmax")
+    return Value(value.axes)
+
+
+@pytest.mark.parametrize(
+    ("op", "weakened"),
+    [("silu", _silu_as_if_linear), ("layer_norm", _silu_as_if_linear), ("gelu", _silu_as_if_linear)],
+)
+def test_a_weakened_rule_is_caught(op: str, weakened: interpreter.Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    certify(tiny_llama())  # fills the table
+    monkeypatch.setitem(interpreter.RULES, op, weakened)
+    config = {"silu": tiny_llama(), "layer_norm": tiny_gpt2(), "gelu": tiny_bert()}[op]
+    assert not holds(certify(config))
+
+
+def test_a_removed_rule_pins_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    certify(tiny_llama())
+    monkeypatch.delitem(interpreter.RULES, "silu")
+    certificate = certify(tiny_llama())
+    assert certificate.unknown_ops == ("silu",)
+    assert certificate.sound
+    assert not certificate.complete
+    assert "model.layers.0.mlp.up_proj.weight" in certificate.missing
+
+
+def test_an_unfolded_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(derive, "find_gauges", lambda found, folded: ())
+    assert not certify(tiny_llama()).sound
+
+
+def test_a_forgotten_key_bias_is_unsound_or_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical, "reaches_softmax", lambda node, program: True)
+    assert not holds(certify(tiny_gpt2()))

@@ -1,0 +1,137 @@
+"""Elements against their matrices, and the nearest element against every other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_align.symmetry import groups as g
+from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.rotations import Rotations
+
+ROTARY = Rotations(6, (((0, 3),), ((1, 4),)), (2, 5))
+TWICE = Rotations(6, (((0, 1), (2, 3)),), (4, 5))
+GROUPS = [
+    g.GeneralLinear(5), g.Orthogonal(5), g.OrthogonalFixingOnes(5), g.RotaryCommutant(6, ROTARY),
+    g.RotaryCommutant(6, TWICE), g.ScaledPermutation(5), g.PositiveScaledPermutation(5), g.SignedPermutation(5),
+    g.Permutation(5),
+]  # fmt: skip
+PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=repr)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_an_element_is_its_matrix(group: g.Group, seed: int) -> None:
+    x, y = group.random((2, 3), rng(seed)), group.random((2, 3), rng(seed + 1))
+    tensor = torch.randn(2, 3, 4, group.size, generator=rng(seed), dtype=torch.float64)
+    for power in (1, -1):
+        expected = torch.einsum("hgab,hgrb->hgra", x.as_matrix(power), tensor)
+        torch.testing.assert_close(x.act(tensor, power), expected)
+    torch.testing.assert_close((x @ y).as_matrix(), x.as_matrix() @ y.as_matrix())
+    torch.testing.assert_close(x.inverse().as_matrix(), torch.linalg.inv(x.as_matrix()))
+    torch.testing.assert_close(x.dual().as_matrix(), torch.linalg.inv(x.as_matrix()).mT)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=repr)
+def test_the_lie_algebra_has_the_stated_dimension_and_stays_in_the_group(group: g.Group) -> None:
+    basis = group.tangents()
+    assert len(basis) == group.dimension
+    if not len(basis):
+        return
+    assert torch.linalg.matrix_rank(basis.reshape(len(basis), -1)) == group.dimension
+    random = group.random((), rng(0)).as_matrix()
+    for tangent in basis:
+        small = torch.matrix_exp(0.1 * tangent)
+        if isinstance(group, g.RotaryCommutant):
+            turn = _rotation(group.rotations)
+            torch.testing.assert_close(small @ turn, turn @ small)
+        if not group.has_gauge:
+            torch.testing.assert_close(small @ small.T, torch.eye(group.size, dtype=torch.float64))
+        if isinstance(group, g.OrthogonalFixingOnes):
+            torch.testing.assert_close(small.sum(1), torch.ones(group.size, dtype=torch.float64))
+    assert random.shape == (group.size, group.size)
+
+
+def _rotation(rotations: Rotations) -> torch.Tensor:
+    turn = torch.eye(rotations.size, dtype=torch.float64)
+    for angle, planes in enumerate(rotations.planes, start=1):
+        for i, j in planes:
+            turn[i, i] = turn[j, j] = math.cos(angle)
+            turn[j, i], turn[i, j] = math.sin(angle), -math.sin(angle)
+    return turn
+
+
+@pytest.mark.parametrize("group", [x for x in GROUPS if isinstance(x, g.RotaryCommutant)], ids=repr)
+def test_random_rotary_elements_commute_with_the_rotations(group: g.RotaryCommutant) -> None:
+    turn = _rotation(group.rotations)
+    element = group.random((), rng(1)).as_matrix()
+    torch.testing.assert_close(element @ turn, turn @ element)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=repr)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_nearest_beats_every_other_element_of_unit_length(group: g.Group, seed: int) -> None:
+    cross = {1: torch.randn(group.size, group.size, generator=rng(seed), dtype=torch.float64)}
+    best = group.nearest(cross)
+    value = float((best.as_matrix() * cross[1]).sum())
+    assert value == pytest.approx(float(group.score(cross)))
+    for other_seed in range(20):
+        other = group.random((), rng(other_seed))
+        if group.has_gauge:
+            other = group.nearest({1: other.as_matrix()})
+        assert float((other.as_matrix() * cross[1]).sum()) <= value + 1e-9
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=repr)
+def test_nearest_recovers_an_element(group: g.Group) -> None:
+    planted = group.random((), rng(3))
+    planted = group.nearest({1: planted.as_matrix()}) if group.has_gauge else planted
+    points = torch.randn(40, group.size, generator=rng(4), dtype=torch.float64)
+    moved = planted.act(points, 1)
+    found = group.nearest({1: moved.T @ points})
+    torch.testing.assert_close(found.as_matrix(), planted.as_matrix())
+
+
+@pytest.mark.parametrize("group", [x for x in GROUPS if x.has_gauge], ids=repr)
+def test_balancing_makes_the_grams_equal(group: g.Group) -> None:
+    rows = torch.randn(2, group.size, 30, generator=rng(5), dtype=torch.float64)
+    grams = {1: rows[0] @ rows[0].T, -1: 4 * rows[1] @ rows[1].T}
+    element = group.balance(grams)
+    primal = element.as_matrix() @ grams[1] @ element.as_matrix().T
+    dual = element.as_matrix(-1) @ grams[-1] @ element.as_matrix(-1).T
+    if isinstance(group, g.GeneralLinear):
+        torch.testing.assert_close(primal, dual)
+    torch.testing.assert_close(primal.trace(), dual.trace())
+
+
+def test_the_lattice() -> None:
+    assert isinstance(g.group_of(FREE, 4), g.GeneralLinear)
+    assert isinstance(g.group_of(METRIC, 4), g.Orthogonal)
+    assert isinstance(g.group_of(METRIC.meet(ONES), 4), g.OrthogonalFixingOnes)
+    assert isinstance(g.group_of(monomial(Scalars.NONZERO).meet(METRIC), 4), g.SignedPermutation)
+    assert isinstance(g.group_of(monomial(Scalars.POSITIVE).meet(METRIC), 4), g.Permutation)
+    assert isinstance(g.group_of(monomial(Scalars.NONZERO).meet(ONES), 4), g.Permutation)
+    assert isinstance(g.group_of(Bound(rotations=ROTARY), 6), g.RotaryCommutant)
+    assert g.group_of(FIXED.meet(METRIC), 4) is None
+    assert g.group_of(Bound(rotations=ROTARY).meet(PERMUTATION), 6) is None
+
+
+BOUNDS = [FREE, FIXED, METRIC, ONES, Bound(rotations=ROTARY), *(monomial(s) for s in Scalars)]
+
+
+@given(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS), st.sampled_from(BOUNDS))
+def test_meet_is_a_semilattice(a: Bound, b: Bound, c: Bound) -> None:
+    assert a.meet(b) == b.meet(a)
+    assert a.meet(b).meet(c) == a.meet(b.meet(c))
+    assert a.meet(a) == a
+    assert a.meet(FREE) == a

@@ -1,0 +1,155 @@
+"""Matching on trained models: planted symmetries are recovered, functions unchanged, barriers lowered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import DATA, MODELS
+
+from hf_align import pipeline
+from hf_align.execute import execute
+from hf_align.matching import weights as weight_matching
+from hf_align.matching.weights import match_weights, with_permuted_residual
+from hf_align.models import Pair, open_pair
+from hf_align.symmetry.action import act
+from hf_align.symmetry.alignment import AlignedWeights, compose, distance
+from hf_align.symmetry.canonical import CanonicalWeights
+from hf_align.symmetry.certify import random_elements, random_inputs
+from hf_align.symmetry.groups import GeneralLinear
+from hf_align.symmetry.spec import SymmetrySpec
+
+FAMILIES = ("llama", "gpt2", "vit")
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    return {f: open_pair(str(MODELS / f / "0"), str(MODELS / f / "1")) for f in FAMILIES}
+
+
+def in_float64(pair: Pair, spec: SymmetrySpec) -> tuple[Weights, Weights]:
+    return tuple({n: m.weights[n].double() for n in spec.parameters} for m in (pair.a, pair.b))  # type: ignore[return-value]
+
+
+def moved(spec: SymmetrySpec, weights: Weights, seed: int) -> Weights:
+    elements = random_elements(spec, torch.Generator().manual_seed(seed))
+    canonical = CanonicalWeights(weights, spec.gauges)
+    return {n: act(canonical[n], n, spec, elements) for n in spec.parameters}
+
+
+def difference(pair: Pair, one: Weights, other: Weights, dtype: torch.dtype) -> float:
+    inputs = random_inputs(pair.program, torch.Generator().manual_seed(0))
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    outputs = [execute(pair.program, {n: t.to(dtype) for n, t in w.items()}, inputs) for w in (one, other)]
+    return float((outputs[0] - outputs[1]).abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("residual", ["orthogonal", "permutation"])
+def test_a_planted_symmetry_is_recovered(family: str, seed: int, residual: str, pairs: dict[str, Pair]) -> None:
+    spec = pairs[family].spec
+    spec = with_permuted_residual(spec) if residual == "permutation" else spec
+    a, _ = in_float64(pairs[family], spec)
+    match = match_weights(spec, a, moved(spec, a, seed))
+    assert match.before is not None and match.after is not None
+    assert match.before > 1
+    assert match.after / match.before < 1e-4
+
+
+def test_without_balancing_a_planted_symmetry_is_lost(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_matching, "balance", lambda spec, weights: {})
+    spec = pairs["gpt2"].spec
+    a, _ = in_float64(pairs["gpt2"], spec)
+    match = match_weights(spec, a, moved(spec, a, 0))
+    assert match.after is not None and match.before is not None
+    assert match.after / match.before > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alignment_leaves_the_function_alone(family: str, pairs: dict[str, Pair]) -> None:
+    pair = pairs[family]
+    a, b = in_float64(pair, pair.spec)
+    match = match_weights(pair.spec, a, b)
+    for weights, elements in ((a, match.a), (b, match.b)):
+        aligned = dict(AlignedWeights(weights, pair.spec, elements))
+        assert distance(weights, aligned) > 1
+        assert difference(pair, weights, aligned, torch.float64) < 1e-9
+        narrow = dict(AlignedWeights({n: t.float() for n, t in weights.items()}, pair.spec, elements))
+        assert difference(pair, weights, narrow, torch.float32) < 1e-4
+
+
+def test_composed_elements_act_one_after_the_other(pairs: dict[str, Pair]) -> None:
+    spec = pairs["llama"].spec
+    a, _ = in_float64(pairs["llama"], spec)
+    first, second = (random_elements(spec, torch.Generator().manual_seed(s)) for s in (1, 2))
+    both = compose(spec, second, first)
+    for name in spec.parameters:
+        expected = act(act(a[name], name, spec, first), name, spec, second)
+        torch.testing.assert_close(act(a[name], name, spec, both), expected)
+
+
+def test_descent_never_falls_and_ends(pairs: dict[str, Pair]) -> None:
+    spec = pairs["llama"].spec
+    a, b = in_float64(pairs["llama"], spec)
+    agreement: list[float] = []
+    match = match_weights(spec, a, b, progress=lambda sweep, value: agreement.append(value))
+    assert agreement == sorted(agreement)
+    assert len(agreement) == match.sweeps < 50
+
+
+def test_many_query_heads_are_matched_without_trying_all_orders(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_align.matching import heads
+
+    monkeypatch.setattr(heads, "_MOST_ORDERS", 1)
+    spec = pairs["llama"].spec
+    a, _ = in_float64(pairs["llama"], spec)
+    match = match_weights(spec, a, moved(spec, a, 5))
+    assert match.after is not None and match.before is not None
+    assert match.after / match.before < 1e-4
+
+
+LIMITS = {
+    ("gpt2", 0, 1): 0.50,
+    ("llama", 0, 1): 1.15,
+    ("llama", 0, 2): 1.15,
+    ("llama", 1, 2): 1.15,
+    ("vit", 0, 1): 2.40,
+}
+
+
+@pytest.mark.parametrize(("family", "first", "second"), LIMITS)
+def test_barriers(family: str, first: int, second: int, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    full = DATA / ("eval_digits.safetensors" if family == "vit" else "eval_lm_kjv.safetensors")
+    held_out = tmp_path / "data.safetensors"
+    save_file({k: t if family == "vit" else t[:128].contiguous() for k, t in load_file(full).items()}, held_out)
+    a, b = (str(MODELS / family / str(s)) for s in (first, second))
+    comparison = pipeline.evaluate(a, b, held_out, pipeline.Options(), points=11)
+    assert comparison.aligned.barrier <= LIMITS[family, first, second] < comparison.naive.barrier
+    for naive, aligned in zip((0, -1), (0, -1), strict=True):
+        assert comparison.aligned.losses[aligned] == pytest.approx(comparison.naive.losses[naive], abs=1e-4)
+    assert "lowers the barrier" in pipeline.verdict(comparison)
+
+
+def test_no_gain_is_said(tmp_path: Path) -> None:
+    a, b = (str(MODELS / "vit" / str(s)) for s in (0, 1))
+    options = pipeline.Options(residual="permutation")
+    comparison = pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options, points=5)
+    assert not comparison.helps
+    assert "does NOT help" in pipeline.verdict(comparison)
+
+
+def test_lowering_the_residual_leaves_the_rest(pairs: dict[str, Pair]) -> None:
+    spec = pairs["gpt2"].spec
+    lowered = with_permuted_residual(spec)
+    changed = [n for n in spec.spaces if spec.spaces[n] != lowered.spaces[n]]
+    assert len(changed) == 1
+    assert replace(lowered, spaces=spec.spaces) == spec
+    assert sum(isinstance(s.group, GeneralLinear) for s in lowered.spaces.values()) == 6

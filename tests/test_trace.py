@@ -1,0 +1,117 @@
+"""From a config to a graph, without weights; and what the graph shows."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+import transformers
+from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+
+from hf_align.errors import IncompatibleModels
+from hf_align.execute import execute
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.groups import (
+    GeneralLinear,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    RotaryCommutant,
+    ScaledPermutation,
+    SignedPermutation,
+)
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.trace import build_without_weights, op_name, trace
+
+
+def groups(spec: SymmetrySpec) -> dict[str, str]:
+    return {name: s.group.name if s.group else "Identity" for name, s in spec.spaces.items()}
+
+
+def test_a_large_architecture_takes_no_memory() -> None:
+    config = transformers.LlamaConfig(num_hidden_layers=2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    program = trace(config)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert sum(torch.Size(s).numel() for s in program.shapes.values()) > 6e8
+    assert after - before < 500_000  # KiB; the weights would be 2.6 GB
+
+
+def test_norms_and_softmax_stay_whole() -> None:
+    ops = [op_name(n) for n in trace(tiny_gpt2()).graph.nodes if n.op == "call_function"]
+    assert ops.count("layer_norm") == 3
+    assert ops.count("softmax") == 1
+    assert "scaled_dot_product_attention" not in ops
+
+
+def test_the_graph_computes_what_the_model_does() -> None:
+    torch.manual_seed(0)
+    config = tiny_llama(num_attention_heads=4, num_key_value_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    program = trace(config)
+    ids = torch.randint(11, (2, 7))
+    with torch.no_grad():
+        expected = model(ids).logits
+    torch.testing.assert_close(execute(program, dict(model.named_parameters()), {"input_ids": ids}), expected)
+
+
+def test_tied_weights_appear_once() -> None:
+    program = trace(tiny_gpt2(tie_word_embeddings=True))
+    assert program.ties == {"lm_head.weight": "transformer.wte.weight"}
+    assert "lm_head.weight" not in program.shapes
+
+
+def test_llama() -> None:
+    spec = derive(trace(tiny_llama(num_attention_heads=4, num_key_value_heads=2)))
+    attention = "model.layers.0.self_attn"
+    assert {n: type(s.group) for n, s in spec.spaces.items()} == {
+        "residual": Orthogonal,
+        f"{attention}.heads": Permutation,
+        f"{attention}.subheads": Permutation,
+        f"{attention}.qk": RotaryCommutant,
+        f"{attention}.value": GeneralLinear,
+        "model.layers.0.mlp.hidden": ScaledPermutation,
+    }
+    assert all(spec.spaces[f"{attention}.{s}"].index == (f"{attention}.heads",) for s in ("subheads", "qk", "value"))
+
+
+def test_layer_norm_models_keep_rotations_that_fix_the_mean() -> None:
+    for config in (tiny_gpt2(), tiny_vit()):
+        assert OrthogonalFixingOnes in {type(s.group) for s in derive(trace(config)).spaces.values()}
+
+
+def test_a_tied_head_and_a_post_norm_leave_discrete_residuals() -> None:
+    tied = derive(trace(tiny_llama(tie_word_embeddings=True)))
+    assert SignedPermutation in {type(s.group) for s in tied.spaces.values()}
+    for config in (tiny_gpt2(tie_word_embeddings=True), tiny_bert()):
+        residual = {type(s.group) for n, s in derive(trace(config)).spaces.items() if n.endswith("residual")}
+        assert residual == {Permutation}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gptj", "phi"])
+def test_rotary_embedding_is_recognised_however_it_is_written(model_type: str) -> None:
+    """Half-split (llama), interleaved and partial (gptj), half-split and partial (phi)."""
+    sizes = {
+        "llama": dict(hidden_size=16, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1,
+                      intermediate_size=6, vocab_size=11),
+        "gptj": dict(n_embd=16, n_head=2, n_layer=1, rotary_dim=4, vocab_size=11, n_inner=6, n_positions=16),
+        "phi": dict(hidden_size=16, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1,
+                    intermediate_size=6, vocab_size=11),
+    }  # fmt: skip
+    expected = {"llama": (4, 0), "gptj": (2, 4), "phi": (2, 4)}
+    config = transformers.AutoConfig.for_model(model_type, **sizes[model_type])
+    rotary = [s.group for s in derive(trace(config)).spaces.values() if isinstance(s.group, RotaryCommutant)]
+    assert [(len(g.rotations.planes), len(g.rotations.still)) for g in rotary] == [expected[model_type]]
+
+
+def test_every_bound_says_why() -> None:
+    spec = derive(trace(tiny_llama()))
+    reasons = spec.spaces["residual"].reasons
+    assert any(r.role == "norm" and r.line.startswith("modeling_llama.py:") for r in reasons)
+    assert any(r.module == "model.layers.0.input_layernorm" for r in reasons)
+
+
+def test_an_unknown_class_is_refused() -> None:
+    with pytest.raises(IncompatibleModels, match="NoSuchModel"):
+        build_without_weights(tiny_llama(architectures=["NoSuchModel"]))
