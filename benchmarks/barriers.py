@@ -20,6 +20,7 @@ from hf_align.models import Pair, open_pair
 
 ROOT = Path(__file__).parent.parent
 DATA = {"gpt2": "eval_lm_kjv", "llama": "eval_lm_kjv", "vit": "eval_digits"}
+TABLE = Path(__file__).with_suffix(".md")
 STRATEGIES = {
     "naive": pipeline.Options(match="none"),
     "weight, permuted residual": pipeline.Options(residual="permutation"),
@@ -86,7 +87,7 @@ def _mean(values: list[float]) -> str:
     return f"{mean:.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
 
 
-def main(points: int = 21, output: Path = Path(__file__).with_suffix(".md")) -> None:
+def main(points: int = 21, output: Path = TABLE) -> None:
     rows = []
     for family in DATA:
         seeds = sorted((ROOT / "examples" / "models" / family).iterdir())

@@ -1,216 +1,456 @@
-"""Reading damaged checkpoints, and writing shards that survive a kill."""
+"""Reading and writing checkpoints: every bad input is named, and a killed run ends in the same bytes."""
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
+from huggingface_hub import errors as hub_errors
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from hf_align import hub
 from hf_align.checkpoint import INDEX, SINGLE, Checkpoint, ShardPlan, require_finite, write_shards
-from hf_align.errors import CheckpointError, OutputError
+from hf_align.errors import CheckpointError, HfAlignError, OutputError
 
-TENSORS = {
-    "a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
-    "b.weight": torch.ones(5, dtype=torch.bfloat16),
-    "c.steps": torch.tensor([7]),
-    "d.weight": torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8)
 
 
-def plan(size: str = "5GB") -> ShardPlan:
-    return ShardPlan.build([(n, tuple(t.shape), t.dtype) for n, t in TENSORS.items()], size)
+def weights() -> dict[str, Tensor]:
+    """Every dtype, odd sizes, a scalar and an empty tensor: whatever may upset offsets and alignment."""
+    rng = torch.Generator().manual_seed(0)
+    floats = {f"float.{d}": torch.randn(3, 5, generator=rng).to(d) for d in FLOATS}
+    integers = {f"int.{d}": torch.randint(0, 100, (7,), generator=rng).to(d) for d in INTEGERS}
+    odd = {"bool": torch.tensor([True, False, True]), "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
+    return {**odd, **floats, **integers}
+
+
+def plan_of(tensors: Mapping[str, Tensor], size: str = "5GB") -> ShardPlan:
+    return ShardPlan.build([(n, tuple(t.shape), t.dtype) for n, t in tensors.items()], size)
+
+
+def write(tensors: Mapping[str, Tensor], folder: Path, size: str = "5GB", **options: object) -> None:
+    write_shards(plan_of(tensors, size), tensors.__getitem__, folder, **{"fingerprint": "f", **options})  # type: ignore[arg-type]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+class Killed(BaseException):
+    """As SIGINT: nothing in the program catches it."""
+
+
+def killed_after(tensors: Mapping[str, Tensor], count: int) -> Callable[[str], Tensor]:
+    left = iter(range(count))
+
+    def produce(name: str) -> Tensor:
+        if next(left, None) is None:
+            raise Killed
+        return tensors[name]
+
+    return produce
 
 
 @pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    write_shards(plan("60"), TENSORS.__getitem__, tmp_path / "model", fingerprint="x")
+def folder(tmp_path: Path) -> Path:
+    """A good checkpoint of several shards."""
+    write(weights(), tmp_path / "model", size="100")
     return tmp_path / "model"
 
 
-def read(folder: Path) -> dict[str, torch.Tensor]:
-    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+# Reading ----------------------------------------------------------------------------------------------------------
 
 
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
-
-
-@pytest.mark.parametrize(("size", "files"), [("5GB", 1), ("60", 3), ("150", 2)])
-def test_what_is_written_is_read(tmp_path: Path, size: str, files: int) -> None:
-    write_shards(plan(size), TENSORS.__getitem__, tmp_path, fingerprint="x")
-    assert len(list(tmp_path.glob("*.safetensors"))) == files
-    assert (tmp_path / INDEX).is_file() == (files > 1)
-    assert not (tmp_path / ".hf-align").exists()
+def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
+    save_file(weights(), tmp_path / SINGLE)
     checkpoint = Checkpoint.open(tmp_path)
-    assert same(dict(checkpoint), TENSORS)
-    assert same(read(tmp_path), TENSORS)
-    assert checkpoint.info("b.weight").dtype == torch.bfloat16
-    assert checkpoint.info("a.weight").shape == (3, 4)
+    assert set(checkpoint) == set(weights()) and len(checkpoint) == len(weights())
+    for name, tensor in weights().items():
+        assert same(checkpoint[name], tensor)
+        info = checkpoint.info(name)
+        assert (info.dtype, info.shape, info.nbytes, info.shard) == (
+            tensor.dtype, tuple(tensor.shape), tensor.nbytes, SINGLE)  # fmt: skip
+    with pytest.raises(KeyError):
+        checkpoint["no such tensor"]
 
 
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, sharded: Path) -> None:
-    computed: list[str] = []
-    output = tmp_path / "again"
-
-    def until(count: int) -> Callable[[str], torch.Tensor]:
-        def produce(name: str) -> torch.Tensor:
-            if len(computed) == count:
-                raise KeyboardInterrupt
-            computed.append(name)
-            return TENSORS[name]
-
-        return produce
-
-    with pytest.raises(KeyboardInterrupt):
-        write_shards(plan("60"), until(2), output, fingerprint="x")
-    assert len(list(output.glob("*.safetensors"))) == 1
-    write_shards(plan("60"), until(99), output, fingerprint="x")
-    assert sorted(computed) == sorted(TENSORS)
-    for file in sharded.iterdir():
-        assert (output / file.name).read_bytes() == file.read_bytes()
+def test_open_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file(weights(), tmp_path / SINGLE)
+    opened: list[object] = []
+    monkeypatch.setattr("hf_align.checkpoint.safe_open", lambda *args: opened.append(args))
+    Checkpoint.open(tmp_path).info("scalar")
+    assert not opened
 
 
-def test_a_run_begun_with_other_inputs_is_refused(tmp_path: Path) -> None:
-    def fail(name: str) -> torch.Tensor:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_shards(plan(), fail, tmp_path, fingerprint="x")
-    with pytest.raises(OutputError, match="other inputs"):
-        write_shards(plan(), TENSORS.__getitem__, tmp_path, fingerprint="y")
+def test_links_as_in_the_hub_cache_are_followed(tmp_path: Path, folder: Path) -> None:
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for file in folder.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    assert all(same(Checkpoint.open(snapshot)[n], t) for n, t in weights().items())
 
 
-def test_a_second_run_is_refused(tmp_path: Path) -> None:
-    (tmp_path / ".hf-align").mkdir()
-    (tmp_path / ".hf-align" / "plan.json").write_text('{"fingerprint": "x"}')
-    with (tmp_path / ".hf-align" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(OutputError, match="another run"):
-            write_shards(plan(), TENSORS.__getitem__, tmp_path, fingerprint="x")
+SHARD = "model-00002-of-00007.safetensors"
 
 
-def test_a_full_folder_is_refused_unless_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "model-00009-of-00009.safetensors").write_bytes(b"old")
-    with pytest.raises(OutputError, match="not empty"):
-        write_shards(plan(), TENSORS.__getitem__, tmp_path, fingerprint="x")
-    write_shards(plan(), TENSORS.__getitem__, tmp_path, fingerprint="x", overwrite=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [SINGLE, "notes.txt"]
+def rewrite(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / SHARD).write_bytes(change((folder / SHARD).read_bytes()))
 
 
-def test_a_wrong_tensor_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="came out as"):
-        write_shards(plan(), lambda name: TENSORS[name].reshape(-1), tmp_path, fingerprint="x")
+def with_header(text: bytes) -> Callable[[Path], object]:
+    return rewrite(lambda _: len(text).to_bytes(8, "little") + text)
 
 
-def test_an_unwritable_output_is_refused(tmp_path: Path) -> None:
+def edit_header(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """Change what the header says of the first tensor."""
+    file = folder / SHARD
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(next(entry for name, entry in header.items() if name != "__metadata__"))
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def only_pickled(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing shard": (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing"),
+    "truncated data": (rewrite(lambda data: data[:-1]), f"{SHARD} is truncated"),
+    "truncated header": (rewrite(lambda data: data[:20]), f"{SHARD} is truncated"),
+    "empty shard": (rewrite(lambda _: b""), f"{SHARD} is truncated"),
+    "trailing bytes": (rewrite(lambda data: data + b"x"), f"{SHARD} is damaged"),
+    "header not JSON": (with_header(b"{,,}"), f"{SHARD} has no valid safetensors header"),
+    "header a list": (with_header(b"[]"), f"{SHARD} has no valid safetensors header"),
+    "no offsets": (lambda f: edit_header(f, lambda t: t.pop("data_offsets")), f"{SHARD} has no valid"),
+    "shape and bytes differ": (lambda f: edit_header(f, lambda t: t.update(shape=[99])), f"{SHARD} has no valid"),
+    "float8": (lambda f: edit_header(f, lambda t: t.update(dtype="F8_E4M3")), f"{SHARD} is stored as F8_E4M3"),
+    "absolute path": (lambda f: edit_index(f, lambda m: m.update(scalar="/etc/x")), f"{INDEX} points outside"),
+    "path upwards": (lambda f: edit_index(f, lambda m: m.update(scalar="a/../../x")), f"{INDEX} points outside"),
+    "tensor not in shard": (lambda f: edit_index(f, lambda m: m.update(new=SHARD)), f"promises new in {SHARD}"),
+    "path not text": (lambda f: edit_index(f, lambda m: m.update(scalar=3)), f"{INDEX} has no weight_map"),
+    "no weight map": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX} has no weight_map"),
+    "index not JSON": (lambda f: (f / INDEX).write_text("{"), f"{INDEX} is not valid JSON"),
+    "index a list": (lambda f: (f / INDEX).write_text("[]"), f"{INDEX} holds no JSON object"),
+    "pickled only": (only_pickled, "pickled weights only; convert them to safetensors"),
+    "no weights": (lambda f: [p.unlink() for p in f.iterdir()], f"has neither {SINGLE} nor {INDEX}"),
+    "no folder": (shutil.rmtree, f"has neither {SINGLE} nor {INDEX}"),
+    "quantised": (lambda f: (f / "config.json").write_text('{"quantization_config": {"bits": 4}}'), "is quantised"),
+    "config not JSON": (lambda f: (f / "config.json").write_bytes(b"\xff"), "config.json is not valid JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_checkpoints_are_refused_in_one_line(folder: Path, kind: str) -> None:
+    damage, message = DAMAGE[kind]
+    assert len(Checkpoint.open(folder)) == len(weights())
+    damage(folder)
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(folder)
+    assert message in str(caught.value) and str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unquantised_config_may_say_so(folder: Path) -> None:
+    (folder / "config.json").write_text('{"quantization_config": null}')
+    assert len(Checkpoint.open(folder)) == len(weights())
+
+
+def test_a_shard_that_goes_away_after_open_is_named(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    shard = checkpoint.info("scalar").shard
+    (folder / shard).unlink()
+    with pytest.raises(CheckpointError, match=f"scalar cannot be read from .*{shard}"):
+        checkpoint["scalar"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_bad_entry_is_named(bad: float, dtype: torch.dtype) -> None:
+    tensor = torch.ones(3, 4, dtype=dtype)
+    assert require_finite("w", tensor, "a.safetensors") is tensor
+    tensor[1, 2] = bad
+    with pytest.raises(CheckpointError, match=r"w in a\.safetensors has NaN or infinite"):
+        require_finite("w", tensor, "a.safetensors")
+
+
+def test_identity_tells_other_files_apart(tmp_path: Path, folder: Path) -> None:
+    before = Checkpoint.open(folder).identity
+    assert Checkpoint.open(folder).identity == before
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)  # same names, sizes and times
+    assert Checkpoint.open(copy).identity != before
+    write({n: t + 1 if t.dtype == torch.float32 else t for n, t in weights().items()}, folder, "100", overwrite=True)
+    assert Checkpoint.open(folder).identity != before
+
+
+# Planning and writing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["5GB", "100"])
+def test_safetensors_reads_what_was_written(tmp_path: Path, size: str) -> None:
+    write(weights(), tmp_path / "out", size)
+    shards = [load_file(file) for file in (tmp_path / "out").glob("*.safetensors")]
+    read = {name: tensor for shard in shards for name, tensor in shard.items()}
+    assert sum(map(len, shards)) == len(read) and read.keys() == weights().keys()
+    assert all(same(read[n], t) for n, t in weights().items())
+    assert not (tmp_path / "out" / ".hf-align").exists()
+
+
+def test_one_shard_has_the_bytes_of_safetensors_own_writer(tmp_path: Path) -> None:
+    tensors = {n: t for n, t in weights().items() if t.dtype == torch.float32}
+    write(tensors, tmp_path / "out")
+    save_file(tensors, tmp_path / "theirs", {"format": "pt"})
+    assert (tmp_path / "out" / SINGLE).read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_shards_keep_to_their_size_and_the_index_to_the_layout() -> None:
+    tensors = {f"layer.{i}": torch.zeros(100) for i in range(10)}
+    plan = plan_of({**tensors, "large": torch.zeros(1000)}, "1KB")
+    assert [s.file for s in plan.shards] == [f"model-{i:05}-of-00006.safetensors" for i in range(1, 7)]
+    assert all(s.nbytes <= 1000 or len(s.tensors) == 1 for s in plan.shards)
+    assert plan.nbytes == 4 * 2000
+    assert plan.index()["metadata"] == {"total_size": 8000}
+    assert plan.index()["weight_map"].keys() == {*tensors, "large"}
+
+
+@pytest.mark.parametrize(("size", "count"), [("4KB", 1), ("0.004MB", 1), ("4 kb", 1), ("2000", 2), ("2KB", 2)])
+def test_sizes(size: str, count: int) -> None:
+    assert len(plan_of({"a": torch.zeros(500), "b": torch.zeros(500)}, size).shards) == count
+
+
+@pytest.mark.parametrize("size", ["", "GB", "five", "5GiB", "-5GB", "1e3"])
+def test_sizes_that_are_none(size: str) -> None:
+    with pytest.raises(OutputError, match="is no shard size"):
+        plan_of({}, size)
+
+
+def test_tensors_are_written_as_they_come(tmp_path: Path) -> None:
+    """Strided views and parameters, as `produce` may well return."""
+    square = torch.arange(12.0).reshape(3, 4)
+    made = {"strided": square.T, "parameter": torch.nn.Parameter(square)}
+    write(made, tmp_path / "out")
+    assert torch.equal(load_file(tmp_path / "out" / SINGLE)["strided"], square.T)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4, 3), torch.zeros(3, 4, dtype=torch.float16)])
+def test_a_tensor_that_is_not_as_planned_is_refused(tmp_path: Path, wrong: Tensor) -> None:
+    with pytest.raises(OutputError, match=r"w came out as .* planned \[3, 4\] torch.float32"):
+        write_shards(plan_of({"w": torch.zeros(3, 4)}), lambda _: wrong, tmp_path / "out", fingerprint="f")
+    assert not (tmp_path / "out" / SINGLE).exists()
+
+
+def test_one_tensor_at_a_time_and_no_file_before_it_is_whole(tmp_path: Path) -> None:
+    """Bytes reach the disk tensor by tensor, and a final name is never that of a part."""
+    tensors, out = {str(i): torch.randn(300_000) for i in range(4)}, tmp_path / "out"
+    written: list[int] = []
+
+    def produce(name: str) -> Tensor:
+        assert not (out / SINGLE).exists()
+        written.append((out / ".hf-align" / SINGLE).stat().st_size)
+        return tensors[name]
+
+    steps: list[int] = []
+    write_shards(plan_of(tensors), produce, out, fingerprint="f", progress=steps.append)
+    assert all(later - earlier >= 1_100_000 for earlier, later in itertools.pairwise(written))
+    assert sum(steps) == plan_of(tensors).nbytes and len(steps) == 5
+
+
+# Runs that stop, and folders that are taken -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 8, 14])
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, stop: int) -> None:
+    tensors, plan = weights(), plan_of(weights(), "100")
+    write(tensors, tmp_path / "whole", "100")
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        write_shards(plan, killed_after(tensors, stop), out, fingerprint="f")
+    done = [s for s in plan.shards if (out / s.file).exists()]
+    produced: list[str] = []
+    steps: list[int] = []
+    write_shards(plan, lambda n: produced.append(n) or tensors[n], out, fingerprint="f", progress=steps.append)  # type: ignore[func-returns-value]
+    assert contents(out) == contents(tmp_path / "whole")
+    assert len(produced) == len(tensors) - sum(len(s.tensors) for s in done)
+    assert sum(steps) == plan.nbytes
+    if stop >= 8:
+        assert done
+
+
+def test_a_shard_that_does_not_fit_the_plan_is_written_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        write_shards(plan_of(weights(), "100"), killed_after(weights(), 14), out, fingerprint="f")
+    kept = out / plan_of(weights(), "100").shards[0].file
+    kept.write_bytes(kept.read_bytes()[:-1])
+    write(weights(), out, "100")
+    assert len(Checkpoint.open(out)) == len(weights())
+
+
+def test_shards_of_other_inputs_are_never_kept(tmp_path: Path) -> None:
+    """Same names, shapes and sizes: only the fingerprint tells them apart."""
+    old, new = ({n: torch.full((30,), v) for n in "abc"} for v in (1.0, 2.0))
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        write_shards(plan_of(old, "120"), killed_after(old, 2), out, fingerprint="old")
+    before = contents(out)
+    with pytest.raises(OutputError, match="begun with other inputs or options; choose another -o"):
+        write(new, out, "120", fingerprint="new")
+    assert contents(out) == before
+    write(new, out, "120", fingerprint="new", overwrite=True)
+    assert all(torch.equal(Checkpoint.open(out)[n], t) for n, t in new.items())
+
+
+def test_overwriting_leaves_no_weights_of_the_old_model(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="is not empty; choose another -o"):
+        write({"w": torch.ones(2)}, folder)
+    assert len(Checkpoint.open(folder)) == len(weights())
+    write({"w": torch.ones(2)}, folder, overwrite=True)
+    assert {p.name for p in folder.iterdir()} == {SINGLE, "notes.txt"}
+
+
+def test_bad_weights_leave_nothing_behind(tmp_path: Path) -> None:
+    tensors = {n: torch.full((30,), v) for n, v in {"a": 1.0, "b": 2.0, "c": float("nan")}.items()}
+    with pytest.raises(CheckpointError, match="c in x has NaN"):
+        write_shards(plan_of(tensors, "120"), lambda n: require_finite(n, tensors[n], "x"), tmp_path / "out",
+                     fingerprint="f")  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_room_is_said_before_anything_is_computed(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=300))
+    before = contents(folder)
+    large = {"w": torch.zeros(10_000)}
+    for out, options in ((tmp_path / "new", {}), (folder, {"overwrite": True})):
+        with pytest.raises(OutputError, match="GB free, and"):
+            write_shards(plan_of(large), killed_after(large, 0), out, fingerprint="f", **options)
+    assert not (tmp_path / "new").exists()
+    assert contents(folder) == before
+    write({"w": torch.zeros(200)}, folder, overwrite=True)  # more than is free, less than is freed
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
-        write_shards(plan(), TENSORS.__getitem__, tmp_path / "file" / "out", fingerprint="x")
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(OutputError, match=f"{out} cannot be written"):
+            write_shards(plan_of(weights()), killed_after({}, 0), out, fingerprint="f")
 
 
-def test_a_small_disk_is_noticed_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
 
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    computed: list[str] = []
-    with pytest.raises(OutputError, match="GB free"):
-        write_shards(plan(), lambda n: computed.append(n) or TENSORS[n], tmp_path, fingerprint="x")  # type: ignore[func-returns-value]
-    assert not computed
+    def produce(name: str) -> Tensor:
+        with pytest.raises(OutputError, match="another run is writing to"):
+            write(weights(), out, overwrite=True)
+        return weights()[name]
 
-
-def test_a_shard_size_must_be_one() -> None:
-    with pytest.raises(OutputError, match="no shard size"):
-        plan("five")
+    write_shards(plan_of(weights()), produce, out, fingerprint="f")
+    assert len(Checkpoint.open(out)) == len(weights())
 
 
-def damage_missing(folder: Path) -> None:
-    next(folder.glob("*.safetensors")).unlink()
+def test_the_lock_is_gone_with_its_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        write_shards(plan_of(weights()), killed_after(weights(), 3), out, fingerprint="f")
+    with (out / ".hf-align" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def damage_truncated(folder: Path) -> None:
-    file = next(folder.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-3])
+def test_transformers_loads_a_sharded_llama(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=6, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=16,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    out = tmp_path / "out"
+    write(model.state_dict(), out, "1KB")
+    config.save_pretrained(out)
+    assert (out / INDEX).is_file() and len(list(out.glob("model-*.safetensors"))) > 2
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert all(torch.equal(loaded.state_dict()[n], t) for n, t in model.state_dict().items())
 
 
-def damage_header(folder: Path) -> None:
-    file = next(folder.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:8] + b"x" + file.read_bytes()[9:])
+# Where checkpoints come from --------------------------------------------------------------------------------------
 
 
-def damage_empty(folder: Path) -> None:
-    next(folder.glob("*.safetensors")).write_bytes(b"\x00\xff\xff\xff\xff\xff\xff\x7f")
+def refusing(error: Exception) -> Callable[..., str]:
+    def download(*_: object, **__: object) -> str:
+        raise error
+
+    return download
 
 
-def point_outside(folder: Path) -> None:
-    rewrite_index(folder, lambda shard: "../" + shard)
+def error_of(kind: type[hub_errors.HfHubHTTPError], text: str = "x") -> Exception:
+    return kind(text, response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
 
 
-def point_absolute(folder: Path) -> None:
-    rewrite_index(folder, lambda shard: "/etc/" + shard)
-
-
-def promise_more(folder: Path) -> None:
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"]["z.weight"] = index["weight_map"]["a.weight"]
-    (folder / INDEX).write_text(json.dumps(index))
-
-
-def rewrite_index(folder: Path, change: Callable[[str], str]) -> None:
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"] = {n: change(s) for n, s in index["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps(index))
-
-
-def quantise(folder: Path) -> None:
-    (folder / "config.json").write_text('{"quantization_config": {"bits": 4}}')
-
-
-def break_index(folder: Path) -> None:
-    (folder / INDEX).write_text("{")
+def test_a_folder_wins_over_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("org/name").mkdir(parents=True)
+    monkeypatch.setattr(hub, "snapshot_download", refusing(AssertionError("asked the Hub")))
+    assert hub.resolve("org/name") == Path("org/name")
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (damage_missing, "missing"),
-        (damage_truncated, "truncated"),
-        (damage_header, "header"),
-        (damage_empty, "truncated"),
-        (point_outside, "outside"),
-        (point_absolute, "outside"),
-        (promise_more, "z.weight"),
-        (quantise, "quantised"),
-        (break_index, "no safetensors index"),
-    ],
+    ("reference", "revision"), [("org/name", None), ("org/name@v1", "v1"), ("hf://org/name@refs/pr/1", "refs/pr/1")]
 )
-def test_a_damaged_checkpoint_is_refused(sharded: Path, damage: Callable[[Path], None], message: str) -> None:
-    Checkpoint.open(sharded)
-    damage(sharded)
-    with pytest.raises(CheckpointError, match=message):
-        Checkpoint.open(sharded)
+def test_references(reference: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def download(repository: str, **options: object) -> str:
+        asked.append((repository, options["revision"]))
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert hub.resolve(reference) == tmp_path
+    assert asked == [("org/name", revision)]
 
 
-def test_pickled_weights_and_no_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="neither"):
-        Checkpoint.open(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="pickled"):
-        Checkpoint.open(tmp_path)
+REFUSALS: list[tuple[Exception, str]] = [
+    (error_of(hub_errors.RepositoryNotFoundError), "no repository that you can see"),
+    (error_of(hub_errors.GatedRepoError), "org/name is gated; accept its terms"),
+    (error_of(hub_errors.RevisionNotFoundError), "org/name has no revision v1"),
+    (hub_errors.LocalEntryNotFoundError("x"), "the Hub cannot be reached"),
+    (error_of(hub_errors.HfHubHTTPError, "502 bad\ngateway"), "the Hub refused org/name: 502 bad"),
+]
 
 
-def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    save_file({"w": torch.zeros(4).to(torch.float8_e4m3fn)}, tmp_path / SINGLE)
-    with pytest.raises(CheckpointError, match="quantised"):
-        Checkpoint.open(tmp_path)
+@pytest.mark.parametrize(("error", "message"), REFUSALS, ids=lambda value: type(value).__name__)
+def test_what_the_hub_refuses_is_one_line(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "snapshot_download", refusing(error))
+    with pytest.raises(HfAlignError, match=message) as caught:
+        hub.resolve("org/name@v1")
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_entries_must_be_finite(bad: float) -> None:
-    with pytest.raises(CheckpointError, match=r"w in file has NaN"):
-        require_finite("w", torch.tensor([1.0, bad]), "file")
+def test_what_is_neither_folder_nor_repository() -> None:
+    with pytest.raises(HfAlignError, match="neither a folder nor a Hub id"):
+        hub.resolve("./no/such/folder")

@@ -6,27 +6,29 @@ Only headers are read until a tensor is asked for, and only one tensor is in mem
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hf_align.errors import CheckpointError, OutputError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_WORK = ".hf-align"
+_WORK, _PLAN = ".hf-align", "plan.json"
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64, "U32": torch.uint32,
+    "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -55,8 +57,8 @@ class Checkpoint(Mapping[str, Tensor]):
         """Read all headers and check them against the files.
 
         Raises:
-            CheckpointError: no safetensors, a shard that is missing or truncated, an index that does not match its
-                shards or points outside the folder, quantised weights.
+            CheckpointError: no safetensors, a shard that is missing, truncated or damaged, an index that does not
+                match its shards or points outside the folder, quantised weights.
         """
         _refuse_quantised(folder)
         shards = _shards(folder)
@@ -72,11 +74,27 @@ class Checkpoint(Mapping[str, Tensor]):
         """Shape, dtype and place of a tensor; no weights are read."""
         return self._tensors[name]
 
+    @property
+    def identity(self) -> str:
+        """Digest of which files these are: another one for other shards, or for shards written since.
+
+        No weights are read, so it is cheap for any size; a run that resumes may trust what it wrote from the same one.
+        """
+        digest = hashlib.sha256()
+        for shard in sorted({info.shard for info in self._tensors.values()}):
+            path = (self.folder / shard).resolve()
+            state = path.stat()
+            digest.update(json.dumps([shard, str(path), state.st_size, state.st_mtime_ns]).encode())
+        return digest.hexdigest()
+
     def __getitem__(self, name: str) -> Tensor:
         shard = self._tensors[name].shard
-        if shard not in self._files:
-            self._files[shard] = safe_open(self.folder / shard, "pt")
-        tensor: Tensor = self._files[shard].get_tensor(name)
+        try:
+            if shard not in self._files:
+                self._files[shard] = safe_open(self.folder / shard, "pt")
+            tensor: Tensor = self._files[shard].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{name} cannot be read from {self.folder / shard}: {error}") from error
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -99,55 +117,74 @@ def require_finite(name: str, tensor: Tensor, origin: str) -> Tensor:
 
 def _refuse_quantised(folder: Path) -> None:
     config = folder / "config.json"
-    if config.is_file() and "quantization_config" in json.loads(config.read_text(encoding="utf-8")):
+    if config.is_file() and _json_object(config).get("quantization_config"):
         raise CheckpointError(f"{folder} is quantised; merge the original weights and quantise the result")
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON; fetch it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object; fetch it again")
+    return content
 
 
 def _shards(folder: Path) -> dict[str, set[str] | None]:
     """Shard -> the tensors that the index promises there; None where there is no index."""
     if (folder / INDEX).is_file():
-        try:
-            weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        except (json.JSONDecodeError, KeyError) as error:
-            raise CheckpointError(f"{folder / INDEX} is no safetensors index") from error
-        shards: dict[str, set[str] | None] = {}
-        for name, shard in weight_map.items():
-            path = PurePosixPath(shard)
-            if path.is_absolute() or ".." in path.parts:
-                raise CheckpointError(f"{folder / INDEX} points outside its folder: {shard}")
-            shards.setdefault(shard, set()).add(name)  # type: ignore[union-attr]
-        return shards
+        return {**_indexed(folder / INDEX)}
     if (folder / SINGLE).is_file():
         return {SINGLE: None}
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(f"{folder} has pickled weights only; convert them to safetensors first")
-    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
+    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats must be converted first")
+
+
+def _indexed(index: Path) -> dict[str, set[str]]:
+    weight_map = _json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files; fetch it again")
+    shards: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        # The path as it is written: the Hub's cache holds links out of the folder, and those are fine.
+        path = PurePosixPath(shard)
+        if path.is_absolute() or ".." in path.parts:
+            raise CheckpointError(f"{index} points outside its folder: {shard}")
+        shards.setdefault(shard, set()).add(name)
+    return shards
 
 
 def _read_header(path: Path, shard: str) -> dict[str, TensorInfo]:
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
+        raise CheckpointError(f"{path} is missing; fetch it again")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > size - 8:
-            raise CheckpointError(f"{path} is truncated: {size} bytes, and its header alone needs {length + 8}")
+            raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
-            raise CheckpointError(f"{path} has no valid safetensors header") from error
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            header.pop("__metadata__", None)
+            tensors = {name: _info(name, entry, path, shard) for name, entry in header.items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{path} has no valid safetensors header; fetch it again") from error
+    end = 8 + length + sum(info.nbytes for info in tensors.values())
     if size != end:
-        raise CheckpointError(f"{path} is truncated or damaged: {size} bytes where its header says {end}")
-    return {name: _info(name, entry, path, shard) for name, entry in header.items()}
+        fault = "truncated" if size < end else "damaged"
+        raise CheckpointError(f"{path} is {fault}: {size} bytes where its header says {end}; fetch it again")
+    return tensors
 
 
 def _info(name: str, entry: dict[str, Any], path: Path, shard: str) -> TensorInfo:
     if entry["dtype"] not in _DTYPES:
         raise CheckpointError(f"{name} in {path} is stored as {entry['dtype']}; quantised weights cannot be merged")
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
-    return TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"]), end - begin, shard)
+    if end - begin != _nbytes(shape, dtype):
+        raise ValueError(f"{name}: {end - begin} bytes for {shape} of {dtype}")
+    return TensorInfo(dtype, shape, end - begin, shard)
 
 
 # Writing ----------------------------------------------------------------------------------------------------------
@@ -224,54 +261,97 @@ def write_shards(
     *,
     fingerprint: str,
     overwrite: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> None:
     """Write every shard: temporary file, fsync, rename. A run that was killed goes on where it stopped.
 
     Args:
         produce: computes one tensor, of the planned shape and dtype.
-        fingerprint: of inputs and options; a folder begun with another one is refused.
-        progress: called with the bytes of each tensor as it is written.
+        fingerprint: of inputs and options; shards of a run with another one are never kept.
+        overwrite: replace the weights in a folder that another run has filled or begun.
+        progress: called with the bytes of each tensor as it is written, and with those of the shards that are kept.
 
     Raises:
         OutputError: the folder is not writable, not empty, in use by another run, begun with other inputs, or the disk
-            is too small; nothing is computed then.
+            is too small; nothing is computed then, and the folder stays as it was.
+        CheckpointError: from `produce`; what was written is removed, since no later run could go on with it.
     """
-    with _claimed(folder, fingerprint, overwrite) as work:
-        missing = [s for s in plan.shards if not _is_complete(folder / s.file, s)]
-        _require_room(folder, sum(s.nbytes + len(s.header) for s in missing))
-        for shard in missing:
-            _write_shard(shard, produce, folder, work, progress)
+    with _claimed(folder) as work:
+        missing = _begin(plan, folder, work, fingerprint, overwrite)
+        if progress is not None:
+            progress(plan.nbytes - sum(s.nbytes for s in missing))
+        try:
+            for shard in missing:
+                _write_shard(shard, produce, folder, work, progress)
+        except CheckpointError:
+            _remove(_weight_files(folder) | {work / _PLAN})
+            raise
         if len(plan.shards) > 1:
             text = json.dumps(plan.index(), indent=2) + "\n"
             _replace(work / INDEX, folder / INDEX, lambda file: file.write(text.encode()))
+        _remove({work / _PLAN})
+
+
+def _begin(plan: ShardPlan, folder: Path, work: Path, fingerprint: str, overwrite: bool) -> list[Shard]:
+    """Make place for a plan, note that it is under way, and return the shards to write."""
+    resumed = _may_resume(folder, work, fingerprint, overwrite)
+    kept = [s for s in plan.shards if resumed and _is_complete(folder / s.file, s)]
+    missing = [s for s in plan.shards if s not in kept]
+    stale = (_weight_files(folder) | _weight_files(work)) - {folder / s.file for s in kept}
+    _require_room(folder, sum(s.nbytes + len(s.header) for s in missing) - sum(p.stat().st_size for p in stale))
+    # Before the plan is noted: a stale shard that outlived a kill here would pass for one of this run.
+    _remove(stale)
+    _replace(work / "begun", work / _PLAN, lambda file: file.write(json.dumps(fingerprint).encode()))
+    return missing
 
 
 @contextmanager
-def _claimed(folder: Path, fingerprint: str, overwrite: bool) -> Iterator[Path]:
-    """The work folder inside the output, locked; removed when all is written."""
-    work = folder / _WORK
-    begun = work / "plan.json"
+def _claimed(folder: Path) -> Iterator[Path]:
+    """The work folder inside the output, locked against other runs; it stays only while it holds a plan."""
+    work, is_new = folder / _WORK, not folder.exists()
     try:
-        if folder.exists() and any(folder.iterdir()) and not begun.is_file():
-            if not overwrite:
-                raise OutputError(f"{folder} is not empty; choose another -o, or --overwrite")
-            for old in folder.glob("model*.safetensors*"):
-                old.unlink()
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / "lock").open("w")
-    except (OSError, NotADirectoryError) as error:
+    except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise OutputError(f"another run is writing to {folder}") from error
-        if begun.is_file() and json.loads(begun.read_text()).get("fingerprint") != fingerprint and not overwrite:
-            raise OutputError(f"{folder} was begun with other inputs or options; choose another -o, or --overwrite")
-        begun.write_text(json.dumps({"fingerprint": fingerprint}))
-        yield work
-        shutil.rmtree(work)
+        try:
+            yield work
+        finally:
+            if not (work / _PLAN).exists():
+                shutil.rmtree(work, ignore_errors=True)
+                with suppress(OSError):  # it is not empty
+                    if is_new:
+                        folder.rmdir()
+
+
+def _may_resume(folder: Path, work: Path, fingerprint: str, overwrite: bool) -> bool:
+    """Whether the shards in the folder are this run's own; refuses a folder that is someone else's."""
+    begun = work / _PLAN
+    if begun.is_file() and begun.read_text() == json.dumps(fingerprint):
+        return True
+    if overwrite:
+        return False
+    if begun.is_file():
+        raise OutputError(f"{folder} was begun with other inputs or options; choose another -o, or --overwrite")
+    if any(path != work for path in folder.iterdir()):
+        raise OutputError(f"{folder} is not empty; choose another -o, or --overwrite")
+    return False
+
+
+def _weight_files(folder: Path) -> set[Path]:
+    """What `from_pretrained` would load: shards of any count, and the index."""
+    patterns = (SINGLE, INDEX, "model-?????-of-?????.safetensors")
+    return {path for pattern in patterns for path in folder.glob(pattern)}
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink()
 
 
 def _require_room(folder: Path, needed: int) -> None:
@@ -290,7 +370,7 @@ def _is_complete(path: Path, shard: Shard) -> bool:
 
 
 def _write_shard(
-    shard: Shard, produce: Callable[[str], Tensor], folder: Path, work: Path, progress: Callable[[int], None] | None
+    shard: Shard, produce: Callable[[str], Tensor], folder: Path, work: Path, progress: Callable[[int], object] | None
 ) -> None:
     def body(file: Any) -> None:
         file.write(shard.header)
@@ -300,7 +380,7 @@ def _write_shard(
                 raise OutputError(
                     f"{name} came out as {list(tensor.shape)} {tensor.dtype}, planned {list(shape)} {dtype}"
                 )
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             if progress is not None:
                 progress(_nbytes(shape, dtype))
 

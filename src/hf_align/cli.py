@@ -113,6 +113,7 @@ def merge(
         strict=strict,
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
+        quiet=quiet,
     )
     report = pipeline.merge(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
@@ -135,7 +136,7 @@ def align(
     from hf_align import pipeline
 
     options = pipeline.Options(residual=residual.value, untie=untie, strict=strict,
-                               trust_remote_code=trust_remote_code, overwrite=overwrite)  # fmt: skip
+                               trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
@@ -160,7 +161,7 @@ def evaluate(
     from hf_align import pipeline
 
     options = pipeline.Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
-                               trust_remote_code=trust_remote_code)  # fmt: skip
+                               trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
 

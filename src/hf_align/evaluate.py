@@ -132,7 +132,7 @@ class Evaluator:
         a: Mapping[str, Tensor],
         b: Mapping[str, Tensor],
         at: Sequence[float],
-        tick: Callable[[], None] | None = None,
+        tick: Callable[[], object] | None = None,
     ) -> Path1D:
         """Losses of (1-λ)·a + λ·b; weights by name in memory."""
         losses = []

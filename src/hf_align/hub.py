@@ -17,6 +17,8 @@ from huggingface_hub.errors import (
 from hf_align.errors import HfAlignError
 
 _FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.py"]
+# The same weights again in other layouts, which some repositories hold beside those of transformers.
+_NOT = ["*/*", "consolidated*"]
 
 
 def resolve(reference: str) -> Path:
@@ -32,7 +34,9 @@ def resolve(reference: str) -> Path:
         return Path(reference)
     repository, _, revision = reference.removeprefix("hf://").partition("@")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
+        return Path(
+            snapshot_download(repository, revision=revision or None, allow_patterns=_FILES, ignore_patterns=_NOT)
+        )
     except HFValidationError as error:
         raise HfAlignError(f"{reference} is neither a folder nor a Hub id such as org/name") from error
     except GatedRepoError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import tqdm
 from torch import Tensor
 
 from hf_align.checkpoint import ShardPlan, write_shards
@@ -38,6 +39,7 @@ class Options:
         match: "weight", or "none" for plain averaging.
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
+        quiet: no progress bars.
     """
 
     match: str = "weight"
@@ -51,6 +53,7 @@ class Options:
     strict: bool = False
     trust_remote_code: bool = False
     overwrite: bool = False
+    quiet: bool = False
 
 
 @dataclass
@@ -139,9 +142,10 @@ def compare(pair: Pair, options: Options, match: Match | None, data: Path, point
     evaluator = Evaluator(pair.config, load_data(data, pair.a.folder, pair.config))
     names = list(pair.spec.parameters)
     raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
-    naive = evaluator.path(raw_a, raw_b, lambdas(points))
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
-    return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points)))
+    with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
+        naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
+        return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
 
 
 def verdict(comparison: Comparison) -> str:
@@ -217,7 +221,9 @@ def _write(
         return produce(on_disk[disk]).to(dtypes[on_disk[disk]]).contiguous()
 
     say(f"writing {len(tensors)} tensors to {output}")
-    write_shards(plan, tensor, output, fingerprint=_fingerprint(pair, options), overwrite=options.overwrite)
+    fingerprint = _fingerprint(pair, options)
+    with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
+        write_shards(plan, tensor, output, fingerprint=fingerprint, overwrite=options.overwrite, progress=bar.update)
     _write_config(output, pair)
     for pattern in _COPIED:
         for file in pair.a.folder.glob(pattern):
