@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
-from hf_align.trace import build_without_weights
+from hf_align.trace import build_without_weights, quiet
 
 Batch = dict[str, Tensor]
 _BATCH = 64
@@ -148,10 +148,11 @@ class Evaluator:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         total = count = 0.0
-        for batch in _batches(self.data):
-            size = len(next(iter(batch.values())))
-            total += float(self.model(**{k: t.to(self.device) for k, t in batch.items()}).loss) * size
-            count += size
+        with quiet():
+            for batch in _batches(self.data):
+                size = len(next(iter(batch.values())))
+                total += float(self.model(**{k: t.to(self.device) for k, t in batch.items()}).loss) * size
+                count += size
         return total / count
 
 

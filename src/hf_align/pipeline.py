@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import tqdm
 from torch import Tensor
+from tqdm import tqdm
 
 from hf_align.checkpoint import ShardPlan, write_shards
 from hf_align.errors import HfAlignError

@@ -81,7 +81,7 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Model constructors warn about sizes that are unusual only because they are small."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.CRITICAL)
@@ -102,7 +102,7 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
     if str(model) in transformers.CONFIG_MAPPING and not Path(model).exists():
         return transformers.AutoConfig.for_model(str(model))
     try:
-        with _quiet():
+        with quiet():
             return transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise HfAlignError(f"{model}: no usable config.json ({str(error).splitlines()[0]})") from error
@@ -138,7 +138,7 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
 def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers."""
     build = model_class(config)
-    with _quiet(), _WeightsOnMeta(), transformers.initialization.no_init_weights():
+    with quiet(), _WeightsOnMeta(), transformers.initialization.no_init_weights():
         model = build(config, attn_implementation="eager", dtype=torch.float32).eval()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     replaced: dict[int, torch.nn.Parameter] = {}
@@ -181,7 +181,7 @@ def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGT
     model.config.use_cache = False
     inputs = example_inputs(model, batch, length)
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet():
             exported = torch.export.export(model, (), inputs, strict=False)
     except Exception as error:  # export fails in as many ways as there are models
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
