@@ -142,6 +142,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing"),
     "truncated data": (rewrite(lambda data: data[:-1]), f"{SHARD} is truncated"),
     "truncated header": (rewrite(lambda data: data[:20]), f"{SHARD} is truncated"),
+    "endless header": (rewrite(lambda data: b"\xff" * 8 + data[8:]), f"{SHARD} is truncated"),
     "empty shard": (rewrite(lambda _: b""), f"{SHARD} is truncated"),
     "trailing bytes": (rewrite(lambda data: data + b"x"), f"{SHARD} is damaged"),
     "header not JSON": (with_header(b"{,,}"), f"{SHARD} has no valid safetensors header"),
@@ -228,6 +229,17 @@ def test_one_shard_has_the_bytes_of_safetensors_own_writer(tmp_path: Path) -> No
     assert (tmp_path / "out" / SINGLE).read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
+def test_every_tensor_is_aligned_to_its_dtype() -> None:
+    """So that readers can map it into memory without a copy, whatever the length of the names before it."""
+    for length in range(8):
+        (shard,) = plan_of({f"{name}{'_' * length}": t for name, t in weights().items()}).shards
+        start = len(shard.header)
+        entries = json.loads(shard.header[8:])
+        assert start % 8 == 0
+        for name, _, dtype in shard.tensors:
+            assert (start + entries[name]["data_offsets"][0]) % dtype.itemsize == 0
+
+
 def test_shards_keep_to_their_size_and_the_index_to_the_layout() -> None:
     tensors = {f"layer.{i}": torch.zeros(100) for i in range(10)}
     plan = plan_of({**tensors, "large": torch.zeros(1000)}, "1KB")
@@ -252,9 +264,10 @@ def test_sizes_that_are_none(size: str) -> None:
 def test_tensors_are_written_as_they_come(tmp_path: Path) -> None:
     """Strided views and parameters, as `produce` may well return."""
     square = torch.arange(12.0).reshape(3, 4)
-    made = {"strided": square.T, "parameter": torch.nn.Parameter(square)}
+    made = {"strided": square.T, "every second": square.flatten()[::2], "parameter": torch.nn.Parameter(square)}
     write(made, tmp_path / "out")
-    assert torch.equal(load_file(tmp_path / "out" / SINGLE)["strided"], square.T)
+    read = load_file(tmp_path / "out" / SINGLE)
+    assert all(torch.equal(read[name], tensor) for name, tensor in made.items())
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(4, 3), torch.zeros(3, 4, dtype=torch.float16)])

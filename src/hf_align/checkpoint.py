@@ -380,7 +380,7 @@ def _write_shard(
                 raise OutputError(
                     f"{name} came out as {list(tensor.shape)} {tensor.dtype}, planned {list(shape)} {dtype}"
                 )
-            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             if progress is not None:
                 progress(_nbytes(shape, dtype))
 
