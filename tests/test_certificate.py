@@ -8,7 +8,9 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from hf_align.symmetry import canonical, derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certify import Certificate, certify
+from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
+from hf_align.trace import trace
 
 CASES = {
     "llama, one layer": (tiny_llama(), 78),
@@ -64,12 +66,20 @@ def test_a_weakened_rule_is_caught(op: str, weakened: interpreter.Rule, monkeypa
 
 def test_a_removed_rule_pins_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     certify(tiny_llama())
-    monkeypatch.delitem(interpreter.RULES, "silu")
+    monkeypatch.delitem(interpreter.RULES, "mean")
     certificate = certify(tiny_llama())
-    assert certificate.unknown_ops == ("silu",)
+    assert certificate.unknown_ops == ("mean",)
     assert certificate.sound
     assert not certificate.complete
-    assert "model.layers.0.mlp.up_proj.weight" in certificate.missing
+    assert "model.embed_tokens.weight" in certificate.missing
+
+
+def test_a_pinned_gate_leaves_only_the_scale_of_what_it_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(interpreter.RULES, "silu")
+    spec = derive.derive(trace(tiny_llama()))
+    ((factor,),) = spec.parameters["model.layers.0.mlp.down_proj.weight"][1:][0]
+    assert isinstance(spec.spaces[str(factor.space)].group, Scaling)
+    assert certify(tiny_llama()).sound
 
 
 def test_an_unfolded_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,12 +47,24 @@ _SIZES: dict[str, int] = {
     "num_labels": 9,
 }  # fmt: skip
 _LAYERS = frozenset(
-    "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
-    "num_decoder_layers depth num_blocks decoder_num_layers encoder_num_layers".split()
+    [
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "depth",
+        "num_blocks",
+        "decoder_num_layers",
+        "encoder_num_layers",
+    ]
 )
-_KV_HEADS = frozenset("num_key_value_heads n_kv_heads num_kv_heads multi_query_kv_heads".split())
+_KV_HEADS = frozenset(["num_key_value_heads", "n_kv_heads", "num_kv_heads", "multi_query_kv_heads"])
 _FROM_NONE = frozenset(("n_inner", "head_dim"))
-_PER_LAYER = frozenset("layer_types mlp_layer_types layers_block_type block_types attention_types".split())
+_PER_LAYER = frozenset(["layer_types", "mlp_layer_types", "layers_block_type", "block_types", "attention_types"])
 
 
 def shrink(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:

@@ -57,7 +57,7 @@ class Bound:
         monomial = self.monomial
         if other.monomial is not None:
             monomial = other.monomial if monomial is None else monomial.meet(other.monomial)
-        fixed = self.fixed or other.fixed or clash or (rotations is not None and monomial is not None)
+        fixed = self.fixed or other.fixed or clash
         if fixed:
             return FIXED
         return replace(self, monomial=monomial, metric=self.metric or other.metric,
@@ -72,7 +72,7 @@ class Bound:
             scalars = Scalars.ONE
         elif self.metric:
             scalars = scalars.meet(Scalars.SIGN)
-        return Bound(monomial=scalars)
+        return Bound(monomial=scalars, rotations=self.rotations)
 
 
 FREE = Bound()

@@ -59,6 +59,7 @@ class FoldNorm(Gauge):
     Attributes:
         exclusive: the reads are all that ever happens to the normalised value; else β stays, as β/γ.
         centred: the norm subtracts the mean.
+        offset: what the architecture adds to the stored gain (γ = 1 + w).
         others: (parameter, axis, power) of weights on the target that are no linear readers.
     """
 
@@ -68,6 +69,7 @@ class FoldNorm(Gauge):
     others: tuple[tuple[str, int, int], ...]
     centred: bool
     exclusive: bool
+    offset: float = 0.0
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -76,9 +78,9 @@ class FoldNorm(Gauge):
         return (*norm, *(r.weight for r in self.reads), *biases, *(name for name, _, _ in self.others))
 
     def fix(self, name: str, get: Get) -> Tensor:
-        gain = get(self.gain)
+        gain = get(self.gain) + self.offset
         if name == self.gain:
-            return torch.ones_like(gain)
+            return torch.full_like(gain, 1 - self.offset)
         if name == self.bias:
             return self._norm_bias(get(name), gain)
         for read in self.reads:
@@ -255,7 +257,7 @@ def _norms(found: Interpretation, folded: list[Gain]) -> Iterator[Gauge]:
         names = {gain.parameter, bias} | {r.weight for r in reads}
         others = tuple((n, i, -1 if a.root.is_dual else 1) for n, v in found.weights.items() if n not in names
                        for i, a in enumerate(v.axes) if _carries(a, gain, found) and not exclusive)  # fmt: skip
-        yield FoldNorm(gain.parameter, bias, reads, others, centred, exclusive)
+        yield FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
 
 
 def _carries(axis: Axis, gain: Gain, found: Interpretation) -> bool:

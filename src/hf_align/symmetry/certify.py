@@ -213,7 +213,8 @@ def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
         change = {}
         for name, axis, power in carriers:
             part = torch.zeros_like(weights[name])
-            part.select(axis, channel).copy_(power * weights[name].select(axis, channel))
+            value = weights[name] + (gauge.offset if name == gauge.gain else 0.0)
+            part.select(axis, channel).copy_(power * value.select(axis, channel))
             change[name] = part
         yield change
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from hf_align.symmetry.bounds import Bound, Scalars, monomial
+from hf_align.symmetry.bounds import PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.canonical import find_gauges
-from hf_align.symmetry.groups import Group, ScaledPermutation, group_of
+from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, tie
-from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
+from hf_align.symmetry.spaces import Axis, Kind, lower, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
-from hf_align.trace import Evidence, Program
+from hf_align.trace import Evidence, Program, evidence
 
 
 def derive(program: Program) -> SymmetrySpec:
@@ -50,6 +50,8 @@ def resolve_gains(found: Interpretation) -> list[Gain]:
         if alone and not _shares_target(gain, found):
             folded.append(gain)
         else:
+            if gain.offset:  # w + 1 cannot be scaled by acting on w
+                lower(gain.weight, PERMUTATION, evidence(gain.node, "elementwise"))
             unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
     for gain in folded:
         unify(gain.target, gain.source)
@@ -77,16 +79,12 @@ class _Class:
     """
 
     size: int
-    bound: Bound
+    group: Group | None
     evidence: list[Evidence]
     exponents: dict[int, int] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     outer: tuple[_Class, ...] = ()
     name: str = ""
-
-    @property
-    def group(self) -> Group | None:
-        return group_of(self.bound, self.size)
 
 
 class _Classes:
@@ -137,13 +135,11 @@ class _Classes:
         evidence = list(dict.fromkeys(e for a in atoms for e in a.space.evidence))
         size = atoms[0].size
         if len(atoms) == 1 and not any(atoms[0].space is r[0].space for r in self.relations):
-            return _Class(size, atoms[0].space.bound, evidence, {atoms[0].space.serial: 1})
-        if any(a.space.bound.fixed for a in atoms):
-            return _Class(size, Bound(fixed=True), evidence)
+            return _Class(size, group_of(atoms[0].space.bound, size), evidence, {atoms[0].space.serial: 1})
         serials = {a.space.serial for a in atoms}
         relations = [r for r in self.relations if r[0].space.serial in serials]
         exponents, scalars = _common_scale(atoms, relations)
-        return _Class(size, monomial(scalars), evidence, exponents)
+        return _Class(size, _monomial_group(atoms, scalars), evidence, exponents)
 
     def _all(self) -> list[_Class]:
         return list(dict.fromkeys(self.of_atom.values()))
@@ -208,6 +204,18 @@ def _is_discrete(klass: _Class) -> bool:
     return klass.group is None or isinstance(klass.group, ScaledPermutation)
 
 
+def _monomial_group(atoms: list[Axis], scalars: Scalars) -> Group | None:
+    """Permutations with factors; factors alone if any atom has its order fixed, one for each plane under rotary."""
+    size = atoms[0].size
+    rotations = {a.space.bound.rotations for a in atoms} - {None}
+    if not rotations and not any(a.space.bound.fixed for a in atoms):
+        return group_of(monomial(scalars), size)
+    if scalars is Scalars.ONE or len(rotations) > 1:
+        return None
+    classes = next((r.classes for r in rotations if r is not None), tuple(range(size)))
+    return Scaling(size, classes, scalars)
+
+
 def _atomic_relations(found: Interpretation) -> Iterable[tuple[Axis, Axis, Axis]]:
     for relation in found.relations:
         pairs: list[tuple[Axis, Axis]] = []
@@ -215,15 +223,15 @@ def _atomic_relations(found: Interpretation) -> Iterable[tuple[Axis, Axis, Axis]
         results: list[tuple[Axis, Axis]] = []
         pair_atoms(relation.product, relation.left, lambda x, y, into=results: into.append((x, y)))  # type: ignore[misc]
         for (x, y), (z, _) in zip(pairs, results, strict=True):
-            if not any(a.root.space.bound.fixed for a in (x, y, z)):
-                yield z.root, x.root, y.root
+            yield z.root, x.root, y.root
 
 
 def _common_scale(atoms: list[Axis], relations: list[tuple[Axis, Axis, Axis]]) -> tuple[dict[int, int], Scalars]:
     """The exponent of one common scale for each atom, and which factors that scale may have.
 
-    Solves s(product) = s(left) + s(right) over the logarithms of the scales, with s = 0 where an atom admits no scale.
-    Of several independent solutions the first is kept, which is sound, and which the certificate would expose.
+    Solves s(product) = s(left) + s(right) over the logarithms of the scales, with s = 0 where an atom admits no scale;
+    where only zero is left, the same for the signs. Of several independent solutions the first is kept, which is
+    sound, and which the certificate would expose.
     """
     order = sorted({a.space.serial: a for a in atoms}.values(), key=lambda a: a.space.serial)
     column = {a.space.serial: i for i, a in enumerate(order)}
@@ -233,21 +241,29 @@ def _common_scale(atoms: list[Axis], relations: list[tuple[Axis, Axis, Axis]]) -
         for atom, sign in ((product, 1), (left, -1), (right, -1)):
             row[column[atom.space.serial]] += -sign if atom.is_dual else sign
         rows.append(row)
-    for i, atom in enumerate(order):
-        if atom.space.bound.monomial is Scalars.ONE:
-            rows.append([Fraction(int(j == i)) for j in range(len(order))])
-    solution = _kernel_vector(rows, len(order))
-    if solution is None:
-        return dict.fromkeys(column, 1), Scalars.ONE
-    exponents = {a.space.serial: solution[i] for i, a in enumerate(order)}
+    for pinned in ((Scalars.ONE, Scalars.SIGN), (Scalars.ONE,)):
+        still = [
+            [Fraction(int(j == i)) for j in range(len(order))]
+            for i, atom in enumerate(order)
+            if atom.space.bound.fixed or atom.space.bound.monomial in pinned
+        ]
+        solution = _kernel_vector(rows + still, len(order))
+        if solution is not None:
+            exponents = {a.space.serial: solution[i] for i, a in enumerate(order)}
+            return exponents, _allowed(order, exponents)
+    return dict.fromkeys(column, 1), Scalars.ONE
+
+
+def _allowed(atoms: list[Axis], exponents: dict[int, int]) -> Scalars:
+    """Which factors the common scale may have: an odd power must stay in what its atom admits, an even one is
+    positive anyway."""
     scalars = Scalars.NONZERO
-    for atom in order:
-        allowed = atom.space.bound.monomial or Scalars.NONZERO
+    for atom in atoms:
+        own = atom.space.bound.monomial or Scalars.NONZERO
         exponent = exponents[atom.space.serial]
-        if exponent % 2 == 0:
-            allowed = Scalars.NONZERO if exponent == 0 or allowed is Scalars.POSITIVE else allowed
-        scalars = scalars.meet(allowed)
-    return exponents, scalars
+        if exponent % 2 or (exponent and own is Scalars.SIGN):
+            scalars = scalars.meet(own)
+    return scalars
 
 
 def _kernel_vector(rows: list[list[Fraction]], width: int) -> list[int] | None:

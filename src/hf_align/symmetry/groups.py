@@ -358,6 +358,63 @@ class Permutation(ScaledPermutation):
     scalars: ClassVar[Scalars] = Scalars.ONE
 
 
+@dataclass(frozen=True)
+class Scaling(ScaledPermutation):
+    """Factors alone, the order is fixed: a gain between spaces whose own maps are pinned.
+
+    `classes` labels coordinates that must share a factor (the two of a rotary plane).
+    """
+
+    classes: tuple[int, ...]
+    kind: Scalars
+
+    @property
+    def dimension(self) -> int:
+        return len(set(self.classes)) if self.has_gauge else 0
+
+    @property
+    def has_gauge(self) -> bool:
+        return self.kind in (Scalars.POSITIVE, Scalars.NONZERO)
+
+    def _members(self) -> Tensor:
+        """[classes, size], one where a coordinate belongs to a class."""
+        labels = torch.tensor(self.classes)
+        return (labels == labels.unique()[:, None]).double()
+
+    def random(self, index: tuple[int, ...], rng: Generator) -> Monomial:
+        members = self._members()
+        noise = torch.randn(2, *index, len(members), generator=rng, dtype=torch.float64)
+        scale = (0.5 * noise[0]).exp() if self.has_gauge else torch.ones_like(noise[0])
+        if self.kind in (Scalars.SIGN, Scalars.NONZERO):
+            scale = scale * torch.where(noise[1] < 0, -1.0, 1.0)
+        return Monomial(self.identity(index).order, scale @ members)
+
+    def nearest(self, cross: Cross) -> Monomial:
+        members = self._members()
+        odd = [m.diagonal(dim1=-2, dim2=-1) for p, m in cross.items() if p % 2]
+        first = next(iter(cross.values())).diagonal(dim1=-2, dim2=-1)
+        fit = (torch.stack(odd).sum(0) if odd else torch.zeros_like(first)) @ members.T
+        signed = self.kind in (Scalars.SIGN, Scalars.NONZERO)
+        scale = torch.where((fit < 0) & torch.tensor(signed), -1.0, 1.0).double()
+        return Monomial(self.identity(tuple(first.shape[:-1])).order, scale @ members)
+
+    def balance(self, grams: Cross) -> Monomial:
+        first = next(iter(grams.values()))
+        element = self.identity(tuple(first.shape[:-2]))
+        if not self.has_gauge or not {1, -1} <= set(grams):
+            return element
+        members = self._members()
+        primal, dual = (grams[p].diagonal(dim1=-2, dim2=-1) @ members.T for p in (1, -1))
+        usable = (primal > 0) & (dual > 0)
+        ratio = torch.where(usable, dual / primal.clamp_min(1e-300), torch.ones_like(primal))
+        return Monomial(element.order, ratio**0.25 @ members)
+
+    def tangents(self) -> Tensor:
+        if not self.has_gauge:
+            return torch.zeros(0, self.size, self.size, dtype=torch.float64)
+        return torch.diag_embed(self._members())
+
+
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
     g.scalars: g for g in (ScaledPermutation, PositiveScaledPermutation, SignedPermutation, Permutation)
 }
@@ -368,7 +425,7 @@ def group_of(bound: Bound, size: int) -> Group | None:
     if bound.fixed or (size == 1 and bound.free):
         return None
     if bound.monomial is not None:
-        return _MONOMIAL[bound.monomial](size)
+        return None if bound.rotations is not None else _MONOMIAL[bound.monomial](size)
     if bound.rotations is not None:
         return None if bound.metric or bound.ones else RotaryCommutant(size, bound.rotations)
     if bound.ones:

@@ -7,12 +7,12 @@ differ between architectures is in the rules (`rules/`), and nothing here or the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
 from hf_align.symmetry.spaces import (
     Axis,
@@ -31,10 +31,17 @@ from hf_align.trace import Program, evidence, op_name
 
 @dataclass(frozen=True)
 class Value:
-    """An activation or a weight, seen through its axes; `parameter` names the weight while it is nothing else."""
+    """An activation or a weight, seen through its axes.
+
+    Attributes:
+        parameter: the weight that it is, while it is nothing else than a view of one (plus `offset`).
+        points_to: for integers, the axis whose entries they number.
+    """
 
     axes: tuple[Axis, ...]
     parameter: str | None = None
+    offset: float = 0.0
+    points_to: Axis | None = None
 
 
 @dataclass(frozen=True)
@@ -47,13 +54,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Gain:
-    """target = diag(parameter) · source: foldable into the readers of target where target is theirs alone."""
+    """target = diag(parameter + offset) · source: foldable into the readers of target where target is theirs alone."""
 
     parameter: str
     weight: Axis
     source: Axis
     target: Axis
     node: fx.Node
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,12 @@ class Call:
     def value(self, argument: Any) -> Value:
         """The axes of a tensor argument; the axes of a constant tensor are pinned."""
         found = self.raw(argument)
-        return self.settle(found) if isinstance(found, Product) else found
+        if isinstance(found, Product):
+            return self.settle(found)
+        if isinstance(found, Value) and found.offset:
+            self.lower_all(found.axes, ONES, "constant added")
+            return replace(found, parameter=None, offset=0.0)
+        return found
 
     def raw(self, argument: fx.Node) -> Any:
         """As `value`, but an elementwise product may still be open."""
@@ -163,11 +176,6 @@ def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
     for x, y in atoms:
         lower(x, monomial(Scalars.NONZERO), why)
         lower(y, monomial(Scalars.NONZERO), why)
-        if x.root.space.bound.fixed or y.root.space.bound.fixed:
-            lower(x, FIXED, why)
-            lower(y, FIXED, why)
-            by_left[x.root.space.serial] = x
-            continue
         result = fresh(x.size, monomial(Scalars.NONZERO))
         result.space.evidence.append(why)
         found.relations.append(Relation(result, x, y))

@@ -27,6 +27,12 @@ class Rotations:
     planes: tuple[tuple[tuple[int, int], ...], ...]
     still: tuple[int, ...]
 
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """For each coordinate, a label that it shares with the other coordinate of its plane."""
+        partner = {j: i for planes in self.planes for i, j in planes}
+        return tuple(partner.get(k, k) for k in range(self.size))
+
     @classmethod
     def from_maps(cls, maps: Tensor) -> Rotations | None:
         """Read the planes off the maps of successive positions; None if they are no such rotations.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule
@@ -68,8 +70,16 @@ def addition(call: Call) -> Value:
         pairs = aligned(call.value(left).axes, call.value(right).axes)
         return Value(tuple(_joined(call, x, y) for x, y in pairs))
     value, constant = (left, right) if _is_data(call, left) else (right, left)
+    found, number = call.raw(value), call.constant(constant)
+    if (
+        isinstance(found, Value)
+        and found.parameter
+        and isinstance(number, (int, float))
+        and "add" in str(call.node.target)
+    ):
+        return replace(found, offset=found.offset + number)
     axes = call.value(value).axes
-    tensor = _as_tensor(call.constant(constant))
+    tensor = _as_tensor(number)
     if not torch.any(tensor):
         return _broadcast(call, Value(axes))
     for axis, size, varies in _along(axes, tensor):
@@ -92,6 +102,8 @@ def multiplication(call: Call) -> object:
     """y_i = a_i b_i: a gain if b is a weight, else an open product; constants that vary along an axis pin it."""
     left, right = call.argument(0), call.argument(1)
     if _is_data(call, left) and _is_data(call, right):
+        if (gain := _offset_gain(call, left, right)) is not None:
+            return gain
         a, b = call.value(left), call.value(right)
         division = "div" in str(call.node.target)
         for weight, value in ((b, a),) if division else ((b, a), (a, b)):
@@ -116,11 +128,22 @@ def _is_vector_along_last(weight: Value, value: Value) -> bool:
         s > 1 for s in sizes) == 1 and len(sizes) <= len(value.axes)  # fmt: skip
 
 
+def _offset_gain(call: Call, left: fx.Node, right: fx.Node) -> Value | None:
+    """y = diag(1 + w) x."""
+    for one, other in ((left, right), (right, left)):
+        weight = call.raw(one)
+        if isinstance(weight, Value) and weight.offset and weight.parameter and "mul" in str(call.node.target):
+            value = call.value(other)
+            if _is_vector_along_last(weight, value):
+                return _gain(call, weight, value)
+    return None
+
+
 def _gain(call: Call, weight: Value, value: Value) -> Value:
     """y = diag(w) x."""
     assert weight.parameter is not None
     target = fresh(value.axes[-1].size)
-    call.found.gains.append(Gain(weight.parameter, weight.axes[-1], value.axes[-1], target, call.node))
+    call.found.gains.append(Gain(weight.parameter, weight.axes[-1], value.axes[-1], target, call.node, weight.offset))
     return Value((*value.axes[:-1], target))
 
 
