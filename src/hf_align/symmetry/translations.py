@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.canonical import reaches_softmax
+from hf_align.symmetry.passing import reaches_softmax, sums_to_one
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
@@ -23,6 +23,11 @@ _LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
     "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg",
+))
+_LINEAR_AT_FIXED_PLACES = frozenset((
+    "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
+    "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
+    "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter",
 ))
 # fmt: on
 _TABLE, _ADDED = "table", "added"
@@ -137,7 +142,7 @@ class _System:
             return None
         if name in ("add", "sub"):
             return self._add(node)
-        if name in _LINEAR:
+        if name in _LINEAR or (name in _LINEAR_AT_FIXED_PLACES and self._by_fixed_factor(node, moved)):
             return self._map(node)
         if name in ("mul", "div") and self._by_fixed_factor(node, moved):
             return self._map(node)
@@ -147,8 +152,10 @@ class _System:
             return self._lookup(node)
         if name in ("conv1d", "conv2d", "conv3d"):
             return self._convolution(node)
-        if name == "matmul":
+        if name in ("matmul", "bmm"):
             return self._matmul(node)
+        if name in ("batch_norm", "_native_batch_norm_legit_no_training"):
+            return self._batch_norm(node)
         for seen in moved:
             self._demand(self.shift[seen])
         return None
@@ -195,7 +202,9 @@ class _System:
                 if a in chosen:
                     return chosen[a]
                 value = self._value(a)
-                if op_name(node) in ("mul", "div") or not isinstance(value, Tensor):
+                if isinstance(value, Tensor) and not value.is_floating_point():
+                    return value
+                if op_name(node) in ("mul", "div") or (value is not None and not isinstance(value, Tensor)):
                     return value.double() if isinstance(value, Tensor) else value
                 return torch.zeros(a.meta["val"].shape, dtype=torch.float64)
 
@@ -217,6 +226,26 @@ class _System:
             self._demand(change - change.mean(-1, keepdim=True))
         self._demand(gain)
         return None if bias is None else self._fill(bias, node)
+
+    def _batch_norm(self, node: fx.Node) -> Any:
+        """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c."""
+        eps = float(node.args[7] if op_name(node) == "batch_norm" else node.args[6])  # type: ignore[arg-type]
+        gain, variance = (self._weight(node, i) for i in (1, 4))
+        change, bias, mean = (self._shift_of(node, i) for i in (0, 2, 3))
+        self._demand(self._shift_of(node, 1))
+        self._demand(self._shift_of(node, 4))
+        if gain is None or variance is None:
+            self._demand(change)
+            return None
+        factor = gain / (variance + eps).sqrt()
+        trailing = (1,) * (len(node.all_input_nodes[0].meta["val"].shape) - 2)
+        total = None if change is None else change * factor.reshape(-1, *trailing)
+        for added in (bias, None if mean is None else -mean * factor):
+            if added is not None:
+                total = _sum(total, added.reshape(*added.shape, *trailing))
+        if op_name(node) == "batch_norm" or total is None:
+            return None if total is None else self._fill(total, node)
+        return (self._filled(total, node.all_input_nodes[0].meta["val"].shape),)
 
     def _lookup(self, node: fx.Node) -> Tensor:
         change, rows = self._shift_of(node, 0), operand(node, 1)
@@ -240,7 +269,7 @@ class _System:
         if reaches_softmax(node, self.program):
             self._demand(change - change.mean(-1, keepdim=True))
             return None
-        if _sums_to_one(node.args[0]):
+        if sums_to_one(node.args[0]):
             mean = change.mean(-2, keepdim=True)
             self._demand(change - mean)
             return self._fill(mean, node)
@@ -253,7 +282,9 @@ class _System:
         return self.program.constants.get(node)
 
     def _fill(self, change: Tensor, node: fx.Node) -> Tensor:
-        shape = node.meta["val"].shape
+        return self._filled(change, node.meta["val"].shape)
+
+    def _filled(self, change: Tensor, shape: torch.Size) -> Tensor:
         missing = len(shape) - (change.dim() - 1)
         change = change.reshape(change.shape[0], *(1,) * missing, *change.shape[1:])
         return change.expand(change.shape[0], *shape).contiguous()
@@ -299,6 +330,8 @@ def _role(node: fx.Node, program: Program) -> str | None:
                 ("conv2d", 2),
                 ("conv1d", 2),
                 ("conv3d", 2),
+                ("batch_norm", 2),
+                ("_native_batch_norm_legit_no_training", 2),
             )
             or name in _LINEAR
             or name in ("add", "sub")
@@ -319,12 +352,6 @@ def _same_last(node: fx.Node) -> bool:
     assert isinstance(source, fx.Node)
     before, after = source.meta["val"], node.meta["val"]
     return isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1] == after.shape[-1]
-
-
-def _sums_to_one(node: Any) -> bool:
-    while isinstance(node, fx.Node) and op_name(node) in ("dropout", "to", "_to_copy", "contiguous"):
-        node = node.args[0]
-    return isinstance(node, fx.Node) and op_name(node) == "softmax" and node.args[1] in (-1, node.meta["val"].dim() - 1)
 
 
 def _sum(a: Tensor | None, b: Tensor) -> Tensor:
