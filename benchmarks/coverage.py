@@ -43,8 +43,6 @@ from hf_align.trace import Program, trace
 
 MAPPINGS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", None,
             "SEQUENCE_CLASSIFICATION")  # fmt: skip
-COUNTED = 5000
-"""Parameters up to which null directions are counted: the cost grows with the cube."""
 RUN = 50_000_000
 """Parameters up to which the model is run."""
 
@@ -106,7 +104,7 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
             row.reason = row.reason or f"config: {type(error).__name__}: {str(error).splitlines()[0][:150]}"
 
 
-def measure(row: Row) -> Row:
+def measure(row: Row, counted: int) -> Row:
     """Fill a row in, as far as it gets."""
     for kind, config in copies(row):
         try:
@@ -116,12 +114,12 @@ def measure(row: Row) -> Row:
             row.reason = row.reason or f"trace: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
             continue
         row.copy, row.traced, row.reason = kind, True, ""
-        _analyse(row, config, program)
+        _analyse(row, config, program, counted)
         return row
     return row
 
 
-def _analyse(row: Row, config: PretrainedConfig, program: Program) -> None:
+def _analyse(row: Row, config: PretrainedConfig, program: Program, counted: int) -> None:
     spec = derive(program)
     row.parameters = sum(torch.Size(shape).numel() for shape in program.shapes.values())
     row.unknown, row.spaces = sorted(spec.unknown_ops), len(spec.spaces)
@@ -130,7 +128,7 @@ def _analyse(row: Row, config: PretrainedConfig, program: Program) -> None:
         row.reason = "too large to run"
         return
     row.error = _error(config, program, spec)
-    if row.parameters <= COUNTED and row.sound:
+    if row.parameters <= counted and row.sound:
         certificate = certify(config)
         row.error = max(row.error, certificate.max_error)
         row.found, row.nullity = certificate.found, certificate.nullity
@@ -143,13 +141,13 @@ def _error(config: PretrainedConfig, program: Program, spec: SymmetrySpec) -> fl
     return soundness(program, spec, weights, random_inputs(program, rng), rng)
 
 
-def _worker(row: Row, pipe: Any, memory: int) -> None:
+def _worker(row: Row, pipe: Any, memory: int, counted: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     started = time.perf_counter()
     try:
-        measure(row)
+        measure(row, counted)
     except BaseException as error:
         lines = str(error).splitlines() or [""]
         row.reason = f"{type(error).__name__}: {lines[0][:200]}"
@@ -161,7 +159,7 @@ def _worker(row: Row, pipe: Any, memory: int) -> None:
     pipe.send(row)
 
 
-def sweep(rows: Iterable[Row], workers: int, limit: float, memory: int) -> Iterator[Row]:
+def sweep(rows: Iterable[Row], workers: int, limit: float, memory: int, counted: int) -> Iterator[Row]:
     """Measure rows in processes, `workers` at a time."""
     context = multiprocessing.get_context("fork")
     waiting = list(rows)
@@ -170,7 +168,7 @@ def sweep(rows: Iterable[Row], workers: int, limit: float, memory: int) -> Itera
         while waiting and len(running) < workers:
             row = waiting.pop(0)
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_worker, args=(row, send, memory))
+            process = context.Process(target=_worker, args=(row, send, memory, counted))
             process.start()
             send.close()
             running[receive] = (process, row, time.monotonic())
@@ -192,7 +190,7 @@ def sweep(rows: Iterable[Row], workers: int, limit: float, memory: int) -> Itera
                 yield row
 
 
-def render(rows: list[Row]) -> str:
+def render(rows: list[Row], counted: int) -> str:
     """The table of coverage.md."""
     traced = [r for r in rows if r.traced]
     known = [r for r in traced if not r.unknown]
@@ -209,7 +207,7 @@ def render(rows: list[Row]) -> str:
         "| --- | --- | --- | --- |",
         f"| {len(traced)} | {len(known)} | {len(sound)} | {len(complete)} |",
         "",
-        f"Null directions are counted up to {COUNTED} parameters; larger copies are only checked for soundness. "
+        f"Null directions are counted up to {counted} parameters; larger copies are only checked for soundness. "
         "*tiny* copies have width 8, *roomy* ones 32, *shallow* ones their default sizes in two layers.",
         "",
     ]
@@ -252,6 +250,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each class")
     parser.add_argument("--memory", type=float, default=10.0, help="GiB for each class")
+    parser.add_argument("--counted", type=int, default=5000, help="parameters up to which null directions are counted")
     parser.add_argument("--again", action="store_true", help="measure also what the results hold already")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -262,7 +261,7 @@ def main() -> None:
     if chosen.results.exists():
         done = {r["name"]: Row(**r) for r in map(json.loads, chosen.results.read_text().splitlines())}
     todo = [r for r in rows if chosen.again or chosen.only or r.name not in done]
-    for row in sweep(todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30)):
+    for row in sweep(todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted):
         done[row.name] = row
         with chosen.results.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
@@ -271,7 +270,7 @@ def main() -> None:
             flush=True,
         )
     if not chosen.only:
-        chosen.report.write_text(render([done[r.name] for r in everything if r.name in done]))
+        chosen.report.write_text(render([done[r.name] for r in everything if r.name in done], chosen.counted))
 
 
 if __name__ == "__main__":

@@ -60,13 +60,18 @@ def act(
     spec: SymmetrySpec,
     elements: Elements,
 ) -> Tensor:
-    """The parameter `name` moved by the elements of all its spaces; the same shape and dtype."""
+    """The parameter `name` moved by the elements of all its spaces; the same shape and dtype.
+
+    A gain that is stored as its difference from one is moved as the gain that it stands for.
+    """
     if not any(f.space in elements for axis in spec.parameters[name] for s in axis for f in s):
         return tensor
+    offset = spec.gains.get(name, 0.0)
+    tensor = tensor + offset if offset else tensor
     moved = tensor.clone(memory_format=torch.contiguous_format)
     for block in blocks(spec, name):
         block.factored(moved).copy_(act_on_block(block.factored(tensor), block, spec, elements))
-    return moved
+    return moved - offset if offset else moved
 
 
 def act_on_block(
@@ -96,6 +101,7 @@ def occurrences(
 
     With `elements`, all other axes are moved by them; the axis itself stands still.
     """
+    tensor = tensor + spec.gains.get(name, 0.0)
     for block in blocks(spec, name):
         for axis in block.occurrences(space):
             view = block.factored(tensor)

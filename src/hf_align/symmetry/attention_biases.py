@@ -19,6 +19,8 @@ from hf_align.symmetry.passing import PASSES, reaches_softmax, read_once, sums_t
 from hf_align.trace import op_name
 
 _NOBODY = -1
+_PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}
+"""Where the left factor stands among the operands."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,16 @@ def _fates(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[_Fa
             moved = _move(user, node, labels, found)
             for after, part in moved:
                 yield from _fates(after, part, found)
-        elif op_name(user) in ("matmul", "bmm") and user.args[1] is node and user.args[0] is not node:
+        elif _is_right_factor(node, user):
             yield _key_or_value(user, labels, found)
         else:
             yield _Fate(_present(labels))
+
+
+def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
+    """Whether an op multiplies another value by this one, and does nothing else with it."""
+    at = _PRODUCTS.get(op_name(user))
+    return at is not None and [i for i, a in enumerate(user.args) if a is node] == [at + 1]
 
 
 def _present(labels: Tensor) -> Tensor:
@@ -125,7 +133,7 @@ def _key_or_value(product: fx.Node, labels: Tensor, found: Interpretation) -> _F
     present = _present(labels)
     if bool((labels == labels[..., :1]).all()) and reaches_softmax(product, found.program):
         return _Fate(present, is_key=True)
-    if not bool((labels == labels[..., :1, :]).all()) or not sums_to_one(product.args[0]):
+    if not bool((labels == labels[..., :1, :]).all()) or not sums_to_one(product.args[_PRODUCTS[op_name(product)]]):
         return _Fate(present)
     mixed = labels[..., :1, :].expand(product.meta["val"].shape)
     outputs = list(_readers(product, mixed, found))

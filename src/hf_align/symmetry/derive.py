@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from hf_align.symmetry.bounds import PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.bounds import Bound, Scalars, monomial
 from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Rows, Value, interpret, tie
-from hf_align.symmetry.spaces import Axis, Kind, lower, pair_atoms, unify
+from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
-from hf_align.trace import Evidence, Program, evidence, op_name
+from hf_align.trace import Evidence, Program, op_name
 
 
 def derive(program: Program) -> SymmetrySpec:
@@ -54,8 +54,6 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
         elif writer is not None:
             folded.append(Folding(gain, (), writer))
         else:
-            if gain.offset:  # w + 1 cannot be scaled by acting on w
-                lower(gain.weight, PERMUTATION, evidence(gain.node, "elementwise"))
             unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
     for folding in folded:
         unify(folding.gain.target, folding.gain.source)

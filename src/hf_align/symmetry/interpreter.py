@@ -180,18 +180,6 @@ class Call:
         tensor = self.found.program.constants[argument]
         return Value(tuple(fresh(n, FIXED) for n in tensor.shape))
 
-    def stored(self, node: fx.Node) -> tuple[str, bool] | None:
-        """The matrix that a value is, and whether it is read transposed; None if it is no plain weight."""
-        flipped = False
-        while (
-            op_name(node) in ("t", "numpy_T", "transpose", "permute", "to", "_to_copy", "alias")
-            and len(node.users) == 1
-        ):
-            flipped ^= op_name(node) in ("t", "numpy_T", "transpose", "permute")
-            node = node.all_input_nodes[0]
-        name = self.found.program.parameters.get(node)
-        return (name, flipped) if name is not None and len(self.found.weights[name].axes) == 2 else None
-
     def unify(self, a: Axis, b: Axis, role: str) -> None:
         unify(a, b, evidence(self.node, role))
 
@@ -349,7 +337,8 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     """y = R(position) x: what is left is the commutant of the rotations."""
     call = Call(region.output, found)
     value = call.value(region.base)
-    call.lower(value.axes[-1], Bound(rotations=region.rotations), "rotary")
+    whole = value.axes[-1].root.space.kind is Kind.ATOM
+    call.lower(value.axes[-1], Bound(rotations=region.rotations) if whole else FIXED, "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
     return Value(value.axes)
 

@@ -36,7 +36,9 @@ def reaches_softmax(node: fx.Node, program: Program) -> bool:
         mask = op_name(user) in ("add", "masked_fill") and all(
             a is node or a in constants for a in user.all_input_nodes
         )
-        passes = op_name(user) in ("to", "_to_copy", "dropout", "contiguous")
+        reshaped = op_name(user) in ("view", "reshape", "_unsafe_view") and (
+            user.meta["val"].shape[-1] == node.meta["val"].shape[-1])  # fmt: skip
+        passes = reshaped or op_name(user) in ("to", "_to_copy", "dropout", "contiguous", "clone")
         return (scalar or mask or passes) and reaches_softmax(user, program)
 
     return bool(node.users) and all(ok(u) for u in node.users)
@@ -51,3 +53,15 @@ def sums_to_one(node: object) -> bool:
             return False
         node = before
     return isinstance(node, fx.Node) and op_name(node) == "softmax" and node.args[1] in (-1, node.meta["val"].dim() - 1)
+
+
+def stored_matrix(node: fx.Node, program: Program) -> tuple[fx.Node, bool] | None:
+    """The weight matrix that a value is, and whether it is transposed; None if it is anything else."""
+    flipped = False
+    while op_name(node) in _FLIPS | {"to", "_to_copy", "alias", "detach"}:
+        flipped ^= op_name(node) in _FLIPS
+        node = node.all_input_nodes[0]
+    return (node, flipped) if node in program.parameters and node.meta["val"].dim() == 2 else None
+
+
+_FLIPS = frozenset(("t", "numpy_T", "transpose", "permute"))

@@ -7,6 +7,7 @@ from torch import fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Reading, Value, rule
+from hf_align.symmetry.passing import stored_matrix
 from hf_align.symmetry.spaces import Axis, fresh, product, split_product
 
 
@@ -57,9 +58,11 @@ def _affine(call: Call, source: fx.Node, value: Value, weight: Value, in_axis: i
 @rule("matmul", "mm", "bmm", "mv", "dot", "inner")
 def matmul(call: Call) -> Value:
     """y_abc = Σ_k x_abk z_akc, batch axes a in step."""
-    weight = call.stored(call.argument(1))
-    if weight is not None and call.stored(call.argument(0)) is None:
-        call.found.readings.append(Reading(call.node, call.argument(0), weight[0], int(weight[1]), None))
+    program = call.found.program
+    weight = stored_matrix(call.argument(1), program)
+    if weight is not None and stored_matrix(call.argument(0), program) is None:
+        name = program.parameters[weight[0]]
+        call.found.readings.append(Reading(call.node, call.argument(0), name, int(weight[1]), None))
     return _multiplied(call, call.value(call.argument(0)).axes, call.value(call.argument(1)).axes)
 
 

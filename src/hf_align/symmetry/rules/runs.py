@@ -7,6 +7,7 @@ choice and take them apart afterwards. What is taken apart shares no space.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from hf_align.trace import op_name
 _STILL = frozenset(("contiguous", "clone", "to", "_to_copy", "alias", "detach", "dropout"))
 
 
-def runs_along(node: fx.Node) -> tuple[int, list[int]] | None:
+def runs_along(node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, list[int]] | None:
     """(axis, sizes of the runs between all boundaries) if every user of a value takes runs along the same axis."""
     shape = node.meta["val"].shape
     boundaries: dict[int, set[int]] = {}
-    if not _collect(node, list(range(len(shape))), boundaries) or len(boundaries) != 1:
+    if not _collect(node, list(range(len(shape))), boundaries, constants) or len(boundaries) != 1:
         return None
     ((dim, ends),) = boundaries.items()
     marks = sorted(ends | {0, shape[dim]})
@@ -29,18 +30,20 @@ def runs_along(node: fx.Node) -> tuple[int, list[int]] | None:
     return (dim, sizes) if len(sizes) > 1 and dim < len(shape) - 1 else None
 
 
-def _collect(node: fx.Node, order: list[int], boundaries: dict[int, set[int]]) -> bool:
+def _collect(
+    node: fx.Node, order: list[int], boundaries: dict[int, set[int]], constants: Mapping[fx.Node, Any]
+) -> bool:
     """Follow all users; `order` says which axis of the view each axis is. False if one does anything else."""
     for user in node.users:
         name = op_name(user)
         if name in ("permute", "transpose"):
-            if not _collect(user, _reordered(user, order), boundaries):
+            if not _collect(user, _reordered(user, order), boundaries, constants):
                 return False
         elif name in _STILL:
-            if not _collect(user, order, boundaries):
+            if not _collect(user, order, boundaries, constants):
                 return False
         else:
-            taken = _taken(user, node)
+            taken = _taken(user, node, constants)
             if taken is None:
                 return False
             boundaries.setdefault(order[taken[0]], set()).update(taken[1])
@@ -56,7 +59,7 @@ def _reordered(user: fx.Node, order: list[int]) -> list[int]:
     return order
 
 
-def _taken(user: fx.Node, node: fx.Node) -> tuple[int, set[int]] | None:
+def _taken(user: fx.Node, node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, set[int]] | None:
     """(axis, boundaries) of the runs that an op takes."""
     shape, name = tuple(node.meta["val"].shape), op_name(user)
     args: list[Any] = [*user.args, *[None] * 5]
@@ -75,6 +78,10 @@ def _taken(user: fx.Node, node: fx.Node) -> tuple[int, set[int]] | None:
         dim = int(args[2] or user.kwargs.get("dim", 0)) % len(shape)  # type: ignore[arg-type]
         sizes = [piece.shape[dim] for piece in user.meta["val"]]
         return dim, {sum(sizes[:i]) for i in range(len(sizes) + 1)}
+    if name == "index":
+        used = [i for i, number in enumerate(args[1]) if number is not None]
+        run = constant_run(constants.get(args[1][used[0]]), shape[used[0]]) if len(used) == 1 else None
+        return (used[0], set(run)) if run is not None else None
     return None
 
 

@@ -24,7 +24,7 @@ def view(call: Call) -> Value | Rows:
 
 def _rows(call: Call, value: Value) -> Rows | None:
     """Queries, keys and values in one axis: where all users choose runs along it, each run has spaces of its own."""
-    runs = runs_along(call.node)
+    runs = runs_along(call.node, call.found.program.constants)
     if runs is None:
         return None
     dim, sizes = runs
