@@ -63,11 +63,13 @@ CONFIGS = {
                                 architectures=["T5ForConditionalGeneration"]),
     "dinov2": transformers.Dinov2Config(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2,
                                         use_swiglu_ffn=True, image_size=4, patch_size=2, architectures=["Dinov2Model"]),
+    "dinov3": transformers.DINOv3ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, image_size=4,
+                                           intermediate_size=6, patch_size=2, architectures=["DINOv3ViTModel"]),
     "nomic_bert": transformers.NomicBertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
                                                intermediate_size=6, architectures=["NomicBertModel"]),
 }  # fmt: skip
 FUSED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3")
-CONVERTED = (*FUSED, "nomic_bert", "dinov2")
+CONVERTED = (*FUSED, "nomic_bert", "dinov2", "dinov3")
 
 
 def saved(config: PretrainedConfig, folder: Path, seed: int = 0, **options: Any) -> PreTrainedModel:

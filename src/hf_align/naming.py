@@ -178,8 +178,9 @@ class DiskWeights(Mapping[str, Tensor]):
         link = self._links[name]
         if not self._is_produced(link):
             return self._checkpoint[name]
-        tensor = self._converted(name, link) if isinstance(link, Conversion) else self._produce(link.name)
-        return tensor.to(self.info(name)[1]).contiguous()
+        if isinstance(link, Conversion):
+            return self._converted(name, link).contiguous()
+        return self._produce(link.name).to(self.info(name)[1]).contiguous()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._links)
@@ -192,7 +193,8 @@ class DiskWeights(Mapping[str, Tensor]):
 
     def _converted(self, name: str, link: Conversion) -> Tensor:
         if name not in self._waiting:
-            self._waiting.update(link.store(self._in_memory))
+            # In the dtype of the checkpoint, which is often half of what was computed.
+            self._waiting.update((n, t.to(self.info(n)[1])) for n, t in link.store(self._in_memory).items())
         return self._waiting.pop(name)
 
     def _in_memory(self, name: str) -> Tensor:

@@ -209,6 +209,8 @@ def _write(
     """Every tensor of the architecture, in the layout of a checkpoint, with config and tokenizer of A."""
     tensors = DiskWeights(names_from.checkpoint, names_from.names, produce, pair.spec.parameters, options.dtype)
     plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
+    if unused := names_from.names.unused:
+        say(f"left out: {len(unused)} of {names_from.ref}'s tensors that its architecture does not load ({unused[0]})")
     say(f"writing {len(tensors)} tensors to {output}")
     fingerprint = _fingerprint(pair, options)
     with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
