@@ -225,7 +225,7 @@ def test_an_untied_head_is_written_beside_the_layout_of_the_checkpoint(tmp_path:
 
 
 def run(*arguments: object) -> int:
-    sys.argv = ["hf-align", *map(str, arguments), "--quiet"]
+    sys.argv = ["hf-align", *map(str, arguments)]
     try:
         main()
     except SystemExit as stop:
@@ -235,7 +235,7 @@ def run(*arguments: object) -> int:
 
 def merge(folder: Path, *options: object) -> PreTrainedModel:
     """The merge of the models in "0" and "1", written to "out"; it loads whole."""
-    assert run("merge", folder / "0", folder / "1", "-o", folder / "out", *options) == 0
+    assert run("merge", folder / "0", folder / "1", "-o", folder / "out", "--quiet", *options) == 0
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     return model
@@ -287,11 +287,32 @@ def test_a_lost_expert_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     tensors = load_file(tmp_path / "1" / "model.safetensors")
     del tensors["model.layers.1.block_sparse_moe.experts.3.w1.weight"]
     save_file(tensors, tmp_path / "1" / "model.safetensors", {"format": "pt"})
-    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out") == 2
+    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--quiet") == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert "model.layers.1.mlp.experts.gate_up_proj cannot be made from" in error[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_stored_fused_and_one_by_one_at_once_are_refused(tmp_path: Path) -> None:
+    config = CONFIGS["mixtral"]
+    saved(config, tmp_path)
+    saved(config, tmp_path / "fused", save_original_format=False)
+    both = load_file(tmp_path / "model.safetensors") | load_file(tmp_path / "fused" / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    save_file({**both, name: both[name] + 1}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert name in {n for n, _, _ in opened(tmp_path, config)[1].twice()}
+    assert run("merge", tmp_path, tmp_path, "-o", tmp_path / "out") == 2
+
+
+def test_what_the_architecture_does_not_load_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        saved(tiny_llama(), tmp_path / str(seed), seed)
+    store_twice(tmp_path / "0", "model.norm.weight", "model.layers.7.extra")
+    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out") == 0
+    assert "model.layers.7.extra" in capsys.readouterr().err
+    files = [load_file(tmp_path / n / "model.safetensors").keys() for n in ("out", "1")]
+    assert files[0] == files[1]
 
 
 class OneWay(Transpose):

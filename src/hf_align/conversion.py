@@ -96,14 +96,11 @@ class Conversion:
         Raises:
             CheckpointError: the tensors do not convert, or not back into what they were.
         """
+        if foreign := sorted(found.keys() - set(converter.source_patterns)):
+            raise CheckpointError(f"{layer} is stored in two layouts, and {found[foreign[0]][0]} is of the other")
         disk = tuple(tuple(found.get(pattern, ())) for pattern in converter.source_patterns)
-        backward = _reverse(converter, layer)
-        draft = cls(converter, backward, disk, (), layer, model)
-        made = draft._run(converter, {p: [header(n) for n in names] for p, names in found.items()})
-        if list(made) != converter.target_patterns:
-            raise CheckpointError(f"{draft._described(converter)}: only some of it is made")
-        names = _full_names(layer, converter.target_patterns)
-        conversion = cls(converter, backward, disk, tuple(ties.get(n, n) for n in names), layer, model)
+        memory = tuple(ties.get(name, name) for name in _full_names(layer, converter.target_patterns))
+        conversion = cls(converter, _reverse(converter, layer), disk, memory, layer, model)
         conversion._require_inverse(header)
         return conversion
 
@@ -126,7 +123,7 @@ class Conversion:
         made = self._run(
             self.forward, {p: [read(n) for n in names] for p, names in zip(patterns, self.disk, strict=True) if names}
         )
-        return dict(zip(self.memory, made.values(), strict=True))
+        return self._named(made, dict(zip(self.forward.target_patterns, self.memory, strict=True)), self.forward)
 
     def store(self, read: Read) -> dict[str, Tensor]:
         """Name on disk -> tensor, from a reader of tensors in memory.
@@ -142,9 +139,7 @@ class Conversion:
             for pattern, names in zip(self.backward.target_patterns, self.disk, strict=True)
             for i, name in enumerate(names)
         }
-        if made.keys() != keys.keys():
-            raise CheckpointError(f"{self._described(self.backward)}: {len(made)} tensors come out of {len(keys)}")
-        return {keys[key]: tensor for key, tensor in made.items()}
+        return self._named(made, keys, self.backward)
 
     def _require_inverse(self, header: Read) -> None:
         made = self.load(header)
@@ -171,6 +166,13 @@ class Conversion:
         except Exception as error:  # operations check nothing, and fail in as many ways as torch has
             raise CheckpointError(f"{self._described(converter)}: {error}") from error
         return {key: value[0] if isinstance(value, list) else value for key, value in tensors.items()}
+
+    def _named(
+        self, made: Mapping[str, Tensor], names: Mapping[str, str], converter: WeightConverter
+    ) -> dict[str, Tensor]:
+        if made.keys() != names.keys():
+            raise CheckpointError(f"{self._described(converter)}: {len(made)} tensors come out, not {len(names)}")
+        return {names[key]: tensor for key, tensor in made.items()}
 
     def _described(self, converter: WeightConverter) -> str:
         names = ", ".join(type(o).__name__ for o in converter.operations)
