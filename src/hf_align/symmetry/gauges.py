@@ -11,7 +11,7 @@ from hf_align.symmetry.attention_biases import attention_biases
 from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
 from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
 from hf_align.symmetry.passing import PASSES, read_once
-from hf_align.symmetry.spaces import Axis, Kind, Space
+from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 
 
@@ -94,31 +94,44 @@ def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
 
 
 def _centred_writers(found: Interpretation) -> Iterator[CentreWriter]:
-    memo: dict[tuple[fx.Node, Space], bool] = {}
+    memo: dict[tuple[fx.Node, Axis], bool] = {}
     for node, name in found.program.parameters.items():
         for i, axis in enumerate(found.weights[name].axes):
-            atom = axis.root
-            if (
-                atom.space.kind is Kind.ATOM
-                and node.users
-                and all(_mean_is_lost(u, atom, found, memo) for u in node.users)
-            ):
+            if axis.root.space.kind is Kind.ATOM and axis.size > 1 and _mean_is_lost(node, axis.root, found, memo):
                 yield CentreWriter(name, i)
 
 
-def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Space], bool]) -> bool:
+def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Axis], bool]) -> bool:
     """Whether every use of a node's value is blind to its mean along the axis with this atom."""
-    key = (node, atom.space)
-    if key in memo:
-        return memo[key]
-    values = found.values.get(node)
-    axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
-    carried = bool(axes) and all(any(a.root.space is atom.space for a in x) for x in axes)
-    last = carried and axes[0][-1].root.space is atom.space
-    memo[key] = carried and bool(node.users) and all(
-        (op_name(u) == "layer_norm" and u.args[0] is node and last)
-        or (op_name(u) == "softmax" and last and u.args[1] in (-1, len(axes[0]) - 1))
-        or (op_name(u) in PASSES | {"add", "sub", "cat"} and _mean_is_lost(u, atom, found, memo))
-        for u in node.users
-    )  # fmt: skip
+    key = (node, atom)
+    if key not in memo:
+        values = found.values.get(node)
+        axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
+        at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
+        memo[key] = bool(node.users) and len(at) == 1 and all(
+            _is_blind(u, node, at[0] - len(axes[0])) or (_passes(u, node, at[0] - len(axes[0]))
+                                                         and _mean_is_lost(u, atom, found, memo))
+            for u in node.users
+        )  # fmt: skip
     return memo[key]
+
+
+def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether an op subtracts the mean along an axis (counted from behind)."""
+    if op_name(user) == "layer_norm":
+        return user.args[0] is node and axis == -1 and len(user.args[1]) == 1
+    if op_name(user) == "softmax":
+        return axis in (user.args[1], user.args[1] - node.meta["val"].dim())  # type: ignore[operator]
+    return False
+
+
+def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether what an op makes of a value is linear in it and keeps the axis."""
+    name = op_name(user)
+    if name in PASSES or name in ("add", "sub", "cat"):
+        return True
+    if name == "linear" or name.startswith("conv"):
+        return user.args[0] is not node
+    if name in ("matmul", "mm", "bmm"):
+        return axis == (-1 if user.args[1] is node else -2)
+    return False
