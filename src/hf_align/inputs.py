@@ -154,6 +154,8 @@ def _has_decoder(read: _Reader) -> bool:
 
 
 def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    if not read.parameters & {"pixel_values", "pixel_values_videos"}:
+        return
     channels = read.number("num_channels", "in_channels", "in_chans", "input_channels", default=3)
     height, width = _sides(read)
     frames = read.number("num_frames", "frames_per_clip", default=2)

@@ -44,9 +44,18 @@ class Block:
         """The axes of the factored view that a space moves."""
         return (i for i, f in enumerate(self.factors) if f.space == space)
 
-    def index_axes(self, spec: SymmetrySpec, space: str) -> list[int]:
-        """The axes of the factored view over which the element of a space varies, in the order of its index."""
-        return [next(i for i, f in enumerate(self.factors) if f.space == outer) for outer in spec.spaces[space].index]
+    def index_axes(self, spec: SymmetrySpec, axis: int) -> list[int]:
+        """The axes of the factored view over which the element at `axis` varies, in the order of its index.
+
+        Where an outer space occurs twice, the one beside the inner is meant: each head's values are read with the
+        element of that head, whatever other heads the weight writes to.
+        """
+        of_tensor = [i for i, segment in enumerate(self.segments) for _ in segment]
+        chosen = []
+        for outer in spec.spaces[str(self.factors[axis].space)].index:
+            places = list(self.occurrences(outer))
+            chosen.append(next((i for i in places if of_tensor[i] == of_tensor[axis]), places[0]))
+        return chosen
 
 
 def blocks(spec: SymmetrySpec, name: str) -> Iterator[Block]:
@@ -84,7 +93,7 @@ def act_on_block(
             continue
         for axis in block.occurrences(space):
             if axis not in still:
-                view = _along(view, axis, block.index_axes(spec, space), elements[space], block.factors[axis].power)
+                view = _along(view, axis, block.index_axes(spec, axis), elements[space], block.factors[axis].power)
     return view
 
 
@@ -107,6 +116,6 @@ def occurrences(
             view = block.factored(tensor)
             if elements is not None:
                 view = act_on_block(view, block, spec, elements, still=(axis,))
-            index = block.index_axes(spec, space)
+            index = block.index_axes(spec, axis)
             rows = view.movedim([*index, axis], [*range(len(index) + 1)])
             yield block.factors[axis].power, rows.reshape(*rows.shape[: len(index) + 1], -1)

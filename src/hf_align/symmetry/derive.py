@@ -12,7 +12,7 @@ from fractions import Fraction
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
 from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
-from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Rows, Value, interpret, tie
+from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Rows, Value, interpret, refine, tie
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.trace import Evidence, Program, op_name
@@ -107,6 +107,7 @@ class _Classes:
 
     def __init__(self, found: Interpretation) -> None:
         self.found = found
+        refine(found.relations)
         self.relations = list(_atomic_relations(found))
         self.of_atom: dict[int, _Class] = {}
         for atoms in self._connected():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, fx
 
@@ -118,10 +119,11 @@ def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[t
 
 def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether an op subtracts the mean along an axis (counted from behind)."""
+    args: list[Any] = list(user.args)
     if op_name(user) == "layer_norm":
-        return user.args[0] is node and axis == -1 and len(user.args[1]) == 1
+        return args[0] is node and axis == -1 and len(args[1]) == 1
     if op_name(user) == "softmax":
-        return axis in (user.args[1], user.args[1] - node.meta["val"].dim())  # type: ignore[operator]
+        return axis in (args[1], args[1] - node.meta["val"].dim())
     return False
 
 

@@ -6,6 +6,7 @@ differ between architectures is in the rules (`rules/`), and nothing here or the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -223,6 +224,19 @@ def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
         found.relations.append(Relation(result, x, y))
         by_left[x.root.space.serial] = result
     return _rebuild(left, by_left)
+
+
+def refine(relations: Sequence[Relation]) -> None:
+    """Give the three axes of every relation one structure, so that their atoms correspond; later unifications may
+    have refined one of them."""
+    while True:
+        before = [len(x.atoms) for r in relations for x in (r.product, r.left, r.right)]
+        for relation in relations:
+            for x, y in itertools.combinations((relation.product, relation.left, relation.right), 2):
+                _mould(x, y)
+                pair_atoms(x, y, lambda a, b: None)
+        if before == [len(x.atoms) for r in relations for x in (r.product, r.left, r.right)]:
+            return
 
 
 def _mould(left: Axis, right: Axis) -> None:
