@@ -22,6 +22,7 @@ lint: .venv/installed
 
 bench: .venv/installed  ## every table under benchmarks/
 	$(BIN)/python benchmarks/barriers.py
+	$(BIN)/python benchmarks/size.py
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.
 .venv/installed: pyproject.toml constraints.txt

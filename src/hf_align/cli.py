@@ -174,10 +174,10 @@ def spec(
     as_json: Json = False,
 ) -> None:
     """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
-    from hf_align.symmetry.derive import derive
-    from hf_align.trace import read_config, trace
+    from hf_align.symmetry.depth import derive_by_depth
+    from hf_align.trace import read_config
 
-    found = derive(trace(read_config(_config_of(model), trust_remote_code=trust_remote_code))).as_json()
+    found = derive_by_depth(read_config(_config_of(model), trust_remote_code=trust_remote_code)).as_json()
     text = json.dumps(found, indent=2) if as_json else yaml.safe_dump(found, sort_keys=False, width=120)
     if output is None:
         typer.echo(text)
@@ -193,10 +193,10 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
-    from hf_align.symmetry.derive import derive
-    from hf_align.trace import read_config, trace
+    from hf_align.symmetry.depth import derive_by_depth
+    from hf_align.trace import read_config
 
-    found = derive(trace(read_config(_config_of(model), trust_remote_code=trust_remote_code)))
+    found = derive_by_depth(read_config(_config_of(model), trust_remote_code=trust_remote_code))
     parameter = found.ties.get(parameter, parameter)
     if parameter not in found.parameters:
         raise HfAlignError(f"{model} has no parameter {parameter}; hf-align spec lists them")

@@ -14,9 +14,9 @@ from hf_align.checkpoint import Checkpoint
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.hub import resolve
 from hf_align.naming import NamedWeights, Names, match_names
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import Program, build_without_weights, read_config, trace
+from hf_align.trace import build_without_weights, inventory, read_config
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class Pair:
     a: Model
     b: Model
     config: PretrainedConfig
-    program: Program
     spec: SymmetrySpec
     untied: bool
 
@@ -68,32 +67,28 @@ def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: b
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
     _require_same_vocabulary((a, b), folders)
-    config, program, spec, untied = choose_heads(configs, untie)
-    aliases = dict(trace(configs[0]).ties) if untied else {}
+    config, spec, untied = choose_heads(configs, untie)
+    aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
     models = [
         _open(ref, folder, c, config, spec, aliases) for ref, folder, c in zip((a, b), folders, configs, strict=True)
     ]
     _require_same_shapes(models, spec)
-    return Pair(models[0], models[1], config, program, spec, untied)
+    return Pair(models[0], models[1], config, spec, untied)
 
 
-def choose_heads(
-    configs: list[PretrainedConfig], untie: bool | None
-) -> tuple[PretrainedConfig, Program, SymmetrySpec, bool]:
+def choose_heads(configs: list[PretrainedConfig], untie: bool | None) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
     """The config to align in: with heads untied if that is asked for, or enlarges the group."""
     config = configs[0]
-    program = trace(config)
-    spec = derive(program)
-    tied = bool(program.ties) and getattr(config, "tie_word_embeddings", False)
+    spec = derive_by_depth(config)
+    tied = bool(spec.ties) and getattr(config, "tie_word_embeddings", False)
     if not tied or untie is False:
-        return config, program, spec, False
+        return config, spec, False
     loose = copy.deepcopy(config)
     loose.tie_word_embeddings = False
-    free_program = trace(loose)
-    free = derive(free_program)
+    free = derive_by_depth(loose)
     if untie or free.dimensions() > spec.dimensions():
-        return loose, free_program, free, True
-    return config, program, spec, False
+        return loose, free, True
+    return config, spec, False
 
 
 def _open(

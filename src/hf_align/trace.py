@@ -7,6 +7,7 @@ depend on the inputs or the weights (masks, position ids, rotary tables) is eval
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,6 +37,15 @@ class Evidence:
     op: str
     module: str
     line: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a model saves: the `shapes`, `ties` and `buffers` of its Program."""
+
+    shapes: dict[str, tuple[int, ...]]
+    ties: dict[str, str]
+    buffers: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,8 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
 def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers."""
     build = model_class(config)
+    config = copy.deepcopy(config)
+    config._experts_implementation = "batched_mm"  # a loop over experts depends on the data
     with quiet(), _WeightsOnMeta(), transformers.initialization.no_init_weights():
         model = build(config, attn_implementation="eager", dtype=torch.float32).eval()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -177,7 +189,11 @@ def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGT
     Raises:
         IncompatibleModels: torch.export cannot trace the architecture; the message names the op or the line.
     """
-    model = build_without_weights(config)
+    return trace_model(build_without_weights(config), batch=batch, length=length)
+
+
+def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
+    """As `trace`, for a model of `build_without_weights`."""
     model.config.use_cache = False
     inputs = example_inputs(model, batch, length)
     try:
@@ -195,7 +211,8 @@ def _program(model: PreTrainedModel, exported: torch.export.ExportedProgram, inp
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    names, ties = _canonical_names(model)
+    names, _ = _canonical_names(model)
+    saved = inventory(model)
     signature = exported.graph_signature
     parameters, arguments, constants = {}, {}, {}
     for node in graph.nodes:
@@ -211,11 +228,16 @@ def _program(model: PreTrainedModel, exported: torch.export.ExportedProgram, inp
             arguments[node] = node.name
         else:
             constants[node] = node.meta.get("val")
+    _evaluate_constants(graph, constants)
+    return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants)
+
+
+def inventory(model: PreTrainedModel) -> Inventory:
+    """What a model saves."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     saved = model.state_dict(keep_vars=True)
     buffers = {name: tuple(b.shape) for name, b in model.named_buffers() if name in saved}
-    _evaluate_constants(graph, constants)
-    return Program(model.config, graph, parameters, arguments, shapes, ties, buffers, constants)
+    return Inventory(shapes, _canonical_names(model)[1], buffers)
 
 
 def _canonical_names(model: PreTrainedModel) -> tuple[dict[str, str], dict[str, str]]:

@@ -122,6 +122,8 @@ def _meet(
 
 def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Program) -> Rotations | None:
     """The rotations that a region applies to the last axis of its base, verified on random input."""
+    if not isinstance(base.meta["val"], Tensor):  # the pieces of a split
+        return None
     shape, result = base.meta["val"].shape, output.meta["val"].shape
     if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
         return None
