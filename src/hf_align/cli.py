@@ -194,18 +194,14 @@ def explain(
 ) -> None:
     """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
     from hf_align.symmetry.depth import derive_by_depth
+    from hf_align.symmetry.explain import explain as describe
     from hf_align.trace import read_config
 
     found = derive_by_depth(read_config(_config_of(model), trust_remote_code=trust_remote_code))
     parameter = found.ties.get(parameter, parameter)
     if parameter not in found.parameters:
         raise HfAlignError(f"{model} has no parameter {parameter}; hf-align spec lists them")
-    described = found.as_json()
-    axes = described["parameters"][parameter]  # type: ignore[index]
-    spaces = {f.space for axis in found.parameters[parameter] for segment in axis for f in segment if f.space}
-    facts = {n: described["spaces"][n] for n in spaces}  # type: ignore[index]
-    gauges = [g for g in described["gauges"] if parameter in g.partition(": ")[2].split(", ")]  # type: ignore[attr-defined]
-    result = {"parameter": parameter, "axes": axes, "spaces": facts, "gauges": gauges}
+    result = describe(found, parameter)
     _emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=120).splitlines())
 
 

@@ -27,6 +27,11 @@ from hf_align.errors import HfAlignError, IncompatibleModels
 
 _BATCH = 2
 _LENGTH = 7
+_HELPERS = (
+    f"{Path(torch.__file__).parent}/",
+    *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("integrations", "utils")),
+)
+"""Where a frame says less about a model than the frame that called it."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +285,8 @@ def evidence(node: fx.Node, role: str) -> Evidence:
     module = list(stack.values())[-1][0] if stack else ""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     files = [line for line in lines if line.startswith("File ")]
-    return Evidence(role, op_name(node), module, _short(files[-1]) if files else "")
+    own = [line for line in files if not any(library in line for library in _HELPERS)]
+    return Evidence(role, op_name(node), module, _short((own or files)[-1]) if files else "")
 
 
 def _short(frame: str) -> str:

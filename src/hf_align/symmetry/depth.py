@@ -88,20 +88,20 @@ def _in_full(stacks: tuple[Stack, ...]) -> Callable[[str], str]:
 
 
 def _require_same(known: SymmetrySpec, again: SymmetrySpec) -> None:
-    for name, actions in known.parameters.items():
-        if again.parameters[name] != actions:
-            raise IrregularLayersError(f"{name} is not moved as in the first layer of its kind")
-    for name in dict.fromkeys([*known.spaces, *again.spaces]):
-        found, copied = known.spaces.get(name), again.spaces.get(name)
-        if found is None or copied is None or _facts(found) != _facts(copied):
-            raise IrregularLayersError(f"{name} is not bounded as in the first layer of its kind")
     for field in fields(known):
-        if field.name != "spaces" and getattr(known, field.name) != getattr(again, field.name):
-            raise IrregularLayersError(f"the {field.name} of two layers of a kind differ")
+        found, copied = getattr(known, field.name), getattr(again, field.name)
+        if not isinstance(found, Mapping):
+            if found != copied:
+                raise IrregularLayersError(f"the {field.name} of two layers of a kind differ")
+            continue
+        for name in dict.fromkeys([*found, *copied]):
+            if name not in found or name not in copied or _facts(found[name]) != _facts(copied[name]):
+                raise IrregularLayersError(f"{field.name}: {name} is not as in the first layer of its kind")
 
 
-def _facts(space: SpaceSpec) -> tuple[object, ...]:
-    return space.size, space.group, space.index, frozenset(space.reasons)
+def _facts(entry: Any) -> Any:
+    """What must agree; in what order a space was bounded is of no consequence."""
+    return (replace(entry, reasons=()), frozenset(entry.reasons)) if isinstance(entry, SpaceSpec) else entry
 
 
 class _Extension:
@@ -115,12 +115,12 @@ class _Extension:
     def spec(self, names: Iterable[str]) -> SymmetrySpec:
         """The extension, with parameters in the order of `names`."""
         rest = {f.name: self._field(getattr(self.known, f.name)) for f in fields(self.known)}
-        parameters = {name: self._at(name, self.known.parameters) for name in names}
-        spaces = {name: self._at(name, self.known.spaces) for name in self._copies(self.known.spaces)}
-        return replace(self.known, **rest | {"parameters": parameters, "spaces": spaces})
+        return replace(self.known, **rest | {"parameters": {n: self._at(n, self.known.parameters) for n in names}})
 
     def _field(self, value: Any) -> Any:
-        return dict(self._copies(value.items())) if isinstance(value, Mapping) else self._shared(value)
+        if not isinstance(value, Mapping):
+            return self._shared(value)
+        return {name: self._at(name, value) for name in self._copies(value)}
 
     def _at(self, name: str, known: Mapping[str, Any]) -> Any:
         """The entry of a layer's name, from the layer that it repeats."""

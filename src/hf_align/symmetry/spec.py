@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hf_align.symmetry.canonical import Gauge
 from hf_align.symmetry.groups import Group
@@ -13,11 +13,15 @@ from hf_align.trace import Evidence
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor of a segment: the space that moves it and by which power (+1 primal, -1 dual); pinned if None."""
+    """One factor of a segment: the space that moves it and by which power (+1 primal, -1 dual); pinned if None.
+
+    `pin` then names the entry of the spec's `pinned` that says why.
+    """
 
     size: int
     space: str | None = None
     power: int = 1
+    pin: str | None = None
 
 
 Segment = tuple[Factor, ...]
@@ -47,6 +51,7 @@ class SymmetrySpec:
         ties: other names of tied weights -> the name in `parameters`.
         buffers: saved tensors that are no parameters; copied.
         unknown_ops: op -> line of the modelling code; everything that it touches is pinned.
+        pinned: spaces that nothing moves, for the reasons.
     """
 
     model_type: str
@@ -56,6 +61,7 @@ class SymmetrySpec:
     ties: Mapping[str, str]
     buffers: tuple[str, ...]
     unknown_ops: Mapping[str, str]
+    pinned: Mapping[str, SpaceSpec] = field(default_factory=dict)
 
     def shape(self, parameter: str) -> tuple[int, ...]:
         """The shape of a parameter, [axes]."""
