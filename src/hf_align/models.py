@@ -14,7 +14,7 @@ from hf_align.checkpoint import Checkpoint
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.hub import resolve
 from hf_align.naming import NamedWeights, Names, match_names
-from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.trace import build_without_weights, inventory, read_config
 
@@ -52,12 +52,15 @@ class Pair:
     untied: bool
 
 
-def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: bool = False) -> Pair:
+def open_pair(
+    a: str, b: str, *, untie: bool | None = None, specs: Path | None = None, trust_remote_code: bool = False
+) -> Pair:
     """Open two models and derive the symmetries of their architecture.
 
     Args:
         a, b: folders or Hub references.
         untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
+        specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
         IncompatibleModels: different architectures, sizes or vocabularies.
@@ -67,7 +70,7 @@ def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: b
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
     _require_same_vocabulary((a, b), folders)
-    config, spec, untied = choose_heads(configs, untie)
+    config, spec, untied = choose_heads(configs, untie, specs)
     aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
     models = [
         _open(ref, folder, c, config, spec, aliases) for ref, folder, c in zip((a, b), folders, configs, strict=True)
@@ -76,16 +79,18 @@ def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: b
     return Pair(models[0], models[1], config, spec, untied)
 
 
-def choose_heads(configs: list[PretrainedConfig], untie: bool | None) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
+def choose_heads(
+    configs: list[PretrainedConfig], untie: bool | None, specs: Path | None = None
+) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
     """The config to align in: with heads untied if that is asked for, or enlarges the group."""
     config = configs[0]
-    spec = derive_by_depth(config)
+    spec = symmetries(config, specs)
     tied = bool(spec.ties) and getattr(config, "tie_word_embeddings", False)
     if not tied or untie is False:
         return config, spec, False
     loose = copy.deepcopy(config)
     loose.tie_word_embeddings = False
-    free = derive_by_depth(loose)
+    free = symmetries(loose, specs)
     if untie or free.dimensions() > spec.dimensions():
         return loose, free, True
     return config, spec, False
