@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 
-from hf_align.symmetry import canonical, derive, interpreter
+from hf_align.symmetry import attention_biases, derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certify import Certificate, certify
 from hf_align.symmetry.groups import Scaling
@@ -88,5 +88,5 @@ def test_an_unfolded_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_forgotten_key_bias_is_unsound_or_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "reaches_softmax", lambda node, program: True)
+    monkeypatch.setattr(attention_biases, "reaches_softmax", lambda node, program: True)
     assert not holds(certify(tiny_gpt2()))

@@ -43,6 +43,10 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
     name = op_name(node)
     if name in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
         return args[0] if node.meta["val"].is_floating_point() else node.target(*args, **kwargs)  # type: ignore[operator]
+    if name == "copy":  # torch has no forward derivative of it
+        return args[1].to(args[0].dtype).expand(args[0].shape).clone()
+    if name == "slice_scatter" and len(args) > 4:  # an open end does not survive vmap
+        args = (*args[:4], min(args[4], args[0].shape[args[2]]), *args[5:])
     if name in ("softmax", "log_softmax", "mean", "sum", "cumsum"):
         args = tuple(a for a in args if not isinstance(a, torch.dtype))
         kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PretrainedConfig
 
 from hf_align.checkpoint import Checkpoint
@@ -105,12 +106,22 @@ def _open(
     aliases: Mapping[str, str],
 ) -> Model:
     checkpoint = Checkpoint.open(folder)
-    names = match_names(build_without_weights(config), checkpoint, spec.ties)
-    lacking = [n for n in names.missing if aliases.get(n) not in names.disk]
-    if lacking:
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        raise CheckpointError(f"{ref} lacks {lacking[0]}{more}, which its architecture needs")
-    return Model(ref, folder, own, checkpoint, names, NamedWeights(checkpoint, names, aliases))
+    names = match_names(build_without_weights(config), checkpoint, spec.ties, aliases)
+    if names.missing:
+        more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
+        raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
+    _require_tied(ref, checkpoint, names)
+    return Model(ref, folder, own, checkpoint, names, NamedWeights(checkpoint, names))
+
+
+def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
+    """What is stored twice must be the same twice: transformers unties such weights, against the config."""
+    for name, first, second in names.twice():
+        if not torch.equal(*(link.load(checkpoint.__getitem__)[name] for link in (first, second))):
+            raise CheckpointError(
+                f"{ref} holds {name} as {first.sources[0]} and as {second.sources[0]}, and they differ; "
+                "if they are not tied, set tie_word_embeddings to false in its config.json"
+            )
 
 
 def _require_same_architecture(refs: tuple[str, str], configs: list[PretrainedConfig]) -> None:

@@ -1,105 +1,227 @@
 """Names on disk and names in memory.
 
-A checkpoint may be older than the modelling code that reads it; transformers renames on loading. The spec speaks of
-names in memory; what is written keeps the names of the checkpoint it came from.
+A checkpoint may be older than the modelling code that reads it, or store experts one by one that the code fuses;
+transformers renames and converts on loading. The spec speaks of tensors in memory; what is written keeps the names and
+the layout of the checkpoint it came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from hf_align.checkpoint import Checkpoint, TensorInfo, require_finite
-from hf_align.errors import CheckpointError
+from hf_align.conversion import Conversion, Link, Read, Renaming
 
 
 @dataclass(frozen=True)
 class Names:
-    """A one-to-one map between the tensors of a checkpoint and those of the model.
+    """The tensors of a checkpoint against those of the model.
 
     Attributes:
-        disk: name in memory -> name on disk, for every tensor that the checkpoint holds.
+        links: every tensor on disk that the model loads is in one; a tied weight that is stored twice is in two.
         missing: names in memory that the checkpoint lacks (tied weights are not missing).
         unused: names on disk that the model does not load.
     """
 
-    disk: Mapping[str, str]
+    links: tuple[Link, ...]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
 
+    def by_memory(self) -> dict[str, Link]:
+        """Name in memory -> where it is read from."""
+        found: dict[str, Link] = {}
+        for link in self.links:
+            for name in link.memory:
+                found.setdefault(name, link)
+        return found
 
-def match_names(model: PreTrainedModel, on_disk: Iterable[str], ties: Mapping[str, str]) -> Names:
-    """Map names as transformers does when it loads a checkpoint.
+    def twice(self) -> Iterator[tuple[str, Link, Link]]:
+        """Names in memory that two links make, with both."""
+        first = self.by_memory()
+        for link in self.links:
+            yield from ((name, first[name], link) for name in link.memory if first[name] is not link)
+
+
+def match_names(
+    model: PreTrainedModel, checkpoint: Checkpoint, ties: Mapping[str, str], aliases: Mapping[str, str]
+) -> Names:
+    """Map names and layouts as transformers does when it loads a checkpoint; no weights are read.
 
     Args:
         model: built without weights.
         ties: other names of tied weights -> the name that is kept.
+        aliases: names in memory -> the name that stands in where the checkpoint lacks them (a head that was tied).
 
     Raises:
-        CheckpointError: the checkpoint stores weights in another layout (split or fused), which needs a conversion.
+        CheckpointError: tensors that do not convert into the model's, or not back.
     """
     mapping = get_model_conversion_mapping(model)
-    renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
-    converters = [m for m in mapping if isinstance(m, WeightConverter)]
     wanted = model.state_dict()
-    disk: dict[str, str] = {}
+    rename = _renamer(model, mapping, wanted)
+    links: list[Link] = []
     unused = []
-    for name in on_disk:
-        new, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
-        if new not in wanted and name in wanted:
-            new, pattern = name, None
-        if pattern is not None:
-            raise CheckpointError(
-                f"{name} is stored in another layout than {type(model).__name__} uses in memory; "
-                "load and save the model with transformers 5 first"
-            )
-        if new in wanted:
-            disk[ties.get(new, new)] = name
-        else:
+    parts: dict[str, dict[str, list[str]]] = {}
+    # In transformers' order: the position of an expert in a fused tensor is its place in it.
+    for name in sorted(checkpoint, key=dot_natural_key):
+        new, pattern = rename(name)
+        if new not in wanted:
             unused.append(name)
-    kept = {ties.get(name, name) for name in wanted}
-    return Names(disk, tuple(sorted(kept - disk.keys())), tuple(unused))
+        elif pattern is None:
+            links.append(Renaming(ties.get(new, new), name, name))
+        else:
+            parts.setdefault(new, {}).setdefault(pattern, []).append(name)
+    converters = {p: m for m in mapping if isinstance(m, WeightConverter) for p in m.source_patterns}
+    header = _header(checkpoint)
+    for layer, found in parts.items():
+        converter = converters[next(iter(found))]
+        links.append(Conversion.build(converter, layer, found, model, header, ties))
+    made = Names(tuple(links), (), ()).by_memory()
+    missing = []
+    for name in sorted({ties.get(name, name) for name in wanted} - made.keys()):
+        stand_in = made.get(aliases.get(name, ""))
+        if isinstance(stand_in, Renaming) and rename(name) == (name, None):
+            links.append(Renaming(name, stand_in.source, name))
+        else:
+            missing.append(name)
+    return Names(tuple(links), tuple(missing), tuple(unused))
 
 
 class NamedWeights(Mapping[str, Tensor]):
-    """The weights of a checkpoint by their names in memory, read one at a time, as float32 (float64 stays).
+    """The weights of a checkpoint by their names in memory, read when they are asked for, as float32 (float64 stays).
 
-    Args:
-        checkpoint: tensors by name on disk.
-        names: the map between the two.
-        aliases: names in memory that the checkpoint stores under another one (a head that was tied).
+    Only the tensors on disk that make up the one that is asked for are read, and none is kept.
 
     Raises:
         CheckpointError: on reading a tensor with NaN or infinite entries.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Names, aliases: Mapping[str, str]) -> None:
+    def __init__(self, checkpoint: Checkpoint, names: Names) -> None:
         self._checkpoint = checkpoint
-        self._disk = dict(names.disk)
-        for name in names.missing:
-            if aliases.get(name) in names.disk:
-                self._disk[name] = names.disk[aliases[name]]
+        self._links = names.by_memory()
 
     def stored(self, name: str) -> TensorInfo:
-        """Shape and dtype on disk of a tensor given by its name in memory."""
-        return self._checkpoint.info(self._disk[name])
+        """Shape in memory, and dtype on disk, of a tensor given by its name in memory; no weights are read."""
+        link = self._links[name]
+        tensor = link.load(_header(self._checkpoint))[name]
+        shape = tuple(tensor.shape)
+        shard = self._checkpoint.info(link.sources[0]).shard
+        return TensorInfo(tensor.dtype, shape, math.prod(shape) * tensor.dtype.itemsize, shard)
 
     def __getitem__(self, name: str) -> Tensor:
-        on_disk = self._disk[name]
-        tensor = self._checkpoint[on_disk]
-        if not tensor.is_floating_point():
-            return tensor
-        tensor = require_finite(on_disk, tensor, self._checkpoint.info(on_disk).shard)
-        return tensor if tensor.dtype == torch.float64 else tensor.float()
+        tensor = self._links[name].load(self._finite)[name]
+        return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._disk)
+        return iter(self._links)
 
     def __len__(self) -> int:
-        return len(self._disk)
+        return len(self._links)
+
+    def _finite(self, on_disk: str) -> Tensor:
+        tensor = self._checkpoint[on_disk]
+        if tensor.is_floating_point():
+            require_finite(on_disk, tensor, self._checkpoint.info(on_disk).shard)
+        return tensor
+
+
+class DiskWeights(Mapping[str, Tensor]):
+    """Weights in the names, layout and dtypes of a checkpoint, made from weights in memory when they are asked for.
+
+    What a conversion makes is kept until it is asked for, and no longer. So whoever asks for every tensor once has
+    every tensor in memory made once; asking in the order of names keeps no more than the experts of a layer.
+
+    Args:
+        produce: gives a parameter by its name in memory.
+        parameters: the names in memory that `produce` knows; all else (buffers) is that of the checkpoint.
+        dtype: of the parameters; that on disk by default.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Names,
+        produce: Read,
+        parameters: Collection[str],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._read = NamedWeights(checkpoint, names)
+        self._produce = produce
+        self._parameters = frozenset(parameters)
+        self._dtype = dtype
+        self._links = {name: link for link in names.links for name in link.targets}
+        self._waiting: dict[str, Tensor] = {}
+
+    def info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of a tensor given by its name on disk; nothing is computed."""
+        link = self._links[name]
+        found = self._checkpoint.info(name if name in self._checkpoint else link.sources[0])
+        if self._dtype is None or not found.dtype.is_floating_point or not self._is_produced(link):
+            return found.shape, found.dtype
+        return found.shape, self._dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        link = self._links[name]
+        if not self._is_produced(link):
+            return self._checkpoint[name]
+        if isinstance(link, Conversion):
+            return self._converted(name, link).contiguous()
+        return self._produce(link.name).to(self.info(name)[1]).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def _is_produced(self, link: Link) -> bool:
+        return any(name in self._parameters for name in link.memory)
+
+    def _converted(self, name: str, link: Conversion) -> Tensor:
+        if name not in self._waiting:
+            # In the dtype of the checkpoint, which is often half of what was computed.
+            self._waiting.update((n, t.to(self.info(n)[1])) for n, t in link.store(self._in_memory).items())
+        return self._waiting.pop(name)
+
+    def _in_memory(self, name: str) -> Tensor:
+        return self._produce(name) if name in self._parameters else self._read[name]
+
+
+def _renamer(
+    model: PreTrainedModel, mapping: list[WeightTransform], wanted: dict[str, Tensor]
+) -> Callable[[str], tuple[str, str | None]]:
+    """Name on disk -> name in memory, and the pattern of the converter that takes the tensor (None: it is as it is)."""
+    renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
+    converters = [m for m in mapping if isinstance(m, WeightConverter)]
+
+    def rename(name: str) -> tuple[str, str | None]:
+        new, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        if new not in wanted and name in wanted:  # saved by today's code, with names that an old one used otherwise
+            return rename_source_key(name, [], [], model.base_model_prefix, wanted)
+        return new, pattern
+
+    return rename
+
+
+def _header(checkpoint: Checkpoint) -> Read:
+    """A reader of shapes: tensors on no device."""
+
+    def read(name: str) -> Tensor:
+        info = checkpoint.info(name)
+        return torch.empty(info.shape, dtype=info.dtype, device="meta")
+
+    return read

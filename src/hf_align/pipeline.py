@@ -22,6 +22,7 @@ from hf_align.matching.match import Match
 from hf_align.matching.weights import match_weights, with_permuted_residual
 from hf_align.merging import METHODS
 from hf_align.models import Model, Pair, open_pair
+from hf_align.naming import DiskWeights
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -207,25 +208,16 @@ def _report(output: Path, pair: Pair, match: Match | None) -> Report:
 def _write(
     output: Path, pair: Pair, names_from: Model, produce: Callable[[str], Tensor], options: Options, say: Say
 ) -> None:
-    """Every tensor of the architecture, under the names of a checkpoint, with config and tokenizer of A."""
-    dtypes = {n: options.dtype or names_from.weights.stored(n).dtype for n in pair.spec.parameters}
-    on_disk = {names_from.names.disk.get(n, n): n for n in pair.spec.parameters}
-    tensors = [(disk, pair.spec.shape(n), dtypes[n]) for disk, n in on_disk.items()]
-    buffers = {names_from.names.disk[n]: n for n in pair.spec.buffers if n in names_from.names.disk}
-    for disk in buffers:
-        info = names_from.checkpoint.info(disk)
-        tensors.append((disk, info.shape, info.dtype))
-    plan = ShardPlan.build(sorted(tensors), options.max_shard_size)
-
-    def tensor(disk: str) -> Tensor:
-        if disk in buffers:
-            return names_from.checkpoint[disk]
-        return produce(on_disk[disk]).to(dtypes[on_disk[disk]]).contiguous()
-
+    """Every tensor of the architecture, in the layout of a checkpoint, with config and tokenizer of A."""
+    tensors = DiskWeights(names_from.checkpoint, names_from.names, produce, pair.spec.parameters, options.dtype)
+    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
+    if unused := names_from.names.unused:
+        say(f"left out: {len(unused)} of {names_from.ref}'s tensors that its architecture does not load ({unused[0]})")
     say(f"writing {len(tensors)} tensors to {output}")
     fingerprint = _fingerprint(pair, options)
     with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
-        write_shards(plan, tensor, output, fingerprint=fingerprint, overwrite=options.overwrite, progress=bar.update)
+        write_shards(plan, tensors.__getitem__, output, fingerprint=fingerprint, overwrite=options.overwrite,
+                     progress=bar.update)  # fmt: skip
     _write_config(output, pair)
     for pattern in _COPIED:
         for file in pair.a.folder.glob(pattern):

@@ -7,44 +7,94 @@ nowhere else: nothing that is derived depends on it, a field that is not known j
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-_WIDTH, _HEADS, _HEAD_DIM, _FFN, _POSITIONS = 8, 2, 4, 6, 10
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a small copy, by what a field is for."""
+
+    width: int = 8
+    heads: int = 2
+    head_dim: int = 4
+    hidden: int = 6
+    expert_hidden: int = 4
+    vocabulary: int = 23
+    positions: int = 16
+    experts: int = 4
+    image: int = 4
+    patch: int = 2
+    latent: int = 5
+    plain_head_dim: int = 3
+    state: int = 3
+    labels: int = 9
 
 
-def _all(value: int, names: str) -> dict[str, int]:
-    return dict.fromkeys(names.split(), value)
+TINY = Sizes()
+ROOMY = Sizes(width=32, heads=4, head_dim=8, hidden=48, expert_hidden=24, vocabulary=128, positions=64, experts=8,
+              image=64, patch=8, latent=16, plain_head_dim=8, state=8)  # fmt: skip
+"""For architectures whose parts have least sizes: even, powers of two, several strides of an image."""
 
-
-_SIZES: dict[str, int] = {
-    **_all(_WIDTH, "hidden_size n_embd d_model dim embed_dim emb_dim hidden_dim text_hidden_size out_hidden_size "
-                   "embedding_size encoder_hidden_size decoder_hidden_size word_embed_proj_dim projection_dim "
-                   "cross_attention_hidden_size attention_hidden_size conv_dim_first stem_hidden_channels"),
-    **_all(_HEADS, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
-                   "decoder_num_attention_heads encoder_num_attention_heads"),
-    **_all(_HEAD_DIM, "head_dim d_kv attention_head_dim swa_head_dim global_head_dim linear_key_head_dim "
-                      "linear_value_head_dim qk_rope_head_dim"),
-    **_all(_FFN, "intermediate_size n_inner ffn_dim d_ff mlp_dim ffn_hidden_size dim_feedforward encoder_ffn_dim "
-                 "decoder_ffn_dim decoder_intermediate_size encoder_intermediate_size ff_dim hidden_dim_ffn "
-                 "encoder_ffn_size expert_ffn_size dense_intermediate_size"),
-    **_all(4, "moe_intermediate_size shared_expert_intermediate_size expert_intermediate_size moe_ffn_hidden_size "
-              "moe_shared_expert_intermediate_size expert_ffn_hidden_size"),
-    **_all(_POSITIONS, "max_position_embeddings n_positions max_target_positions max_source_positions n_ctx"),
-    **_all(11, "vocab_size text_vocab_size decoder_vocab_size"),
-    **_all(4, "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts n_local_experts"),
-    **_all(2, "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token moe_top_k"),
-    **_all(2, "n_group num_expert_group linear_num_key_heads mamba_n_heads mamba_num_heads"),
-    **_all(2, "linear_num_value_heads patch_size patch_stride type_vocab_size conv_kernel time_step_rank "
-              "linear_conv_kernel_dim mamba_d_conv sliding_window_pattern"),
-    **_all(1, "topk_group first_k_dense_replace decoder_sparse_step encoder_sparse_step"),
-    **_all(3, "qk_nope_head_dim v_head_dim num_channels in_channels num_input_channels"),
-    **_all(5, "q_lora_rank kv_lora_rank"),
-    **_all(3, "state_size mamba_d_state"),
-    **_all(4, "image_size img_size input_image_size relative_attention_max_distance"),
-    **_all(8, "relative_attention_num_buckets"),
-    "num_labels": 9,
+_FIELDS: dict[str, str] = {
+    "width": "hidden_size n_embd d_model dim embed_dim emb_dim hidden_dim text_hidden_size out_hidden_size d_embed "
+             "embedding_size encoder_hidden_size decoder_hidden_size word_embed_proj_dim projection_dim text_embed_dim "
+             "cross_attention_hidden_size attention_hidden_size llm_hidden_size lm_hidden_size vision_hidden_size "
+             "bottleneck_size fusion_hidden_size proj_size shared_embed_dim language_hidden_size decoder_embed_dim "
+             "encoder_embed_dim projector_hidden_size text_width vision_width hidden_dims lru_width linear_width "
+             "d_latents audio_hidden_size output_hidden_size encoder_width decoder_width "
+             "vision_output_dim feature_size aggregation_hidden_size vision_embed_dim input_hidden_size conv_dim_first "
+             "stem_hidden_channels codebook_dim depth_hidden_size global_hidden_size output_dim",
+    "heads": "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
+             "decoder_num_attention_heads encoder_num_attention_heads attention_heads vision_heads text_heads "
+             "num_self_attention_heads num_cross_attention_heads num_query_heads index_n_heads "
+             "mamba_n_heads mamba_num_heads linear_num_value_heads num_self_attends_heads",
+    "head_dim": "head_dim d_kv attention_head_dim swa_head_dim global_head_dim linear_key_head_dim "
+                "linear_value_head_dim qk_rope_head_dim attention_head_size index_head_dim query_pre_attn_scalar",
+    "hidden": "intermediate_size n_inner ffn_dim d_ff mlp_dim ffn_hidden_size dim_feedforward encoder_ffn_dim ffn_size "
+              "decoder_ffn_dim decoder_intermediate_size encoder_intermediate_size ff_dim hidden_dim_ffn d_inner "
+              "encoder_ffn_size dense_intermediate_size intermediate_size_mlp block_ff_dim text_intermediate_size "
+              "shared_intermediate_size mlp_hidden_size block_ffn_dim",
+    "expert_hidden": "moe_intermediate_size shared_expert_intermediate_size expert_intermediate_size "
+                     "moe_ffn_hidden_size moe_shared_expert_intermediate_size expert_ffn_hidden_size expert_ffn_size "
+                     "moe_latent_size",
+    "vocabulary": "vocab_size text_vocab_size decoder_vocab_size vocab_size_per_layer_input codebook_size",
+    "positions": "max_position_embeddings n_positions max_target_positions max_source_positions n_ctx max_seq_len "
+                 "block_size max_seq_length max_sequence_length",
+    "experts": "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts n_local_experts "
+               "num_virtual_experts",
+    "image": "image_size img_size input_image_size",
+    "patch": "patch_size patch_stride spatial_patch_size",
+    "latent": "q_lora_rank kv_lora_rank o_lora_rank time_step_rank mamba_dt_rank num_latents",
+    "plain_head_dim": "qk_nope_head_dim v_head_dim",
+    "state": "state_size mamba_d_state ssm_state_size d_state",
+    "labels": "num_labels",
+}  # fmt: skip
+_ROLE = {name: role for role, names in _FIELDS.items() for name in names.split()}
+_AT_MOST: dict[str, int] = {
+    **dict.fromkeys(["num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token", "moe_top_k"], 2),
+    **dict.fromkeys(["n_group", "num_expert_group", "linear_num_key_heads", "n_groups", "mamba_n_groups", "n_groups_moe"], 2),
+    **dict.fromkeys(["type_vocab_size", "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "sliding_window_pattern"], 2),
+    **dict.fromkeys(["full_attention_interval", "attn_layer_period", "expert_layer_period", "layer_group_size"], 2),
+    **dict.fromkeys(["cross_attention_interval", "global_attn_every_n_layers", "no_rope_layer_interval"], 2),
+    **dict.fromkeys(["topk_group", "first_k_dense_replace", "decoder_sparse_step", "encoder_sparse_step", "max_window_layers"], 1),
+    **dict.fromkeys(["attn_layer_offset", "expert_layer_offset", "interleave_moe_layer_step", "moe_layer_frequency"], 1),
+    **dict.fromkeys(["moe_layer_freq", "num_sparse_encoder_layers", "num_sparse_decoder_layers"], 1),
+    **dict.fromkeys(["num_kv_shared_layers", "num_hash_layers", "num_nextn_predict_layers", "num_mtp_layers"], 0),
+    **dict.fromkeys(["query_length", "num_query_tokens", "num_queries", "num_frames", "temporal_patch_size", "tubelet_size"], 2),
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "window_size": 2,
+    "num_channels": 3,
+    "in_channels": 3,
+    "num_mel_bins": 8,
+    "feature_projection_input_dim": 8,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "spectrogram_length": 4,
 }  # fmt: skip
 _LAYERS = frozenset(
     [
@@ -55,77 +105,149 @@ _LAYERS = frozenset(
         "encoder_layers",
         "decoder_layers",
         "num_encoder_layers",
-        "num_decoder_layers",
         "depth",
         "num_blocks",
+        "num_decoder_layers",
         "decoder_num_layers",
         "encoder_num_layers",
+        "num_block",
+        "text_encoder_layers",
+        "num_hidden_blocks",
+        "decoder_num_hidden_layers",
+        "encoder_num_hidden_layers",
+        "temporal_layers",
+        "perceiver_layers",
+        "l_layers",
+        "x_layers",
+        "r_layers",
+        "decoder_depth",
+        "encoder_depth",
+        "conformer_num_layers",
+        "speech_encoder_layers",
+        "t2u_encoder_layers",
+        "t2u_decoder_layers",
+        "vision_layers",
+        "text_layers",
+        "num_trunk_layers",
+        "num_self_attends_per_block",
+        "entity_layers",
+        "decoder_num_block",
+        "prenet_num_layers",
     ]
 )
-_KV_HEADS = frozenset(["num_key_value_heads", "n_kv_heads", "num_kv_heads", "multi_query_kv_heads"])
-_FROM_NONE = frozenset(("n_inner", "head_dim"))
-_PER_LAYER = frozenset(["layer_types", "mlp_layer_types", "layers_block_type", "block_types", "attention_types"])
+_KV_HEADS = frozenset(("num_key_value_heads", "n_kv_heads", "num_kv_heads", "multi_query_kv_heads",
+                       "decoder_num_key_value_heads", "encoder_num_key_value_heads", "swa_num_key_value_heads"))  # fmt: skip
+_PER_STAGE = ("hidden_sizes", "embed_dims", "dims", "encoder_hidden_sizes", "neck_hidden_sizes", "depths", "layer_dims")
 
 
-def shrink(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
+def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> PretrainedConfig:
     """The config with tiny sizes; two layers suffice, for layers repeat.
 
     Ratios that matter are kept: grouped queries stay grouped, partial rotary stays partial, one layer of each kind
     stays.
     """
-    fields = _small(config.to_dict(), config, layers)
+    fields = _small(config.to_dict(), config, layers, sizes)
+    _keep_tokens_inside(fields, sizes.vocabulary)
     small = type(config).from_dict(fields)
     small.architectures = config.architectures
     return small
 
 
-def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int) -> dict[str, Any]:
+def shallow(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
+    """The config with its own sizes and few layers."""
+    fields = copy.deepcopy(config.to_dict())
+    _few_layers(fields, layers)
+    small = type(config).from_dict(fields)
+    small.architectures = config.architectures
+    return small
+
+
+def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[str, Any]:
     fields = copy.deepcopy(fields)
-    names = getattr(config, "attribute_map", {}) or {}
-    canonical = {v: k for k, v in names.items()}
+    aliases = {v: k for k, v in (getattr(config, "attribute_map", None) or {}).items()}
     heads = fields.get("num_attention_heads")
-    depth = next((v for k, v in fields.items() if k in _LAYERS and isinstance(v, int)), None)
-    for key, value in list(fields.items()):
-        name = key if key in _SIZES or key in _LAYERS else canonical.get(key, key)
-        if isinstance(value, bool):
+    latent_attention = isinstance(fields.get("kv_lora_rank"), int)
+    before = dict(fields)
+    for key, value in before.items():
+        name = key if key in _ROLE or key in _LAYERS or key in _AT_MOST else aliases.get(key, key)
+        sub = getattr(config, key, None)
+        if isinstance(value, dict) and isinstance(sub, PretrainedConfig):
+            fields[key] = _small(value, sub, layers, sizes)
+        elif isinstance(value, bool):
             continue
-        if isinstance(value, dict):
-            sub = getattr(config, key, None)
-            if isinstance(sub, PretrainedConfig):
-                fields[key] = _small(value, sub, layers)
-        elif name in _LAYERS and isinstance(value, int):
-            fields[key] = min(value, layers)
         elif name in _KV_HEADS and isinstance(value, int):
-            fields[key] = _HEADS if value == heads else 1
-        elif name in _SIZES and (isinstance(value, int) or (value is None and name in _FROM_NONE and key == "n_inner")):
-            fields[key] = _SIZES[name]
-        elif name in _SIZES and isinstance(value, (list, tuple)) and value and isinstance(value[0], int):
-            fields[key] = [_SIZES[name]] * len(value)
-        elif name in ("hidden_sizes", "embed_dims", "dims", "encoder_hidden_sizes", "neck_hidden_sizes", "depths"):
-            if isinstance(value, (list, tuple)):
-                fields[key] = [1 if name == "depths" else _WIDTH * (i + 1) for i in range(len(value))]
-        elif name in _PER_LAYER and isinstance(value, (list, tuple)) and depth == len(value):
-            fields[key] = _one_of_each(list(value), layers)
-        elif name.endswith("token_id") and isinstance(value, int):
-            fields[key] = 0 if value >= 11 else value
-        elif name == "eos_token_id" and isinstance(value, list):
-            fields[key] = 0
+            fields[key] = sizes.heads if value == heads or latent_attention else max(1, sizes.heads // 2)
+        elif name in _ROLE:
+            fields[key] = _sized(value, getattr(sizes, _ROLE[name]), name)
+        elif name in _AT_MOST and isinstance(value, int):
+            fields[key] = min(value, _AT_MOST[name])
+        elif name in _PER_STAGE and isinstance(value, (list, tuple)):
+            fields[key] = [1 if name == "depths" else sizes.width * (i + 1) for i in range(len(value))]
         elif name in ("partial_rotary_factor", "rotary_pct") and isinstance(value, float):
             fields[key] = 1.0 if value == 1.0 else 0.5
         elif name == "rotary_dim" and isinstance(value, int):
-            fields[key] = 2
-    _small_rope(fields)
-    if "id2label" in fields and fields["id2label"] is not None:
+            fields[key] = sizes.head_dim // 2
+    _few_layers(fields, layers, before)
+    _fit_rope(fields)
+    if fields.get("id2label") is not None:
         fields.pop("id2label")
         fields.pop("label2id", None)
-        fields["num_labels"] = _SIZES["num_labels"]
+        fields["num_labels"] = sizes.labels
     return fields
 
 
-def _small_rope(fields: dict[str, Any]) -> None:
+def _sized(value: Any, size: int, name: str) -> Any:
+    if isinstance(value, int) or (value is None and name == "n_inner"):
+        return size
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
+        return [size] * len(value)
+    return value
+
+
+def _few_layers(fields: dict[str, Any], layers: int, before: Mapping[str, Any] | None = None) -> None:
+    """Cut the depths, and with them every list that has an entry for each layer."""
+    before = before or dict(fields)
+    depths = {v for k, v in before.items() if k in _LAYERS and isinstance(v, int) and not isinstance(v, bool)}
+    for key, value in before.items():
+        if key in _LAYERS and isinstance(value, int) and not isinstance(value, bool):
+            fields[key] = min(value, layers)
+        elif isinstance(value, (list, tuple)) and len(value) in depths and len(value) > layers:
+            fields[key] = _one_of_each(list(fields[key]), layers)
+
+
+def _fit_rope(fields: dict[str, Any]) -> None:
+    """Rotary parameters may be nested by layer type; sections of a head must add up to it."""
     rope = fields.get("rope_parameters")
-    if isinstance(rope, dict) and isinstance(rope.get("partial_rotary_factor"), float):
-        rope["partial_rotary_factor"] = 1.0 if rope["partial_rotary_factor"] == 1.0 else 0.5
+    for part in [rope, *rope.values()] if isinstance(rope, dict) else []:
+        if isinstance(part, dict):
+            if isinstance(part.get("partial_rotary_factor"), float):
+                part["partial_rotary_factor"] = 1.0 if part["partial_rotary_factor"] == 1.0 else 0.5
+            if isinstance(part.get("mrope_section"), list):
+                part["mrope_section"] = [1, 1, 0] if len(part["mrope_section"]) == 3 else part["mrope_section"]
+            for key in ("long_factor", "short_factor"):
+                if isinstance(part.get(key), list):
+                    part[key] = part[key][:2]
+
+
+def _keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
+    """Special tokens that the vocabulary no longer has become its last ones."""
+    last = vocabulary - 1
+    for group in _nested(fields):
+        for key, value in group.items():
+            if not key.endswith(("token_id", "token_index", "token_idx")):
+                continue
+            if isinstance(value, int) and value >= vocabulary:
+                group[key] = last
+                last = max(3, last - 1)
+            elif isinstance(value, list) and any(isinstance(v, int) and v >= vocabulary for v in value):
+                group[key] = [1]
+
+
+def _nested(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield fields
+    for value in fields.values():
+        if isinstance(value, dict):
+            yield from _nested(value)
 
 
 def _one_of_each(kinds: list[Any], layers: int) -> list[Any]:

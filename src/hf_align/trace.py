@@ -20,10 +20,14 @@ import torch
 import transformers
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.exporters import exporter_dynamo
+from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import HfAlignError, IncompatibleModels
+from hf_align.inputs import Example, examples, parts
 
 _BATCH = 2
 _LENGTH = 7
@@ -66,6 +70,8 @@ class Program:
         ties: other names of a tied weight -> the name in `shapes`.
         buffers: names of persistent buffers that are saved with the weights, with their values' shapes.
         constants: nodes that depend on neither inputs nor weights, with their values.
+        example: the arguments that it was traced with.
+        candidate: their number among `inputs.examples`.
     """
 
     config: PretrainedConfig
@@ -76,6 +82,8 @@ class Program:
     ties: dict[str, str]
     buffers: dict[str, tuple[int, ...]]
     constants: dict[fx.Node, Any]
+    example: Example
+    candidate: int
 
     @property
     def output(self) -> fx.Node:
@@ -153,11 +161,9 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
 def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers."""
     build = model_class(config)
-    config = copy.deepcopy(config)
-    config._experts_implementation = "batched_mm"  # a loop over experts depends on the data
     with quiet(), _WeightsOnMeta(), transformers.initialization.no_init_weights():
-        model = build(config, attn_implementation="eager", dtype=torch.float32).eval()
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+        model = _with_plain_parts(build, config)
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
     replaced: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module._parameters.items()):
@@ -171,78 +177,126 @@ def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def example_inputs(model: PreTrainedModel, batch: int = _BATCH, length: int = _LENGTH) -> dict[str, Any]:
-    """Arguments of `forward` of the shapes that the config asks for; token ids and pixels are zeros."""
-    config = model.config
-    if model.main_input_name == "pixel_values":
-        side = config.image_size
-        height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        return {"pixel_values": torch.zeros(batch, config.num_channels, height, width)}
-    if model.main_input_name != "input_ids":
-        raise IncompatibleModels(f"models that read {model.main_input_name} are not supported yet")
-    length = min(length, getattr(config, "max_position_embeddings", None) or length)
-    return {"input_ids": torch.zeros(batch, length, dtype=torch.long)}
+def _with_plain_parts(build: Callable[..., PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    """Attention as separate products, experts as batched ones (a loop over them depends on the data), no caches."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part.use_cache = False
+        part._experts_implementation = "batched_mm"
+    try:
+        return build(config, attn_implementation="eager", dtype=torch.float32).eval()
+    except ValueError:  # some models know only one kind of attention
+        return build(config, dtype=torch.float32).eval()
 
 
-def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
+def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
     """Trace the forward pass of the config's architecture.
 
     Args:
         config: any config that `transformers` can build; not modified.
         batch, length: shape of the example input, [batch, length] for token ids.
+        candidate: the first of `inputs.examples` to try.
 
     Raises:
         IncompatibleModels: torch.export cannot trace the architecture; the message names the op or the line.
     """
-    return trace_model(build_without_weights(config), batch=batch, length=length)
+    return trace_model(build_without_weights(config), batch=batch, length=length, candidate=candidate)
 
 
-def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
+def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
     """As `trace`, for a model of `build_without_weights`."""
-    model.config.use_cache = False
-    inputs = example_inputs(model, batch, length)
-    try:
+    reasons: list[str] = []
+    for number, example in enumerate(examples(model, batch, length)):
+        if number < candidate:
+            continue
+        for export in (_export, _export_prepared):
+            try:
+                with torch.no_grad(), quiet():
+                    exported = export(model, dict(example.arguments))
+            except Exception as error:  # export fails in as many ways as there are models
+                reasons.append(_first_line(error))
+                continue
+            return _program(model, exported, example, number)
+    reason = reasons[0] if reasons else f"nothing is known about its arguments ({model.main_input_name})"
+    raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason}")
+
+
+def _export(model: PreTrainedModel, arguments: dict[str, Any]) -> torch.export.ExportedProgram:
+    return torch.export.export(model, (), arguments, strict=False)
+
+
+def _export_prepared(model: PreTrainedModel, arguments: dict[str, Any]) -> torch.export.ExportedProgram:
+    """As transformers' own exporter prepares a model: loops over data replaced, what they count given as arguments."""
+    _, prepared, flags = prepare_for_export(model, arguments)
+    exporter_dynamo.register_cache_pytrees_for_model(model)
+    with (
+        apply_patches("dynamo"),
+        exporter_dynamo.reset_model_state(model),
+        exporter_dynamo.patch_model_config(model, flags),
+        exporter_dynamo.patch_forward_signature(model, dict(prepared)),
+    ):
+        return torch.export.export(model, (), dict(prepared), strict=False)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _program(
+    model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example, candidate: int
+) -> Program:
+    if any(_writes_in_place(node) for node in exported.graph.nodes):
         with torch.no_grad(), quiet():
-            exported = torch.export.export(model, (), inputs, strict=False)
-    except Exception as error:  # export fails in as many ways as there are models
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason}") from error
-    return _program(model, exported, inputs)
-
-
-def _program(model: PreTrainedModel, exported: torch.export.ExportedProgram, inputs: dict[str, Any]) -> Program:
+            exported = exported.run_decompositions({})
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()
     names, _ = _canonical_names(model)
-    saved = inventory(model)
+    saved, statistics = inventory(model), _trained_buffers(model)
     signature = exported.graph_signature
     parameters, arguments, constants = {}, {}, {}
     for node in graph.nodes:
         if node.op != "placeholder":
             continue
+        buffer = signature.inputs_to_buffers.get(node.name)
         if node.name in signature.inputs_to_parameters:
             parameters[node] = names[signature.inputs_to_parameters[node.name]]
-        elif node.name in signature.inputs_to_buffers:
-            constants[node] = _buffer(exported, signature.inputs_to_buffers[node.name])
+        elif buffer in statistics:
+            parameters[node] = str(buffer)
+        elif buffer is not None:
+            constants[node] = _buffer(exported, buffer)
         elif node.name in signature.inputs_to_lifted_tensor_constants:
             constants[node] = exported.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
-        elif isinstance(node.meta.get("val"), Tensor):
+        elif node.name in example.arguments and example.is_free(node.name):
             arguments[node] = node.name
         else:
-            constants[node] = node.meta.get("val")
+            constants[node] = example.arguments.get(node.name, node.meta.get("val"))
     _evaluate_constants(graph, constants)
-    return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants)
+    return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants,
+                   example, candidate)  # fmt: skip
 
 
 def inventory(model: PreTrainedModel) -> Inventory:
     """What a model saves."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    statistics = _trained_buffers(model)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()} | statistics
     saved = model.state_dict(keep_vars=True)
-    buffers = {name: tuple(b.shape) for name, b in model.named_buffers() if name in saved}
+    buffers = {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and n not in statistics}
     return Inventory(shapes, _canonical_names(model)[1], buffers)
+
+
+def _writes_in_place(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable and op_name(node) not in ("detach_", "dropout_")
+
+
+def _trained_buffers(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Saved floating point buffers: no gradient reaches them, but training does (running means, routing biases)."""
+    saved = model.state_dict(keep_vars=True)
+    return {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and b.is_floating_point()}
 
 
 def _canonical_names(model: PreTrainedModel) -> tuple[dict[str, str], dict[str, str]]:
@@ -259,12 +313,26 @@ def _buffer(exported: torch.export.ExportedProgram, name: str) -> Tensor:
 
 
 def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
-    """Extend `constants` by every call whose operands are constants."""
+    """Extend `constants` by every call whose operands are constants, or that reads nothing but their shapes."""
     with torch.no_grad():
         for node in graph.nodes:
-            if node.op == "call_function" and all(a in constants for a in node.all_input_nodes):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: constants[n])
+            if node.op != "call_function":
+                continue
+            known = all(a in constants for a in node.all_input_nodes)
+            if known or op_name(node) in _ONLY_SHAPES:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
                 constants[node] = node.target(*args, **kwargs)
+
+
+_ONLY_SHAPES = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
+                          "new_empty", "sym_size"))  # fmt: skip
+
+
+def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
+    if node in constants:
+        return constants[node]
+    example = node.meta["val"]
+    return torch.zeros(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example
 
 
 def operand(node: fx.Node, position: int) -> fx.Node | None:

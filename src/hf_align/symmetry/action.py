@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.spec import Factor, SymmetrySpec
+from hf_align.symmetry.spec import Factor, Segment, SymmetrySpec, extent
 
 Elements = Mapping[str, Element]
 """One element for each space that moves; a space that is absent stands still."""
@@ -17,21 +18,27 @@ Elements = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class Block:
-    """A rectangular part of a tensor in which every axis is one product of factors.
+    """A part of a tensor, regularly spaced, in which every axis is one product of factors."""
 
-    Attributes:
-        slices: where it lies in the tensor.
-        shape: its shape.
-        factors: the factors of all axes in order; their sizes are the shape of the factored view.
-    """
+    segments: tuple[Segment, ...]
 
-    slices: tuple[slice, ...]
-    shape: tuple[int, ...]
-    factors: tuple[Factor, ...]
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """The factors of all axes in order; their sizes are the shape of the factored view."""
+        return tuple(f for s in self.segments for f in s)
 
     def factored(self, tensor: Tensor) -> Tensor:
-        """The block of a tensor with one axis for each factor."""
-        return tensor[self.slices].reshape([f.size for f in self.factors])
+        """The block of a tensor with one axis for each factor: a view."""
+        at = 0
+        for segment in self.segments:
+            for i, factor in enumerate(segment):
+                behind = extent(segment[i + 1 :])
+                if factor.within is not None:
+                    tensor = tensor.narrow(at, factor.within[0], factor.size * behind)
+                tensor = tensor.unflatten(at, (factor.size, behind))
+                at += 1
+            tensor = tensor.squeeze(at)
+        return tensor
 
     def occurrences(self, space: str) -> Iterator[int]:
         """The axes of the factored view that a space moves."""
@@ -44,18 +51,7 @@ class Block:
 
 def blocks(spec: SymmetrySpec, name: str) -> Iterator[Block]:
     """The blocks of a parameter: the grid of the segments of its axes."""
-    per_axis = []
-    for axis in spec.parameters[name]:
-        start, pieces = 0, []
-        for segment in axis:
-            size = 1
-            for factor in segment:
-                size *= factor.size
-            pieces.append((slice(start, start + size), size, segment))
-            start += size
-        per_axis.append(pieces)
-    for grid in itertools.product(*per_axis):
-        yield Block(tuple(g[0] for g in grid), tuple(g[1] for g in grid), tuple(f for g in grid for f in g[2]))
+    return (Block(grid) for grid in itertools.product(*spec.parameters[name]))
 
 
 def act(
@@ -64,14 +60,18 @@ def act(
     spec: SymmetrySpec,
     elements: Elements,
 ) -> Tensor:
-    """The parameter `name` moved by the elements of all its spaces; the same shape and dtype."""
+    """The parameter `name` moved by the elements of all its spaces; the same shape and dtype.
+
+    A gain that is stored as its difference from one is moved as the gain that it stands for.
+    """
     if not any(f.space in elements for axis in spec.parameters[name] for s in axis for f in s):
         return tensor
-    moved = tensor.clone()
+    offset = spec.gains.get(name, 0.0)
+    tensor = tensor + offset if offset else tensor
+    moved = tensor.clone(memory_format=torch.contiguous_format)
     for block in blocks(spec, name):
-        view = act_on_block(block.factored(tensor), block, spec, elements)
-        moved[block.slices] = view.reshape(block.shape)
-    return moved
+        block.factored(moved).copy_(act_on_block(block.factored(tensor), block, spec, elements))
+    return moved - offset if offset else moved
 
 
 def act_on_block(
@@ -101,6 +101,7 @@ def occurrences(
 
     With `elements`, all other axes are moved by them; the axis itself stands still.
     """
+    tensor = tensor + spec.gains.get(name, 0.0)
     for block in blocks(spec, name):
         for axis in block.occurrences(space):
             view = block.factored(tensor)

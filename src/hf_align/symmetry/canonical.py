@@ -3,8 +3,9 @@
 Raw weights of two models differ in these for no reason; fixed, the models become comparable and the groups larger.
 Every gauge rewrites single tensors, from a few others, so that a checkpoint is canonicalised tensor by tensor.
 
-* the gain of a norm moves into its readers, and its bias into theirs;
-* what writes a LayerNorm stream loses its mean, and so do the readers of its output;
+* the gain of a norm moves into its readers, and its bias into theirs; a gain on what one weight writes, into that;
+* the statistics of a BatchNorm move into its gain and bias;
+* what writes a LayerNorm stream loses its mean, and so do the readers of its output, and what a softmax reads;
 * the key bias is dropped (softmax does not see it), the value bias moves into the output bias (attention rows sum
   to one).
 """
@@ -17,12 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
-from hf_align.symmetry.spaces import Axis, Kind, Space
-from hf_align.trace import Program, op_name
 
 Get = Callable[[str], Tensor]
 
@@ -128,37 +126,82 @@ class CentreWriter(Gauge):
 
 
 @dataclass(frozen=True)
+class FoldIntoWriter(Gauge):
+    """diag(γ) W and γ b replace W and b, and one replaces γ: a gain on what a single weight writes."""
+
+    gain: str
+    weight: str
+    axis: int
+    bias: str | None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.gain, self.weight, *([self.bias] if self.bias else []))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        gain = get(self.gain).reshape(-1)
+        if name == self.gain:
+            return torch.ones_like(get(name))
+        return _along(get(name), self.axis if name == self.weight else 0, gain)
+
+
+@dataclass(frozen=True)
+class FoldStatistics(Gauge):
+    """γ/√(σ²+ε) replaces γ and β - γμ/√(σ²+ε) replaces β; μ becomes 0 and σ² becomes 1 - ε."""
+
+    gain: str
+    bias: str
+    mean: str
+    variance: str
+    eps: float
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.gain, self.bias, self.mean, self.variance)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        if name == self.mean:
+            return torch.zeros_like(get(name))
+        if name == self.variance:
+            return torch.full_like(get(name), 1 - self.eps)
+        gain = get(self.gain) / (get(self.variance) + self.eps).sqrt()
+        return gain if name == self.gain else get(name) - gain * get(self.mean)
+
+
+Runs = tuple[tuple[int, int], ...]
+"""Entries of a vector as consecutive [start, stop) runs."""
+
+
+@dataclass(frozen=True)
 class DropKeyBias(Gauge):
-    """b[start:stop] = 0: q·b is the same for all keys, and softmax subtracts it."""
+    """Zero for some entries of a bias: q·b is the same for all keys, and softmax subtracts it."""
 
     bias: str
-    start: int
-    stop: int
+    entries: Runs
 
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.bias,)
 
     def fix(self, name: str, get: Get) -> Tensor:
-        bias = get(name).clone()
-        bias[self.start : self.stop] = 0.0
-        return bias
+        return _without(get(name), self.entries)
 
 
 @dataclass(frozen=True)
 class MoveValueBias(Gauge):
-    """b_o + W_o b_v replaces b_o and zero replaces b_v = bias[start:stop]: the rows of attention sum to one.
+    """b_o + W_o b_v replaces b_o and zero replaces b_v: the rows of attention sum to one.
 
-    `repeats` lists the factors of W_o's input as (size, whether b_v has it): query heads share a KV head's value.
+    Attributes:
+        entries: where b_v lies in the bias that holds it.
+        read: the entry of that bias behind each input of W_o (query heads share a KV head's value), as runs.
     """
 
     bias: str
-    start: int
-    stop: int
+    entries: Runs
+    read: Runs
     weight: str
     axis: int
     output_bias: str
-    repeats: tuple[tuple[int, bool], ...]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -166,12 +209,16 @@ class MoveValueBias(Gauge):
 
     def fix(self, name: str, get: Get) -> Tensor:
         if name == self.bias:
-            bias = get(name).clone()
-            bias[self.start : self.stop] = 0.0
-            return bias
-        moved = get(self.bias)[self.start : self.stop].reshape([n if own else 1 for n, own in self.repeats])
-        moved = moved.expand([n for n, _ in self.repeats]).reshape(-1)
+            return _without(get(name), self.entries)
+        moved = torch.cat([get(self.bias)[start:stop] for start, stop in self.read])
         return get(name) + get(self.weight).movedim(self.axis, -1) @ moved
+
+
+def _without(vector: Tensor, entries: Runs) -> Tensor:
+    vector = vector.clone()
+    for start, stop in entries:
+        vector[start:stop] = 0.0
+    return vector
 
 
 def _along(tensor: Tensor, axis: int, factors: Tensor) -> Tensor:
@@ -206,222 +253,3 @@ class CanonicalWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._raw)
-
-
-# Finding them -----------------------------------------------------------------------------------------------------
-
-_PASSES = frozenset(
-    [
-        "view",
-        "reshape",
-        "_unsafe_view",
-        "flatten",
-        "unflatten",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "getitem",
-        "dropout",
-        "to",
-        "_to_copy",
-        "contiguous",
-        "clone",
-        "alias",
-        "detach",
-        "type_as",
-    ]
-)
-
-
-def find_gauges(found: Interpretation, folded: list[Gain]) -> tuple[Gauge, ...]:
-    """The gauges of an architecture in the order in which they must be fixed."""
-    return (*_norms(found, folded), *_value_biases(found), *_centred_writers(found))
-
-
-def _norms(found: Interpretation, folded: list[Gain]) -> Iterator[Gauge]:
-    for gain in folded:
-        node = gain.node
-        centred = op_name(node) == "layer_norm"
-        bias_node = node.args[3] if centred and len(node.args) > 3 else None
-        bias = found.values[bias_node].parameter if bias_node is not None else None  # type: ignore[index]
-        readings = list(_terminal_readings(node, found))
-        exclusive = None not in readings and all(_read_once(r, found) for r in readings if r)
-        reads = tuple(Read(r.weight, r.in_axis, r.bias) for r in readings if r) if exclusive else ()
-        names = {gain.parameter, bias} | {r.weight for r in reads}
-        others = tuple((n, i, -1 if a.root.is_dual else 1) for n, v in found.weights.items() if n not in names
-                       for i, a in enumerate(v.axes) if _carries(a, gain, found) and not exclusive)  # fmt: skip
-        yield FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
-
-
-def _carries(axis: Axis, gain: Gain, found: Interpretation) -> bool:
-    """Whether the axis was unified with the target of the gain itself (not only, after folding, with its source)."""
-    return any(axis.space is link for link in _chain(gain.target)) or any(
-        link is gain.target.space for link in _chain(axis)
-    )
-
-
-def _chain(axis: Axis) -> Iterator[object]:
-    yield axis.space
-    while axis.space.link is not None:
-        axis = axis.space.link
-        yield axis.space
-
-
-def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
-    """The linear readers of a value behind ops that only pass it on; None for any other consumer."""
-    by_node = {r.node: r for r in found.readings}
-    for user in node.users:
-        if user in by_node and by_node[user].input is node:
-            yield by_node[user]
-        elif op_name(user) in _PASSES and _keeps_last_axis(node, user):
-            yield from _terminal_readings(user, found)
-        else:
-            yield None
-
-
-def _keeps_last_axis(node: fx.Node, user: fx.Node) -> bool:
-    before, after = node.meta["val"], user.meta["val"]
-    dims = {a % before.dim() for a in user.args[1:] if isinstance(a, int)} if "transpose" in op_name(user) else set()
-    return isinstance(after, Tensor) and before.shape[-1] == after.shape[-1] and before.dim() - 1 not in dims
-
-
-def _read_once(reading: Reading, found: Interpretation) -> bool:
-    """Whether the weight and the bias of a reading have no other use."""
-    placeholders = [n for n, name in found.program.parameters.items() if name in (reading.weight, reading.bias)]
-    return all(len(p.users) == 1 for p in placeholders)
-
-
-def _centred_writers(found: Interpretation) -> Iterator[CentreWriter]:
-    memo: dict[tuple[fx.Node, Space], bool] = {}
-    for node, name in found.program.parameters.items():
-        for i, axis in enumerate(found.weights[name].axes):
-            atom = axis.root
-            if (
-                atom.space.kind is Kind.ATOM
-                and node.users
-                and all(_mean_is_lost(u, atom, found, memo) for u in node.users)
-            ):
-                yield CentreWriter(name, i)
-
-
-def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Space], bool]) -> bool:
-    """Whether every use of a node's value subtracts the mean along the axis with this atom."""
-    key = (node, atom.space)
-    if key in memo:
-        return memo[key]
-    values = found.values.get(node)
-    axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
-    carried = bool(axes) and all(any(a.root.space is atom.space for a in x) for x in axes)
-    memo[key] = carried and bool(node.users) and all(
-        (op_name(u) == "layer_norm" and u.args[0] is node and axes[0][-1].root.space is atom.space)
-        or (op_name(u) in _PASSES | {"add", "sub", "cat"} and _mean_is_lost(u, atom, found, memo))
-        for u in node.users
-    )  # fmt: skip
-    return memo[key]
-
-
-def _value_biases(found: Interpretation) -> Iterator[Gauge]:
-    """Key and value biases, found by following what they are added to into attention."""
-    for reading in found.readings:
-        if reading.bias is None or not _read_once(reading, found):
-            continue
-        size = reading.node.meta["val"].shape[-1]
-        fates: dict[tuple[int, int], list[Gauge | None]] = {}
-        for span, gauge in _fates(reading.node, (0, size), reading, found):
-            fates.setdefault(span, []).append(gauge)
-        for gauges in fates.values():
-            if len(gauges) == 1 and gauges[0] is not None:
-                yield gauges[0]
-
-
-def _fates(
-    node: fx.Node, span: tuple[int, int], reading: Reading, found: Interpretation
-) -> Iterator[tuple[tuple[int, int], Gauge | None]]:
-    """What becomes of a constant added to node[..., span], for each way that it takes."""
-    for user in node.users:
-        if op_name(user) in ("split", "split_with_sizes", "chunk") and _splits_last(user):
-            for child in user.users:
-                which = child.args[1]
-                assert isinstance(which, int)
-                sizes = [piece.shape[-1] for piece in user.meta["val"]]
-                start = span[0] + sum(sizes[:which])
-                yield from _fates(child, (start, start + sizes[which]), reading, found)
-        elif op_name(user) in _PASSES:
-            yield from _fates(user, span, reading, found)
-        elif op_name(user) == "matmul" and user.args[1] is node and node is not user.args[0]:
-            yield span, _key_or_value(user, span, reading, found)
-        else:
-            yield span, None
-
-
-def _splits_last(node: fx.Node) -> bool:
-    source = node.all_input_nodes[0]
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    return isinstance(dim, int) and dim % source.meta["val"].dim() == source.meta["val"].dim() - 1
-
-
-def _key_or_value(product: fx.Node, span: tuple[int, int], reading: Reading, found: Interpretation) -> Gauge | None:
-    assert reading.bias is not None
-    if reaches_softmax(product, found.program):
-        return DropKeyBias(reading.bias, *span)
-    left = product.args[0]
-    while isinstance(left, fx.Node) and op_name(left) in ("dropout", "to", "_to_copy", "contiguous"):
-        left = left.args[0]
-    if not (isinstance(left, fx.Node) and op_name(left) == "softmax" and left.args[1] in (-1, 3)):
-        return None
-    readings = list(_terminal_readings_any_shape(product, found))
-    if len(readings) != 1 or readings[0] is None or readings[0].bias is None or not _read_once(readings[0], found):
-        return None
-    output = readings[0]
-    assert output.bias is not None
-    own = {f.space for f in _span_factors(found.weights[reading.bias].axes[0], span)}
-    factors = found.weights[output.weight].axes[output.in_axis].factors
-    repeats = tuple((f.size, f.root.space in own) for f in factors)
-    return MoveValueBias(reading.bias, *span, output.weight, output.in_axis, output.bias, repeats)
-
-
-def _span_factors(axis: Axis, span: tuple[int, int]) -> tuple[Axis, ...]:
-    start = 0
-    for segment in axis.segments:
-        if (start, start + segment.size) == span:
-            return segment.factors
-        start += segment.size
-    return ()
-
-
-def reaches_softmax(node: fx.Node, program: Program) -> bool:
-    """Whether a constant along the last axis is lost in a softmax on every way."""
-    constants = program.constants
-
-    def ok(user: fx.Node) -> bool:
-        if op_name(user) == "softmax":
-            return user.args[1] in (-1, user.meta["val"].dim() - 1)
-        scalar = op_name(user) in ("mul", "div") and not any(
-            a is not node and (a not in constants or constants[a].numel() > 1) for a in user.all_input_nodes
-        )
-        mask = op_name(user) in ("add", "masked_fill") and all(
-            a is node or a in constants for a in user.all_input_nodes
-        )
-        passes = op_name(user) in ("to", "_to_copy", "dropout", "contiguous")
-        return (scalar or mask or passes) and reaches_softmax(user, program)  # fmt: skip
-
-    return bool(node.users) and all(ok(u) for u in node.users)
-
-
-def _terminal_readings_any_shape(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
-    """As `_terminal_readings`, through reshapes that merge heads as well."""
-    by_node = {r.node: r for r in found.readings}
-    for user in node.users:
-        if user in by_node and by_node[user].input is node:
-            yield by_node[user]
-        elif op_name(user) in _PASSES:
-            yield from _terminal_readings_any_shape(user, found)
-        else:
-            yield None

@@ -17,8 +17,9 @@ from torch import Generator, Tensor
 from transformers import PretrainedConfig
 
 from hf_align.execute import execute
+from hf_align.inputs import parts
 from hf_align.symmetry.action import act
-from hf_align.symmetry.canonical import CanonicalWeights, CentreWriter, FoldNorm
+from hf_align.symmetry.canonical import CanonicalWeights, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import Element, Matrix, Monomial
 from hf_align.symmetry.spec import SymmetrySpec
@@ -26,6 +27,9 @@ from hf_align.symmetry.translations import translations
 from hf_align.trace import Program, trace
 
 Weights = dict[str, Tensor]
+_ATTEMPTS = 3
+_SEEN = 10
+"""Combinations of the outputs at one position that the count looks at."""
 
 
 @dataclass(frozen=True)
@@ -70,33 +74,52 @@ class Certificate:
 def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, positions: int = 10) -> Certificate:
     """Measure soundness and completeness of the derived spec of a small architecture.
 
+    Weights that no input reaches (rows of tables beyond the contexts) are left out of both counts. At some weights
+    there are null directions that are gone at almost all others (a ReLU that never opens): where the first count does
+    not agree, others are drawn, and the smallest nullity is taken.
+
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
         eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
-        positions: tokens in each context; position tables should have as many rows.
+        positions: tokens in each context.
     """
     config = with_eps(config, eps)
     program = trace(config, length=positions)
     spec = derive(program)
-    rng = torch.Generator().manual_seed(seed)
+    *places, size = program.output.meta["val"].shape[1:]
+    seen = math.prod(places) * min(size, _SEEN)
+    parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
+    contexts = math.ceil(2 * parameters / seen) + 2
+    wide = trace(config, batch=contexts, length=positions, candidate=program.candidate)
+    best: Certificate | None = None
+    for attempt in range(_ATTEMPTS):
+        one = _measure(program, wide, spec, torch.Generator().manual_seed(seed + attempt))
+        if best is None or one.nullity < best.nullity or not one.sound:
+            best = one
+        if best.complete or not best.sound:
+            break
+    assert best is not None
+    return best
+
+
+def _measure(program: Program, wide: Program, spec: SymmetrySpec, rng: Generator) -> Certificate:
     weights = random_weights(spec, rng)
-    outputs = math.prod(program.output.meta["val"].shape[1:])
-    contexts = math.ceil(1.5 * sum(w.numel() for w in weights.values()) / outputs) + 2
-    wide = trace(config, batch=contexts, length=positions)
     inputs = random_inputs(wide, rng)
-    error = max(_soundness(wide, spec, weights, inputs, rng) for _ in range(3))
+    error = max(soundness(wide, spec, weights, inputs, rng) for _ in range(3))
     canonical = dict(CanonicalWeights(weights, spec.gauges))
-    jacobian = _jacobian(wide, canonical, inputs)
-    directions = torch.stack([_flatten(d, canonical) for d in generate(spec, program, canonical)])
-    null, _ = _null_space(jacobian)
+    jacobian = _jacobian(wide, canonical, inputs, rng)
+    reached = jacobian.norm(dim=0) > 0
+    rows = [_flatten(d, canonical) for d in generate(spec, program, canonical)]
+    directions = torch.stack(rows)[:, reached] if rows else jacobian[:0, reached]
+    null, _ = _null_space(jacobian[:, reached])
     span = _orthonormal(directions)
     return Certificate(
-        model_type=config.model_type,
+        model_type=program.config.model_type,
         max_error=error,
         found=len(span),
         nullity=len(null),
-        leak=_leak(jacobian, span, rng),
-        missing=_missing(null, span, canonical),
+        leak=_leak(jacobian[:, reached], span, rng),
+        missing=_missing(null, span, canonical, reached),
         unknown_ops=tuple(spec.unknown_ops),
     )
 
@@ -104,30 +127,26 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
 def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
     """A copy whose every epsilon is `eps`."""
     config = copy.deepcopy(config)
-    for key in list(vars(config)):
-        if "eps" in key.lower() and isinstance(getattr(config, key), float):
-            setattr(config, key, eps)
+    for part in parts(config):
+        for key in list(vars(part)):
+            if "eps" in key.lower() and isinstance(getattr(part, key), float):
+                setattr(part, key, eps)
     return config
 
 
 def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
-    """Generic float64 weights: vectors around one (gains must not vanish), the rest around zero."""
+    """Generic float64 weights: gains around one (they must not vanish), the rest around zero."""
     shapes = {name: spec.shape(name) for name in spec.parameters}
-    noise = {n: torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
-    return {n: 1 + 0.5 * t if t.dim() == 1 else 0.6 * t for n, t in noise.items()}
+    noise = {n: 0.6 * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+    weights = {n: 1 - spec.gains[n] + t if n in spec.gains else t for n, t in noise.items()}
+    variances = [g.variance for g in spec.gauges if isinstance(g, FoldStatistics)]
+    return weights | {n: 0.5 + noise[n].abs() for n in variances}
 
 
 def random_inputs(program: Program, rng: Generator) -> dict[str, Tensor]:
     """Random tokens or pixels for every input of a program."""
-    inputs = {}
-    for node, name in program.inputs.items():
-        example = node.meta["val"]
-        if example.is_floating_point():
-            inputs[name] = torch.randn(example.shape, generator=rng, dtype=torch.float64)
-        else:
-            high = program.config.vocab_size if name.endswith("input_ids") else 2
-            inputs[name] = torch.randint(high, example.shape, generator=rng)
-    return inputs
+    shapes = {name: tuple(node.meta["val"].shape) for node, name in program.inputs.items()}
+    return program.example.random(shapes, rng)
 
 
 def random_elements(spec: SymmetrySpec, rng: Generator) -> dict[str, Element]:
@@ -140,9 +159,10 @@ def transform(spec: SymmetrySpec, weights: Mapping[str, Tensor], elements: Mappi
     return {n: act(w, n, spec, elements) for n, w in weights.items()}
 
 
-def _soundness(
+def soundness(
     program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
 ) -> float:
+    """The largest change of an output under random elements of all groups, over the largest output."""
     moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
     before, after = execute(program, weights, inputs), execute(program, moved, inputs)
     return float((before - after).abs().max() / before.abs().max())
@@ -154,6 +174,10 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
     for gauge in spec.gauges:
         if isinstance(gauge, FoldNorm):
             yield from _gain_directions(gauge, weights)
+        elif isinstance(gauge, FoldIntoWriter):
+            yield from _writer_directions(gauge, weights)
+        elif isinstance(gauge, FoldStatistics):
+            yield from _statistics_directions(gauge, weights)
         elif isinstance(gauge, CentreWriter):
             yield from _mean_directions(gauge, weights)
     yield from translations(program, weights)
@@ -186,22 +210,9 @@ def _derivative(
             element: Element = Monomial(one.order, one.scale + t * where[..., None] * tangent.diagonal())
         else:
             element = Matrix(one.as_matrix() + t * where[..., None, None] * tangent)
-        return {n: _act_functionally(w, n, spec, {space: element}) for n, w in weights.items()}
+        return {n: act(w, n, spec, {space: element}) for n, w in weights.items()}
 
     return torch.func.jvp(moved, (torch.zeros(()).double(),), (torch.ones(()).double(),))[1]
-
-
-def _act_functionally(tensor: Tensor, name: str, spec: SymmetrySpec, elements: Mapping[str, Element]) -> Tensor:
-    """`act` without writes in place, for differentiation."""
-    from hf_align.symmetry.action import act_on_block, blocks
-
-    total = torch.zeros_like(tensor)
-    for block in blocks(spec, name):
-        part = act_on_block(block.factored(tensor), block, spec, elements).reshape(block.shape)
-        padding = [p for s, n in zip(reversed(block.slices), reversed(tensor.shape), strict=True)
-                   for p in (s.start, n - s.stop)]  # fmt: skip
-        total = total + torch.nn.functional.pad(part, padding)
-    return total
 
 
 def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
@@ -219,6 +230,26 @@ def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
         yield change
 
 
+def _writer_directions(gauge: FoldIntoWriter, weights: Weights) -> Iterator[Weights]:
+    """γ by c, what writes by 1/c, channel by channel."""
+    written = [(gauge.weight, gauge.axis), *([(gauge.bias, 0)] if gauge.bias else [])]
+    for channel in range(weights[gauge.gain].numel()):
+        gain = torch.zeros_like(weights[gauge.gain])
+        gain.view(-1)[channel] = weights[gauge.gain].view(-1)[channel]
+        change = {gauge.gain: gain}
+        for name, axis in written:
+            change[name] = torch.zeros_like(weights[name])
+            change[name].select(axis, channel).copy_(-weights[name].select(axis, channel))
+        yield change
+
+
+def _statistics_directions(gauge: FoldStatistics, weights: Weights) -> Iterator[Weights]:
+    """At μ = 0 and σ² + ε = 1: μ by t and β by γt; σ² by t and γ by γt/2."""
+    for one in torch.eye(len(weights[gauge.gain]), dtype=weights[gauge.gain].dtype):
+        yield {gauge.mean: one, gauge.bias: one * weights[gauge.gain]}
+        yield {gauge.variance: one, gauge.gain: one * weights[gauge.gain] / 2}
+
+
 def _mean_directions(gauge: CentreWriter, weights: Weights) -> Iterator[Weights]:
     """w + 1 vᵀ along the axis that is written."""
     weight = weights[gauge.parameter]
@@ -232,15 +263,22 @@ def _flatten(change: Weights, weights: Weights) -> Tensor:
     return torch.cat([change.get(n, torch.zeros_like(w)).reshape(-1) for n, w in weights.items()])
 
 
-def _jacobian(program: Program, weights: Weights, inputs: dict[str, Tensor]) -> Tensor:
-    """[outputs, parameters], reduced to its triangular factor."""
+def _jacobian(program: Program, weights: Weights, inputs: dict[str, Tensor], rng: Generator) -> Tensor:
+    """[outputs, parameters], reduced to its triangular factor.
+
+    Of long outputs, a few random combinations are seen at every position: no more are independent of each other there
+    than the model is wide.
+    """
     sizes = [w.numel() for w in weights.values()]
     start = torch.cat([w.reshape(-1) for w in weights.values()])
+    shape = program.output.meta["val"].shape
+    seen = torch.randn(*shape, min(shape[-1], _SEEN), generator=rng, dtype=start.dtype)
 
     def outputs(flat: Tensor) -> Tensor:
         parts = flat.split(sizes)
         named = {n: p.reshape(w.shape) for (n, w), p in zip(weights.items(), parts, strict=True)}
-        return execute(program, named, inputs).reshape(-1)
+        result = execute(program, named, inputs)
+        return (result.unsqueeze(-2) @ seen).reshape(-1)
 
     def column(direction: Tensor) -> Tensor:
         return torch.func.jvp(outputs, (start,), (direction,))[1]
@@ -252,6 +290,8 @@ def _jacobian(program: Program, weights: Weights, inputs: dict[str, Tensor]) -> 
 def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
     """Orthonormal null directions [nullity, parameters] and the gap in the spectrum that they were cut at."""
     _, s, vh = torch.linalg.svd(jacobian)
+    if not len(s):
+        return vh[:0], 0.0
     s = (s / s[0]).clamp_min(1e-17)
     ratios = torch.where(s[1:] < 1e-6, s[:-1] / s[1:], torch.zeros_like(s[1:]))
     last = int(ratios.argmax())
@@ -263,19 +303,24 @@ def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
 def _orthonormal(directions: Tensor) -> Tensor:
     """An orthonormal basis of the span of rows."""
     unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    if not len(unit):
+        return unit
     _, s, vh = torch.linalg.svd(unit, full_matrices=False)
     return vh[: int((s > 1e-9 * s[0]).sum())]
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
+    if not len(span):
+        return 0.0
     random = torch.randn(8, jacobian.shape[1], generator=rng, dtype=jacobian.dtype)
     random = random / random.norm(dim=1, keepdim=True)
     return float((jacobian @ span.T).norm(dim=0).max() / (jacobian @ random.T).norm(dim=0).mean())
 
 
-def _missing(null: Tensor, span: Tensor, weights: Weights) -> dict[str, float]:
+def _missing(null: Tensor, span: Tensor, weights: Weights, reached: Tensor) -> dict[str, float]:
     """How much of the null directions outside the span lies in each parameter (they sum to what is missing)."""
-    rest = null - (null @ span.T) @ span
-    mass = rest.pow(2).sum(0).split([w.numel() for w in weights.values()])
+    rest = torch.zeros(len(reached), dtype=null.dtype)
+    rest[reached] = (null - (null @ span.T) @ span).pow(2).sum(0)
+    mass = rest.split([w.numel() for w in weights.values()])
     found = {n: float(m.sum()) for n, m in zip(weights, mass, strict=True)}
     return {n: round(m, 3) for n, m in sorted(found.items(), key=lambda x: -x[1]) if m > 1e-6}

@@ -6,16 +6,16 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from hf_align.symmetry.bounds import PERMUTATION, Bound, Scalars, monomial
-from hf_align.symmetry.canonical import find_gauges
+from hf_align.symmetry.bounds import Bound, Scalars, monomial
+from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
-from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, tie
-from hf_align.symmetry.spaces import Axis, Kind, lower, pair_atoms, unify
+from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Rows, Value, interpret, tie
+from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
-from hf_align.trace import Evidence, Program, evidence
+from hf_align.trace import Evidence, Program, op_name
 
 
 def derive(program: Program) -> SymmetrySpec:
@@ -30,6 +30,7 @@ def derive(program: Program) -> SymmetrySpec:
         spaces=spaces,
         parameters=parameters,
         gauges=find_gauges(found, folded),
+        gains={g.parameter: g.offset for g in found.gains},
         ties=program.ties,
         buffers=tuple(program.buffers),
         unknown_ops=found.unknown_ops,
@@ -37,8 +38,8 @@ def derive(program: Program) -> SymmetrySpec:
     )
 
 
-def resolve_gains(found: Interpretation) -> list[Gain]:
-    """Fold diag(w) into the readers of its target where these read nothing else; tie its two sides where not.
+def resolve_gains(found: Interpretation) -> list[Folding]:
+    """Fold diag(w) into the readers of its target, or into what writes its source; tie its two sides where neither is.
 
     Folded, the gain is one and the target carries the element of the source, whatever that is. A target that is
     pinned down by anything but linear readers (it re-enters a residual stream, it is the source itself because the
@@ -48,16 +49,30 @@ def resolve_gains(found: Interpretation) -> list[Gain]:
     for gain in found.gains:
         target, source = gain.target.root, gain.source.root
         alone = target.space.kind is Kind.ATOM and target.space.bound.free and target.space is not source.space
+        writer = writer_of(gain, found) if _is_factor(gain) else None
         if alone and not _shares_target(gain, found):
-            folded.append(gain)
+            folded.append(Folding(gain, tuple(_carriers(target, found))))
+        elif writer is not None:
+            folded.append(Folding(gain, (), writer))
         else:
-            if gain.offset:  # w + 1 cannot be scaled by acting on w
-                lower(gain.weight, PERMUTATION, evidence(gain.node, "elementwise"))
             unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
-    for gain in folded:
-        unify(gain.target, gain.source)
-        gain.weight.root.space.bound = Bound(fixed=True)
+    for folding in folded:
+        unify(folding.gain.target, folding.gain.source)
+        folding.gain.weight.root.space.bound = Bound(fixed=True)
     return folded
+
+
+def _is_factor(gain: Gain) -> bool:
+    """Whether nothing but the factor is between source and target (no norm)."""
+    return not gain.offset and op_name(gain.node) in ("mul", "batch_norm", "_native_batch_norm_legit_no_training")
+
+
+def _carriers(target: Axis, found: Interpretation) -> Iterable[tuple[str, int, int]]:
+    """The weights along a space: (name, axis, power)."""
+    for name, value in found.weights.items():
+        for i, axis in enumerate(value.axes):
+            if axis.root.space is target.space:
+                yield name, i, 1 if axis.root.is_dual == target.is_dual else -1
 
 
 def _shares_target(gain: Gain, found: Interpretation) -> bool:
@@ -125,7 +140,7 @@ class _Classes:
     def _all_values(self) -> Iterable[Value]:
         yield from self.found.weights.values()
         for value in self.found.values.values():
-            for v in value if isinstance(value, tuple) else (value,):
+            for v in value.pieces if isinstance(value, Rows) else value if isinstance(value, tuple) else (value,):
                 if isinstance(v, Product):
                     yield from (v.left, v.right)
                 elif isinstance(v, Value):
@@ -154,13 +169,19 @@ class _Classes:
         """The spaces that accompany a space in every tensor: over these its element may differ."""
         company: dict[_Class, set[_Class]] = {}
         for value in self._all_values():
-            present = {self.of_atom[a.space.serial] for x in value.axes for a in x.atoms}
+            present = self._present(value)
             for klass in present:
                 company[klass] = company.get(klass, present) & present
         for klass in self._all():
             around = company.get(klass, set())
             outer = [o for o in around - {klass} if o.weights and klass not in company[o] and _is_discrete(o)]
             klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
+
+    def _present(self, value: Value) -> set[_Class]:
+        """The classes along a value's axes, and those from which an axis of it was chosen."""
+        atoms = [a for x in value.axes for a in x.atoms]
+        chosen = [a for atom in atoms if atom.space.selects is not None for a in atom.space.selects.atoms]
+        return {self.of_atom[a.space.serial] for a in (*atoms, *chosen) if a.space.serial in self.of_atom}
 
     def _name(self) -> None:
         """Label classes by where their weights live; labels decide nothing."""
@@ -194,16 +215,39 @@ class _Classes:
 
     def actions(self, axis: Axis) -> AxisActions:
         """How the spaces move one parameter axis."""
-        return tuple(tuple(self._factor(f) for f in s.factors) or (Factor(s.size),) for s in axis.segments)
+        axis = axis.root
+        if axis.space.kind is Kind.ATOM:
+            return ((self._factor(axis),),)
+        if axis.space.kind is Kind.PRODUCT:
+            return self._product(axis.factors)
+        starts = itertools.accumulate((s.size for s in axis.segments[:-1]), initial=0)
+        return tuple(
+            (replace(leaf[0], within=(start + (leaf[0].within or (0, 0))[0], axis.size)), *leaf[1:])
+            for start, segment in zip(starts, axis.segments, strict=True)
+            for leaf in self.actions(segment)
+        )
+
+    def _product(self, factors: tuple[Axis, ...]) -> AxisActions:
+        """Products distribute over sums: one segment for every choice of a part of each factor."""
+        choices = []
+        for i, factor in enumerate(factors):
+            behind = math.prod(f.size for f in factors[i + 1 :])
+            choices.append([[_stretched(f, behind) for f in leaf] for leaf in self.actions(factor)])
+        return tuple(tuple(f for leaf in grid for f in leaf) for grid in itertools.product(*choices))
 
     def _factor(self, atom: Axis) -> Factor:
-        if atom.root.space.kind is not Kind.ATOM:
-            return Factor(atom.size)
         klass = self.of_atom[atom.root.space.serial]
         if klass.group is None:
             return Factor(atom.size, klass.name) if klass in self._indexing() else Factor(atom.size, pin=klass.name)
         exponent = klass.exponents.get(atom.root.space.serial, 0)
         return Factor(atom.size, klass.name, -exponent if atom.root.is_dual else exponent)
+
+
+def _stretched(factor: Factor, behind: int) -> Factor:
+    """A factor with `behind` entries for each of its own."""
+    if factor.within is None:
+        return factor
+    return replace(factor, within=(factor.within[0] * behind, factor.within[1] * behind))
 
 
 def _is_discrete(klass: _Class) -> bool:

@@ -6,7 +6,7 @@ differ between architectures is in the rules (`rules/`), and nothing here or the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +53,24 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A value of which only runs along one axis are ever used: each run has spaces of its own."""
+
+    pieces: tuple[Value, ...]
+    dim: int
+
+    def between(self, start: int, stop: int) -> list[Value]:
+        """The pieces from one entry to another."""
+        chosen, at = [], 0
+        for piece in self.pieces:
+            size = piece.axes[self.dim].size
+            if start <= at and at + size <= stop:
+                chosen.append(piece)
+            at += size
+        return chosen
+
+
+@dataclass(frozen=True)
 class Gain:
     """target = diag(parameter + offset) · source: foldable into the readers of target where target is theirs alone."""
 
@@ -62,6 +80,17 @@ class Gain:
     target: Axis
     node: fx.Node
     offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The four stored vectors of a BatchNorm, by name, and its ε."""
+
+    gain: str
+    bias: str
+    mean: str
+    variance: str
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -93,6 +122,7 @@ class Interpretation:
     weights: dict[str, Value] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
     relations: list[Relation] = field(default_factory=list)
+    statistics: list[Statistics] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     unknown_ops: dict[str, str] = field(default_factory=dict)
     settled: dict[int, Value] = field(default_factory=dict)
@@ -126,10 +156,22 @@ class Call:
         found = self.raw(argument)
         if isinstance(found, Product):
             return self.settle(found)
+        if isinstance(found, Rows):
+            return self.joined(found.pieces, found.dim)
         if isinstance(found, Value) and found.offset:
             self.lower_all(found.axes, ONES, "constant added")
             return replace(found, parameter=None, offset=0.0)
         return found
+
+    def joined(self, pieces: Sequence[Value], dim: int) -> Value:
+        """Values one behind the other along an axis, all others shared."""
+        first = pieces[0].axes
+        for other in pieces[1:]:
+            for i, (x, y) in enumerate(zip(first, other.axes, strict=True)):
+                if i != dim and x.size > 1:
+                    self.unify(x, y, "cat")
+        return Value((*first[:dim], direct_sum([p.axes[dim] for p in pieces]), *first[dim + 1 :]),
+                     points_to=pieces[0].points_to)  # fmt: skip
 
     def raw(self, argument: fx.Node) -> Any:
         """As `value`, but an elementwise product may still be open."""
@@ -251,6 +293,8 @@ def interpret(program: Program) -> Interpretation:
 def _step(node: fx.Node, found: Interpretation) -> Any:
     call = Call(node, found)
     apply = RULES.get(op_name(node))
+    if apply is None and _is_settled(call):
+        return _pin(call, "unknown op")
     if apply is None:
         found.unknown_ops.setdefault(op_name(node), evidence(node, "").line)
         return _pin(call, "unknown op")
@@ -260,21 +304,41 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         return _pin(call, str(mismatch))
 
 
+def _is_settled(call: Call) -> bool:
+    """Whether everything that an op reads is pinned already, so that no rule could say more."""
+    for operand in call.node.all_input_nodes:
+        found = call.found.values.get(operand)
+        parts = found if isinstance(found, tuple) else (found,)
+        for part in parts:
+            if isinstance(part, (Product, Rows)) or (isinstance(part, Value) and part.points_to is not None):
+                return False
+            if isinstance(part, Value) and any(a.root.size > 1 and not a.root.space.bound.fixed
+                                               for x in part.axes for a in x.atoms):  # fmt: skip
+                return False
+    return True
+
+
 def _pin(call: Call, role: str) -> Any:
     for operand in call.node.all_input_nodes:
-        if isinstance(call.found.values.get(operand), (Value, Product)):
-            call.lower_all(call.value(operand).axes, FIXED, role)
+        found = call.found.values.get(operand)
+        for part in found if isinstance(found, tuple) else (found,):
+            if isinstance(part, (Value, Product)):
+                axes = call.settle(part).axes if isinstance(part, Product) else part.axes
+                call.lower_all(axes, FIXED, role)
     results = call.node.meta["val"]
     if isinstance(results, Tensor):
         return Value(tuple(fresh(n, FIXED) for n in results.shape))
-    return tuple(Value(tuple(fresh(n, FIXED) for n in r.shape)) for r in results)
+    if not isinstance(results, (tuple, list)):
+        return Value(())
+    return tuple(Value(tuple(fresh(n, FIXED) for n in r.shape) if isinstance(r, Tensor) else ()) for r in results)
 
 
 def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     """y = R(position) x: what is left is the commutant of the rotations."""
     call = Call(region.output, found)
     value = call.value(region.base)
-    call.lower(value.axes[-1], Bound(rotations=region.rotations), "rotary")
+    whole = value.axes[-1].root.space.kind is Kind.ATOM
+    call.lower(value.axes[-1], Bound(rotations=region.rotations) if whole else FIXED, "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
     return Value(value.axes)
 
@@ -283,7 +347,7 @@ def _pin_outputs(found: Interpretation) -> None:
     """What the model returns is its interface."""
     output = next(n for n in found.program.graph.nodes if n.op == "output")
     for node in output.all_input_nodes:
-        if node in found.values:
+        if isinstance(found.values.get(node), (Value, Product)):
             call = Call(node, found)
             for axis in call.value(node).axes:
                 lower(axis, FIXED, evidence(node, "output"))

@@ -57,6 +57,10 @@ _LINEAR = frozenset(
 )
 
 
+_REACH = 6
+"""Steps to look back from where a rotation surely starts."""
+
+
 @dataclass(frozen=True)
 class LinearRegion:
     """A constant linear map from `base` to `output` along their last axis; `inner` are the nodes it replaces."""
@@ -76,12 +80,25 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     for node in reversed(mixing):
         if node in replaced:
             continue
-        nodes = _between(parent[node], node, program)
-        rotations = _rotations(nodes, parent[node], node, program)
-        if rotations is not None:
-            regions[node] = LinearRegion(parent[node], node, frozenset(nodes) - {node}, rotations)
-            replaced |= regions[node].inner
+        region = _widest(node, parent, program)
+        if region is not None:
+            regions[node] = region
+            replaced |= region.inner
     return regions
+
+
+def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program) -> LinearRegion | None:
+    """The rotation that ends here and starts farthest up: coordinates may be reordered before they are rotated."""
+    found, base = None, output
+    for _ in range(_REACH):
+        if base not in parent:
+            break
+        base = parent[base]
+        nodes = _between(base, output, program)
+        rotations = _rotations(nodes, base, output, program)
+        if rotations is not None:
+            found = LinearRegion(base, output, frozenset(nodes) - {output}, rotations)
+    return found
 
 
 def _operands(node: fx.Node, program: Program) -> list[fx.Node]:
@@ -138,6 +155,9 @@ def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Pr
     linear = (maps @ probe.unsqueeze(-1)).squeeze(-1)
     if not torch.allclose(linear, _run(nodes, base, output, probe, program), atol=1e-6):
         return None
+    for axis in range(maps.dim() - 2):  # heads turn alike: sorting 128 copies of each map takes seconds
+        if torch.equal(maps, maps.narrow(axis, 0, 1).expand_as(maps)):
+            maps = maps.narrow(axis, 0, 1)
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
     order = (distinct - torch.eye(size, dtype=torch.float64)).abs().amax((-1, -2)).argsort()
     return Rotations.from_maps(distinct[order]) if len(distinct) > 1 else None

@@ -190,7 +190,9 @@ def _pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:
         return replace(spec, spaces={**spec.spaces, name: space})
     spaces = {n: s for n, s in spec.spaces.items() if n != name}
     pinned = {**spec.pinned, name: replace(space, index=())}
-    return _with_factors(replace(spec, spaces=spaces, pinned=pinned), name, lambda f: Factor(f.size, pin=name))
+    return _with_factors(
+        replace(spec, spaces=spaces, pinned=pinned), name, lambda f: replace(f, space=None, power=1, pin=name)
+    )
 
 
 def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> SymmetrySpec:
@@ -206,7 +208,7 @@ def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> Symmet
         raise HfAlignError(f"{name} is pinned, so no trace tells its dual: it can only be raised to {_SELF_DUAL}")
     pinned = {n: s for n, s in spec.pinned.items() if n != name}
     raised = replace(spec, spaces=_outer_first({**spec.spaces, name: space}), pinned=pinned)
-    return _with_factors(raised, name, lambda f: Factor(f.size, name))
+    return _with_factors(raised, name, lambda f: replace(f, space=name, pin=None))
 
 
 def _pairs(spec: SymmetrySpec, override: Tie) -> Iterator[tuple[str, str]]:

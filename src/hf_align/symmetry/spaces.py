@@ -35,7 +35,10 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Space:
-    """A vector space of `size` dimensions; atoms carry a bound, products (row-major) and sums carry parts."""
+    """A vector space of `size` dimensions; atoms carry a bound, products (row-major) and sums carry parts.
+
+    `selects` is set where the entries are a choice of those of another axis.
+    """
 
     size: int
     kind: Kind = Kind.ATOM
@@ -43,6 +46,7 @@ class Space:
     bound: Bound = FREE
     evidence: list[Evidence] = field(default_factory=list)
     link: Axis | None = None
+    selects: Axis | None = None
     serial: int = field(default_factory=lambda: next(_serial))
 
 
@@ -143,6 +147,7 @@ def bind(axis: Axis, target: Axis) -> None:
     if bound.rotations is not None and target.space.kind is not Kind.ATOM:
         bound = FIXED
     for atom in target.atoms:
+        atom.space.selects = atom.space.selects or (axis.space.selects if atom.size == axis.size else None)
         atom.space.bound = atom.space.bound.meet(bound)
         atom.space.evidence.extend(axis.space.evidence)
 

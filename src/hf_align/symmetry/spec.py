@@ -15,18 +15,29 @@ from hf_align.trace import Evidence
 class Factor:
     """One factor of a segment: the space that moves it and by which power (+1 primal, -1 dual); pinned if None.
 
-    `pin` then names the entry of the spec's `pinned` that says why.
+    Attributes:
+        within: (start, extent) where this and the factors behind it are only a part of what is left of the axis.
+        pin: where nothing moves it, the entry of the spec's `pinned` that says why.
     """
 
     size: int
     space: str | None = None
     power: int = 1
+    within: tuple[int, int] | None = None
     pin: str | None = None
 
 
 Segment = tuple[Factor, ...]
 AxisActions = tuple[Segment, ...]
 """A sum (in order) of products (row-major) of factors."""
+
+
+def extent(segment: Segment) -> int:
+    """How many entries of an axis a segment is laid out over: more than it has where it is only a part."""
+    size = 1
+    for factor in reversed(segment):
+        size = factor.within[1] if factor.within is not None else factor.size * size
+    return size
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ class SymmetrySpec:
         spaces: by name; outer index spaces come before the spaces they index.
         parameters: name in memory -> the actions on its axes.
         gauges: the moves of canonicalisation, in order.
+        gains: parameters that multiply an activation entry by entry -> what the architecture adds to them first.
         ties: other names of tied weights -> the name in `parameters`.
         buffers: saved tensors that are no parameters; copied.
         unknown_ops: op -> line of the modelling code; everything that it touches is pinned.
@@ -58,6 +70,7 @@ class SymmetrySpec:
     spaces: Mapping[str, SpaceSpec]
     parameters: Mapping[str, tuple[AxisActions, ...]]
     gauges: tuple[Gauge, ...]
+    gains: Mapping[str, float]
     ties: Mapping[str, str]
     buffers: tuple[str, ...]
     unknown_ops: Mapping[str, str]

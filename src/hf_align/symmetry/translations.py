@@ -9,13 +9,14 @@ embeddings, key biases, value against output biases, and the mean direction of w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.canonical import reaches_softmax
+from hf_align.symmetry.passing import reaches_softmax, stored_matrix, sums_to_one
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
@@ -23,6 +24,11 @@ _LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
     "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg",
+))
+_LINEAR_AT_FIXED_PLACES = frozenset((
+    "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
+    "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
+    "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter",
 ))
 # fmt: on
 _TABLE, _ADDED = "table", "added"
@@ -78,18 +84,17 @@ class _System:
     def _collect_readers(self) -> None:
         """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u = 1."""
         for node in self.program.graph.nodes:
-            weight_at = {"linear": 1, "addmm": 2}.get(op_name(node)) if node.op == "call_function" else None
-            if weight_at is None or node.args[weight_at] not in self.program.parameters:
+            read = _linear_reading(node, self.program)
+            if read is None:
                 continue
-            placeholder, source = operand(node, weight_at), operand(node, weight_at - 1)
-            assert placeholder is not None and source is not None
+            placeholder, source = read.weight, read.source
             while op_name(source) in _LINEAR and len(source.all_input_nodes) == 1 and _same_last(source):
                 source = source.all_input_nodes[0]
-            lookups = [u for u in placeholder.users if u is not node]
-            tied = weight_at == 1 and all(_looked_up(u, placeholder, self.program) for u in lookups)
+            lookups = [u for u in placeholder.users if u is not node and node not in _reached(u)]
+            tied = read.rows_out and all(_looked_up(u, placeholder, self.program) for u in lookups)
             if (lookups and not tied) or source.op != "call_function" or op_name(source) != "layer_norm":
                 continue
-            self._free_reader(node, placeholder, source, weight_at == 1, lookups)
+            self._free_reader(node, placeholder, source, read.rows_out, lookups)
 
     def _free_reader(
         self, node: fx.Node, placeholder: fx.Node, norm: fx.Node, rows_out: bool, lookups: list[fx.Node]
@@ -125,8 +130,9 @@ class _System:
 
     def _step(self, node: fx.Node) -> Any:
         name = op_name(node)
-        if name in ("linear", "addmm"):
-            return self._affine(node, name)
+        read = _linear_reading(node, self.program)
+        if read is not None:
+            return self._affine(node, read)
         if node in self.free_tables:
             start, row = self.free_tables[node]
             change = row.new_zeros(len(self.unknowns), len(row))
@@ -137,38 +143,46 @@ class _System:
             return None
         if name in ("add", "sub"):
             return self._add(node)
-        if name in _LINEAR:
+        if name in _LINEAR or (name in _LINEAR_AT_FIXED_PLACES and self._by_fixed_factor(node, moved)):
             return self._map(node)
         if name in ("mul", "div") and self._by_fixed_factor(node, moved):
             return self._map(node)
         if name == "layer_norm":
             return self._layer_norm(node)
+        if name in ("softmax", "log_softmax"):
+            return self._softmax(node)
         if name == "embedding" and node.args[0] in self.shift and len(moved) == 1:
             return self._lookup(node)
         if name in ("conv1d", "conv2d", "conv3d"):
             return self._convolution(node)
-        if name == "matmul":
-            return self._matmul(node)
+        if name in ("matmul", "bmm"):
+            return self._matmul(node, 0)
+        if name == "baddbmm":
+            self._demand(self._shift_of(node, 0))
+            return self._matmul(node, 1)
+        if name in ("batch_norm", "_native_batch_norm_legit_no_training"):
+            return self._batch_norm(node)
         for seen in moved:
             self._demand(self.shift[seen])
         return None
 
-    def _affine(self, node: fx.Node, name: str) -> Tensor | None:
-        order = (1, 2, 0) if name == "addmm" else (0, 1, 2)
-        source, weight, bias = (operand(node, i) for i in order)
-        assert source is not None and weight is not None
+    def _affine(self, node: fx.Node, read: _LinearReading) -> Tensor | None:
         total = None
-        if source in self.shift:
-            matrix = self._value(weight)
-            total = self.shift[source] @ (matrix.mT if name == "linear" else matrix)
+        self._demand(self.shift.get(read.matrix))
+        if read.source in self.shift:
+            total = self.shift[read.source] @ self._matrix(read)
         if node in self.free_readers:
             start, added = self.free_readers[node]
             extra = added.new_zeros(len(self.unknowns), added.shape[1])
             extra[start : start + len(added)] = added
             total = _sum(total, extra)
-        if bias in self.shift:
-            total = _sum(total, self.shift[bias])
+        if read.bias in self.shift:
+            total = _sum(total, self.shift[read.bias])
         return None if total is None else self._fill(total, node)
+
+    def _matrix(self, read: _LinearReading) -> Tensor:
+        matrix = self.weights[self.program.parameters[read.weight]]
+        return matrix.mT if read.rows_out else matrix
 
     def _add(self, node: fx.Node) -> Tensor:
         total, other = (self._shift_of(node, i) for i in (0, 1))
@@ -195,7 +209,9 @@ class _System:
                 if a in chosen:
                     return chosen[a]
                 value = self._value(a)
-                if op_name(node) in ("mul", "div") or not isinstance(value, Tensor):
+                if isinstance(value, Tensor) and not value.is_floating_point():
+                    return value
+                if op_name(node) in ("mul", "div") or (value is not None and not isinstance(value, Tensor)):
                     return value.double() if isinstance(value, Tensor) else value
                 return torch.zeros(a.meta["val"].shape, dtype=torch.float64)
 
@@ -218,6 +234,34 @@ class _System:
         self._demand(gain)
         return None if bias is None else self._fill(bias, node)
 
+    def _softmax(self, node: fx.Node) -> None:
+        """Blind to a constant along its axis; otherwise it sees all."""
+        change, dim = self._shift_of(node, 0), int(node.args[1])  # type: ignore[arg-type]
+        assert change is not None
+        if op_name(node) == "softmax":
+            change = change - change.mean(dim if dim < 0 else dim + 1, keepdim=True)
+        self._demand(change)
+
+    def _batch_norm(self, node: fx.Node) -> Any:
+        """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c."""
+        eps = float(node.args[7] if op_name(node) == "batch_norm" else node.args[6])  # type: ignore[arg-type]
+        gain, variance = (self._weight(node, i) for i in (1, 4))
+        change, bias, mean = (self._shift_of(node, i) for i in (0, 2, 3))
+        self._demand(self._shift_of(node, 1))
+        self._demand(self._shift_of(node, 4))
+        if gain is None or variance is None:
+            self._demand(change)
+            return None
+        factor = gain / (variance + eps).sqrt()
+        trailing = (1,) * (len(node.all_input_nodes[0].meta["val"].shape) - 2)
+        total = None if change is None else change * factor.reshape(-1, *trailing)
+        for added in (bias, None if mean is None else -mean * factor):
+            if added is not None:
+                total = _sum(total, added.reshape(*added.shape, *trailing))
+        if op_name(node) == "batch_norm" or total is None:
+            return None if total is None else self._fill(total, node)
+        return (self._filled(total, node.all_input_nodes[0].meta["val"].shape),)
+
     def _lookup(self, node: fx.Node) -> Tensor:
         change, rows = self._shift_of(node, 0), operand(node, 1)
         assert change is not None and rows is not None
@@ -226,21 +270,22 @@ class _System:
 
     def _convolution(self, node: fx.Node) -> Tensor | None:
         self._demand(self._shift_of(node, 0))
+        self._demand(self._shift_of(node, 1))
         bias = self._shift_of(node, 2)
         if bias is None:
             return None
         return self._fill(bias.reshape(*bias.shape, *(1,) * (node.meta["val"].dim() - 2)), node)
 
-    def _matmul(self, node: fx.Node) -> Tensor | None:
+    def _matmul(self, node: fx.Node, first: int) -> Tensor | None:
         """Keys: a constant is lost in softmax. Values: rows that sum to one pass it on. Else it must vanish."""
-        self._demand(self._shift_of(node, 0))
-        change = self._shift_of(node, 1)
+        self._demand(self._shift_of(node, first))
+        change = self._shift_of(node, first + 1)
         if change is None:
             return None
         if reaches_softmax(node, self.program):
             self._demand(change - change.mean(-1, keepdim=True))
             return None
-        if _sums_to_one(node.args[0]):
+        if sums_to_one(node.args[first]):
             mean = change.mean(-2, keepdim=True)
             self._demand(change - mean)
             return self._fill(mean, node)
@@ -253,7 +298,9 @@ class _System:
         return self.program.constants.get(node)
 
     def _fill(self, change: Tensor, node: fx.Node) -> Tensor:
-        shape = node.meta["val"].shape
+        return self._filled(change, node.meta["val"].shape)
+
+    def _filled(self, change: Tensor, shape: torch.Size) -> Tensor:
         missing = len(shape) - (change.dim() - 1)
         change = change.reshape(change.shape[0], *(1,) * missing, *change.shape[1:])
         return change.expand(change.shape[0], *shape).contiguous()
@@ -282,6 +329,38 @@ class _System:
         return total
 
 
+@dataclass(frozen=True)
+class _LinearReading:
+    """output = source · weight (or its transpose, if its rows are outputs) + bias; `matrix` is the weight as it is
+    read."""
+
+    source: fx.Node
+    matrix: fx.Node
+    weight: fx.Node
+    rows_out: bool
+    bias: fx.Node | None
+
+
+def _linear_reading(node: fx.Node, program: Program) -> _LinearReading | None:
+    places = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "matmul": (0, 1, None), "mm": (0, 1, None)}
+    if node.op != "call_function" or op_name(node) not in places:
+        return None
+    at, weight_at, bias_at = places[op_name(node)]
+    source, matrix = operand(node, at), operand(node, weight_at)
+    assert source is not None and matrix is not None
+    found = stored_matrix(matrix, program)
+    if found is None:
+        return None
+    weight, flipped = found
+    bias = operand(node, bias_at) if bias_at is not None else None
+    return _LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
+
+
+def _reached(user: fx.Node) -> set[fx.Node]:
+    """What only passes a weight on leads to its readers."""
+    return set(user.users) if op_name(user) in _LINEAR else set()
+
+
 def _role(node: fx.Node, program: Program) -> str | None:
     """Whether a weight only ever adds: as a table whose rows the inputs choose, or entry by entry."""
     roles = set()
@@ -299,6 +378,8 @@ def _role(node: fx.Node, program: Program) -> str | None:
                 ("conv2d", 2),
                 ("conv1d", 2),
                 ("conv3d", 2),
+                ("batch_norm", 2),
+                ("_native_batch_norm_legit_no_training", 2),
             )
             or name in _LINEAR
             or name in ("add", "sub")
@@ -319,12 +400,6 @@ def _same_last(node: fx.Node) -> bool:
     assert isinstance(source, fx.Node)
     before, after = source.meta["val"], node.meta["val"]
     return isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1] == after.shape[-1]
-
-
-def _sums_to_one(node: Any) -> bool:
-    while isinstance(node, fx.Node) and op_name(node) in ("dropout", "to", "_to_copy", "contiguous"):
-        node = node.args[0]
-    return isinstance(node, fx.Node) and op_name(node) == "softmax" and node.args[1] in (-1, node.meta["val"].dim() - 1)
 
 
 def _sum(a: Tensor | None, b: Tensor) -> Tensor:

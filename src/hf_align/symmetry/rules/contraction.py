@@ -1,12 +1,14 @@
-"""Ops that sum over a shared axis: its two operands carry each other's duals. Also the lookups that write a space."""
+"""Ops that sum over a shared axis: its two operands carry each other's duals."""
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
-from hf_align.symmetry.bounds import FIXED, PERMUTATION
+from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Reading, Value, rule
-from hf_align.symmetry.spaces import Axis, fresh, product
+from hf_align.symmetry.passing import stored_matrix
+from hf_align.symmetry.spaces import Axis, fresh, product, split_product
 
 
 @rule("linear")
@@ -23,6 +25,24 @@ def addmm(call: Call) -> Value:
     return _affine(call, call.argument(1), value, weight, 0, call.argument(0))
 
 
+@rule("baddbmm", "addbmm")
+def batched_affine(call: Call) -> Value:
+    """y_abc = m_abc + Σ_k x_abk z_akc."""
+    product_ = _multiplied(call, call.value(call.argument(1)).axes, call.value(call.argument(2)).axes)
+    added = call.argument(0)
+    if added not in call.found.values:
+        for axis, size in zip(product_.axes, call.shape, strict=True):
+            if size > 1 and bool(torch.any(call.constant(added))):
+                call.lower(axis, FIXED, "constant added")
+        return product_
+    for x, y in _batch_pairs(call.value(added).axes, product_.axes):
+        if x.size > 1 and y.size > 1:
+            call.unify(x, y, "add")
+        elif y.size > 1:
+            call.lower(y, ONES, "broadcast")
+    return product_
+
+
 def _affine(call: Call, source: fx.Node, value: Value, weight: Value, in_axis: int, bias: fx.Node | None) -> Value:
     call.unify(value.axes[-1], weight.axes[in_axis].dual, "linear")
     out = weight.axes[1 - in_axis]
@@ -35,10 +55,18 @@ def _affine(call: Call, source: fx.Node, value: Value, weight: Value, in_axis: i
     return Value((*value.axes[:-1], out))
 
 
-@rule("matmul", "mm", "bmm")
+@rule("matmul", "mm", "bmm", "mv", "dot", "inner")
 def matmul(call: Call) -> Value:
     """y_abc = Σ_k x_abk z_akc, batch axes a in step."""
-    left, right = call.value(call.argument(0)).axes, call.value(call.argument(1)).axes
+    program = call.found.program
+    weight = stored_matrix(call.argument(1), program)
+    if weight is not None and stored_matrix(call.argument(0), program) is None:
+        name = program.parameters[weight[0]]
+        call.found.readings.append(Reading(call.node, call.argument(0), name, int(weight[1]), None))
+    return _multiplied(call, call.value(call.argument(0)).axes, call.value(call.argument(1)).axes)
+
+
+def _multiplied(call: Call, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> Value:
     call.unify(left[-1], right[-2].dual if len(right) > 1 else right[-1].dual, "score")
     call.note(left[-1], "score")
     call.note(right[-1], "mix")
@@ -50,7 +78,44 @@ def matmul(call: Call) -> Value:
         call.lower(wide, PERMUTATION, "batch")
         call.note(wide, "batch")
         batch.append(wide)
-    return Value((*batch, *left[-2:-1], *right[-1:])) if len(right) > 1 else Value((*batch, *left[-2:-1]))
+    columns = right[-1:] if len(right) > 1 else ()
+    return Value((*batch, *left[-2:-1], *columns))
+
+
+@rule("einsum")
+def einsum(call: Call) -> Value:
+    """y = Σ over the labels that the result lacks: a contraction where two operands share one, a sum where one has it.
+
+    A label that two operands and the result share is a batch.
+    """
+    terms, result = call.argument(0).replace(" ", "").split("->")
+    operands = [call.value(o) for o in call.argument(1)]
+    carriers: dict[str, list[Axis]] = {}
+    for term, operand in zip(terms.split(","), operands, strict=True):
+        for label, axis in zip(_labels(term, len(operand.axes)), operand.axes, strict=True):
+            carriers.setdefault(label, []).append(axis)
+    wanted = _labels(result, len(call.shape))
+    for label, axes in carriers.items():
+        _share(call, [a for a in axes if a.size > 1], label in wanted)
+    return Value(tuple(max(carriers[label], key=lambda a: a.size) for label in wanted))
+
+
+def _labels(term: str, rank: int) -> list[str]:
+    """One label for each axis; those that an ellipsis stands for are numbered from behind."""
+    before, dots, behind = term.partition("...")
+    hidden = [f"…{i}" for i in range(rank - len(before) - len(behind), 0, -1)] if dots else []
+    return [*before, *hidden, *behind]
+
+
+def _share(call: Call, axes: list[Axis], kept: bool) -> None:
+    if len(axes) == 1 and not kept:
+        call.lower(axes[0], ONES, "sum")
+    elif len(axes) == 2 and not kept:
+        call.unify(axes[0], axes[1].dual, "score")
+    elif len(axes) > 1:
+        for axis in axes:
+            call.lower(axis, PERMUTATION, "batch")
+            call.unify(axes[0], axis, "batch")
 
 
 def _batch_pairs(left: tuple[Axis, ...], right: tuple[Axis, ...]) -> list[tuple[Axis, Axis]]:
@@ -59,43 +124,22 @@ def _batch_pairs(left: tuple[Axis, ...], right: tuple[Axis, ...]) -> list[tuple[
     return list(zip(units[len(left) :] + left, units[len(right) :] + right, strict=True))
 
 
-@rule("embedding")
-def embedding(call: Call) -> Value:
-    """y_td = W_{s(t)d}: rows are looked up by number, so their order is fixed."""
-    table, index = call.value(call.argument(0)), call.value(call.argument(1))
-    call.lower(table.axes[0], FIXED, "lookup")
-    return Value((*index.axes, table.axes[1]))
-
-
-@rule("conv1d", "conv2d", "conv3d")
-def convolution(call: Call) -> Value:
-    """y_op = Σ_ci W_oci x_c(p+i) + b_o: a contraction of channels; positions and kernel cells are fixed."""
-    value, weight, bias = call.value(call.argument(0)), call.value(call.argument(1)), call.argument(2, "bias")
-    groups = call.argument(6, "groups", 1)
-    spatial = len(weight.axes) - 2
-    call.lower_all(weight.axes[2:], FIXED, "kernel")
-    call.lower_all(value.axes[-spatial:], FIXED, "positions")
-    channels, out = value.axes[-spatial - 1], weight.axes[0]
-    if groups == 1:
-        call.unify(channels, weight.axes[1].dual, "linear")
-    else:
-        call.lower_all((channels, out, weight.axes[1]), FIXED, "grouped convolution")
-    if bias is not None:
-        call.unify(call.value(bias).axes[0], out, "bias")
-    places = (fresh(n, FIXED) for n in call.shape[-spatial:])
-    return Value((*value.axes[: -spatial - 1], out, *places))
-
-
 @rule("scaled_dot_product_attention")
 def attention(call: Call) -> Value:
     """y = softmax(q kᵀ) v, head by head."""
     query, key, value = (call.value(call.argument(i)).axes for i in range(3))
     call.unify(query[-1], key[-1].dual, "score")
     call.unify(key[-2], value[-2], "mix")
+    call.note(query[-1], "score")
+    call.note(value[-1], "mix")
     for other in (key, value):
-        for x, z in zip(query[:-2], other[:-2], strict=True):
-            call.unify(x, z, "batch")
-    call.lower_all((*query[:-1], *key[:-1]), PERMUTATION, "softmax")
+        for x, z in _batch_pairs(query[:-2], other[:-2]):
+            if x.size == z.size:
+                call.unify(x, z, "batch")
+            else:  # grouped queries inside the op: q heads are (kv heads, repeats)
+                call.unify(split_product(x, z.size)[0], z, "batch")
+    call.lower_all((*query[:-2], *key[:-2]), PERMUTATION, "softmax")
+    call.lower_all((query[-2], key[-2]), FIXED, "positions")
     return Value((*query[:-1], value[-1]))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from hf_align.symmetry.bounds import FIXED, METRIC, ONES, PERMUTATION
-from hf_align.symmetry.interpreter import Call, Gain, Product, Value, rule
+from torch import Tensor, fx
+
+from hf_align.symmetry.bounds import FIXED, METRIC, ONES, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value, rule
+from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
-from hf_align.symmetry.spaces import Axis, fresh
+from hf_align.symmetry.spaces import Axis, fresh, split_product
+from hf_align.trace import op_name
 
 
 @rule("layer_norm")
@@ -13,7 +17,9 @@ def layer_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β."""
     value = call.value(call.argument(0))
     if len(call.argument(1)) != 1:
-        call.lower_all(value.axes[-len(call.argument(1)) :], FIXED, "norm")
+        operands = [value, *(call.value(a) for a in call.node.args[2:4] if isinstance(a, fx.Node))]
+        for operand in operands:
+            call.lower_all(operand.axes[-len(call.argument(1)) :], FIXED, "norm")
         return Value(value.axes)
     call.lower(value.axes[-1], METRIC, "norm")
     call.lower(value.axes[-1], ONES, "norm")
@@ -28,17 +34,20 @@ def rms_norm(call: Call) -> Value:
     return _with_gain(call, value, call.argument(2, "weight"), None)
 
 
-def _with_gain(call: Call, value: Value, weight: object, bias: object) -> Value:
-    axis = value.axes[-1]
-    if weight is not None:
+def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int = -1) -> Value:
+    at %= len(value.axes)
+    axis = value.axes[at]
+    if isinstance(weight, fx.Node):
         gain = call.value(weight)
-        assert gain.parameter is not None
-        target = fresh(axis.size)
-        call.found.gains.append(Gain(gain.parameter, gain.axes[-1], axis, target, call.node))
-        axis = target
-    if bias is not None:
+        if gain.parameter is None:
+            axis = call.tie(axis, gain.axes[-1])
+        else:
+            target = fresh(axis.size)
+            call.found.gains.append(Gain(gain.parameter, gain.axes[-1], axis, target, call.node))
+            axis = target
+    if isinstance(bias, fx.Node):
         call.unify(call.value(bias).axes[-1], axis, "bias")
-    return Value((*value.axes[:-1], axis))
+    return Value((*value.axes[:at], axis, *value.axes[at + 1 :]))
 
 
 @rule("softmax", "_softmax", "log_softmax")
@@ -79,14 +88,113 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
     return axes
 
 
-@rule("amax", "amin", "any", "all", "cumsum", "argmax")
-def reduction(call: Call) -> Value:
-    """y = f(x_1 … x_n): the order of the axis may matter, the others are in step."""
+@rule("amax", "amin", "any", "all", "max", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero")
+def reduction(call: Call) -> object:
+    """y = f(x_1 … x_n), f symmetric: the axis permutes; of an index, the axis is what it points to."""
+    if len(call.node.all_input_nodes) == 2:
+        return comparison(call)
     value = call.value(call.argument(0))
     rank = len(value.axes)
     reduced = dims_of(call.argument(1, "dim"), rank)
+    call.lower_all(value.axes, PERMUTATION, "reduction")
+    results = call.node.meta["val"]
+    shape = results.shape if isinstance(results, Tensor) else results[0].shape
+    kept = tuple(a for i, a in enumerate(value.axes) if i not in reduced)
+    if len(shape) == rank:
+        kept = tuple(fresh(1) if i in reduced else a for i, a in enumerate(value.axes))
+    indices = Value(kept, points_to=value.axes[reduced[0]] if len(reduced) == 1 else None)
+    if isinstance(results, Tensor):
+        return indices if not results.is_floating_point() else Value(kept)
+    return Value(kept), indices
+
+
+@rule("cumsum", "cumprod", "diff", "cummax", "cummin", "cumsum_")
+def running(call: Call) -> object:
+    """y_i = f(x_1 … x_i): the axis keeps its order; sums and differences leave the other axes free."""
+    axes = list(call.value(call.argument(0)).axes)
+    linear = op_name(call.node) in ("cumsum", "diff", "cumsum_")
+    dim = (call.argument(2, "dim", -1) if op_name(call.node) == "diff" else call.argument(1, "dim", -1)) % len(axes)
+    for i, axis in enumerate(axes):
+        if i == dim or not linear:
+            call.lower(axis, FIXED if i == dim else PERMUTATION, "running")
+    results = call.node.meta["val"]
+    shape = results.shape if isinstance(results, Tensor) else results[0].shape
+    axes[dim] = fresh(shape[dim], FIXED)
+    return Value(tuple(axes)) if isinstance(results, Tensor) else tuple(Value(tuple(axes)) for _ in results)
+
+
+@rule("linalg_vector_norm", "linalg_norm", "norm")
+def vector_norm(call: Call) -> Value:
+    """y = (Σ_i |x_i|^p)^(1/p): a length for p = 2, else permutations and signs."""
+    value = call.value(call.argument(0))
+    order = call.argument(1, "ord", 2)
+    reduced = dims_of(call.argument(2, "dim"), len(value.axes))
     for i, axis in enumerate(value.axes):
-        call.lower(axis, FIXED if i in reduced else PERMUTATION, "reduction")
-    if len(call.shape) == rank:
-        return Value(tuple(a if a.size == n else fresh(n) for a, n in zip(value.axes, call.shape, strict=True)))
-    return Value(tuple(a for i, a in enumerate(value.axes) if i not in reduced))
+        if i not in reduced:
+            call.lower(axis, PERMUTATION, "batch")
+        else:
+            call.lower(axis, METRIC if order in (2, None) else monomial(Scalars.SIGN), "norm")
+    kept = len(call.shape) == len(value.axes)
+    return Value(tuple(fresh(1) if i in reduced else a for i, a in enumerate(value.axes) if kept or i not in reduced))
+
+
+@rule("var", "std")
+def variance(call: Call) -> Value:
+    """y = Σ_i (x_i - mean x)² / n."""
+    value = call.value(call.argument(0))
+    reduced = dims_of(call.argument(1, "dim"), len(value.axes))
+    for i, axis in enumerate(value.axes):
+        call.lower(axis, PERMUTATION if i not in reduced or len(reduced) > 1 else ONES, "norm")
+        if i in reduced:
+            call.lower(axis, METRIC, "norm")
+    kept = len(call.shape) == len(value.axes)
+    return Value(tuple(fresh(1) if i in reduced else a for i, a in enumerate(value.axes) if kept or i not in reduced))
+
+
+@rule("group_norm")
+def group_norm(call: Call) -> Value:
+    """y = γ ⊙ (x - mean x) / std x + β over the channels of a group and all positions."""
+    value, groups = call.value(call.argument(0)), call.argument(1)
+    axes = list(value.axes)
+    outer, inner = split_product(axes[1], groups)
+    call.lower(outer, PERMUTATION, "batch")
+    call.lower_all(axes[2:], FIXED, "positions")
+    call.lower(inner, METRIC, "norm")
+    call.lower(inner, ONES, "norm")
+    return _with_gain(call, value, call.argument(2, "weight"), call.argument(3, "bias"), at=1)
+
+
+@rule("instance_norm")
+def instance_norm(call: Call) -> Value:
+    """y_c = γ_c (x_c - mean x_c) / std x_c + β_c: each channel by itself."""
+    value = call.value(call.argument(0))
+    call.lower(value.axes[1], monomial(Scalars.SIGN), "norm")
+    call.lower_all(value.axes[2:], FIXED, "positions")
+    return _with_gain(call, value, call.argument(1, "weight"), call.argument(2, "bias"), at=1)
+
+
+@rule("batch_norm")
+def batch_norm(call: Call) -> Value:
+    """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c, all four stored: affine, and with μ = 0, σ² + ε = 1 a gain."""
+    return _affine_by_channel(call, call.argument(7))
+
+
+@rule("_native_batch_norm_legit_no_training")
+def native_batch_norm(call: Call) -> tuple[Value, ...]:
+    """As `batch_norm`."""
+    return _affine_by_channel(call, call.argument(6)), Value((fresh(0, FIXED),)), Value((fresh(0, FIXED),))
+
+
+def _affine_by_channel(call: Call, eps: float) -> Value:
+    value = call.value(call.argument(0))
+    stored = [call.value(a) if isinstance(a, fx.Node) else None for a in call.node.args[1:5]]
+    names = [s.parameter if s is not None else None for s in stored]
+    for statistic in stored[2:]:
+        if statistic is not None:
+            call.lower_all(statistic.axes, FIXED, "statistics")
+    gain, bias, mean, variance_ = names
+    if gain is None or bias is None or mean is None or variance_ is None:
+        call.lower(value.axes[1], FIXED, "statistics")
+        return Value(value.axes)
+    call.found.statistics.append(Statistics(gain, bias, mean, variance_, eps))
+    return _with_gain(call, value, call.argument(1), call.argument(2), at=1)

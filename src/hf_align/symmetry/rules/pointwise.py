@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule
-from hf_align.symmetry.spaces import Axis, fresh
+from hf_align.symmetry.spaces import Axis, cut, fresh
 
 
-@rule("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "type_as", "lift_fresh_copy")
+@rule("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_", "type_as",
+      "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
 def unchanged(call: Call) -> object:
     """y = x."""
     return call.raw(call.argument(0))
@@ -26,15 +28,24 @@ def negative(call: Call) -> Value:
 
 @rule("silu", "gelu", "sigmoid", "exp", "softplus", "log", "sqrt", "rsqrt", "reciprocal", "abs", "clamp", "clamp_min",
       "clamp_max", "elu", "hardswish", "hardsigmoid", "mish", "cos", "log_sigmoid", "logical_not", "bitwise_not",
-      "isinf", "isnan", "hardtanh", "relu6")  # fmt: skip
+      "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "log2", "log10", "expm1", "exp2", "floor", "ceil",
+      "round", "trunc", "nan_to_num", "remainder", "fmod", "floor_divide", "clip", "celu", "selu", "silu_", "acos",
+      "cosh", "bucketize", "isin", "isfinite", "softmin", "hardswish_", "logit", "threshold", "erfc", "clamp_",
+      "clamp_min_", "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac")  # fmt: skip
 def function_of_one_entry(call: Call) -> Value:
     """y_i = f(x_i): only permutations commute with a general f."""
-    value = call.value(call.argument(0))
+    value = call.value(call.argument(0) if _is_data(call, call.argument(0)) else call.node.all_input_nodes[0])
+    for other in call.node.all_input_nodes:
+        if _is_data(call, other):
+            value = Value(tuple(_joined(call, x, y) for x, y in aligned(value.axes, call.value(other).axes)))
+        else:
+            _keep_order(call, value.axes, call.constant(other))
     call.lower_all(value.axes, PERMUTATION, "pointwise")
-    return Value(value.axes)
+    return _broadcast(call, value)
 
 
-@rule("tanh", "sin", "erf", "asin", "atan", "softsign", "sign")
+@rule("tanh", "tanh_", "sin", "erf", "asin", "atan", "sinh", "asinh", "tan", "softsign", "sign", "sgn", "hardshrink",
+      "softshrink", "tanhshrink")  # fmt: skip
 def odd_function(call: Call) -> Value:
     """y_i = f(x_i), f(-x) = -f(x): permutations and signs."""
     value = call.value(call.argument(0))
@@ -50,10 +61,12 @@ def homogeneous_function(call: Call) -> Value:
     return Value(value.axes)
 
 
-@rule("pow", "square")
+@rule("pow", "pow_", "square")
 def power(call: Call) -> object:
     """y_i = x_i^p: the square is a product, which may turn out to be half of a length."""
     exponent = call.constant(call.argument(1, default=2))
+    if not _is_data(call, call.argument(0)):
+        return function_of_one_entry(call)
     value = call.value(call.argument(0))
     if exponent == 2:
         return Product(value, value)
@@ -62,7 +75,7 @@ def power(call: Call) -> object:
     return Value(value.axes)
 
 
-@rule("add", "add_", "sub", "rsub")
+@rule("add", "add_", "sub", "sub_", "rsub", "subtract", "lerp")
 def addition(call: Call) -> Value:
     """y = a ± b: one element for both operands; a constant along an axis asks g1 = 1."""
     left, right = call.argument(0), call.argument(1)
@@ -79,11 +92,7 @@ def addition(call: Call) -> Value:
     ):
         return replace(found, offset=found.offset + number)
     axes = call.value(value).axes
-    tensor = _as_tensor(number)
-    if not torch.any(tensor):
-        return _broadcast(call, Value(axes))
-    for axis, size, varies in _along(axes, tensor):
-        call.lower(axis, FIXED if varies else ONES, "constant added" if size >= 1 else "")
+    _add_constant(call, axes, number)
     return _broadcast(call, Value(axes))
 
 
@@ -97,7 +106,7 @@ def _joined(call: Call, x: Axis, y: Axis) -> Axis:
     return x
 
 
-@rule("mul", "mul_", "div", "div_", "multiply")
+@rule("mul", "mul_", "div", "div_", "multiply", "divide", "true_divide")
 def multiplication(call: Call) -> object:
     """y_i = a_i b_i: a gain if b is a weight, else an open product; constants that vary along an axis pin it."""
     left, right = call.argument(0), call.argument(1)
@@ -116,9 +125,9 @@ def multiplication(call: Call) -> object:
     axes = call.value(value).axes
     if value is right and "div" in str(call.node.target):
         call.lower_all(axes, PERMUTATION, "divisor")
-    for axis, _, varies in _along(axes, _as_tensor(call.constant(constant))):
-        if varies:
-            call.lower(axis, FIXED, "constant factors")
+    _keep_order(call, axes, call.constant(constant))
+    if call.argument(2, "rounding_mode") is not None:
+        call.lower_all(axes, PERMUTATION, "rounding")
     return _broadcast(call, Value(axes))
 
 
@@ -147,10 +156,48 @@ def _gain(call: Call, weight: Value, value: Value) -> Value:
     return Value((*value.axes[:-1], target))
 
 
-@rule("where", "masked_fill")
+@rule("where", "masked_fill", "masked_fill_")
 def selection(call: Call) -> Value:
-    """y = c ? a : b, entry by entry."""
-    return _selected(call)
+    """y = c ? a : b, entry by entry; along an axis on which c does not depend, and b = 0, any g commutes."""
+    condition, branches = _condition(call)
+    data = [b for b in branches if _is_data(call, b)]
+    if not data:
+        return _selected(call)
+    axes = call.value(data[0]).axes
+    for other in data[1:]:
+        axes = tuple(_joined(call, x, y) for x, y in aligned(axes, call.value(other).axes))
+    for other in branches:
+        if not _is_data(call, other):
+            _add_constant(call, axes, call.constant(other))
+    if _is_data(call, condition):
+        for x, y in aligned(axes, call.value(condition).axes):
+            if y.size > 1:
+                call.lower_all((_joined(call, x, y), y), PERMUTATION, "mask")
+    else:
+        _keep_order(call, axes, call.constant(condition))
+    return _broadcast(call, Value(axes))
+
+
+def _condition(call: Call) -> tuple[Any, list[Any]]:
+    """The condition and the two branches of `where(c, a, b)` or `masked_fill(a, c, b)`."""
+    if "where" in str(call.node.target):
+        return call.argument(0), [call.argument(1), call.argument(2)]
+    return call.argument(1), [call.argument(0), call.argument(2)]
+
+
+def _keep_order(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
+    """Pin the axes along which a constant operand varies."""
+    for axis, _, varies in _along(axes, _as_tensor(constant)):
+        if varies:
+            call.lower(axis, FIXED, "constant")
+
+
+def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
+    """A constant in place of entries, or added to them: zero asks nothing, one value for all asks g1 = 1."""
+    tensor = _as_tensor(constant)
+    if torch.any(tensor):
+        for axis, _, varies in _along(axes, tensor):
+            call.lower(axis, FIXED if varies else ONES, "constant added")
 
 
 def _selected(call: Call) -> Value:
@@ -158,15 +205,30 @@ def _selected(call: Call) -> Value:
     axes = call.value(operands[0]).axes
     for other in operands[1:]:
         axes = tuple(_joined(call, x, y) for x, y in aligned(axes, call.value(other).axes))
+    for other in call.node.all_input_nodes:
+        if other not in operands:
+            _keep_order(call, axes, call.constant(other))
     call.lower_all(axes, PERMUTATION, "mask")
     return _broadcast(call, Value(axes))
 
 
 @rule("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "__and__", "__or__", "bitwise_and",
-      "bitwise_or", "maximum", "minimum")  # fmt: skip
+      "bitwise_or", "maximum", "minimum", "atan2", "logaddexp")  # fmt: skip
 def comparison(call: Call) -> Value:
     """y_i = f(a_i, b_i)."""
     return _selected(call)
+
+
+@rule("glu")
+def gated_linear_unit(call: Call) -> Value:
+    """y = a ⊙ σ(b) with (a, b) the halves of one axis."""
+    axes = list(call.value(call.argument(0)).axes)
+    dim = call.argument(1, "dim", -1) % len(axes)
+    left, gate = cut(axes[dim], [axes[dim].size // 2] * 2)
+    call.lower(gate, PERMUTATION, "pointwise")
+    call.lower_all((*axes[:dim], *axes[dim + 1 :]), PERMUTATION, "batch")
+    axes[dim] = call.tie(left, gate)
+    return Value(tuple(axes))
 
 
 def _is_data(call: Call, argument: object) -> bool:
@@ -174,6 +236,8 @@ def _is_data(call: Call, argument: object) -> bool:
 
 
 def _as_tensor(constant: object) -> Tensor:
+    if constant is None:
+        return torch.zeros(())
     return constant if isinstance(constant, Tensor) else torch.as_tensor(constant)
 
 

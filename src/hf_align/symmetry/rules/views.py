@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from hf_align.symmetry.bounds import FIXED, ONES
-from hf_align.symmetry.interpreter import Call, Value, rule
+from hf_align.symmetry.interpreter import Call, Rows, Value, rule
+from hf_align.symmetry.rules.runs import runs_along
 from hf_align.symmetry.spaces import Axis, cut, direct_sum, fresh, product, split_product
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as")
-def view(call: Call) -> Value:
+@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
+def view(call: Call) -> Value | Rows:
     """The same entries in row-major order under another shape: products of spaces are split and joined."""
     value = call.value(call.argument(0))
-    return Value(_reshape(value.axes, call.shape), value.parameter)
+    rows = _rows(call, value)
+    if rows is not None:
+        return rows
+    return Value(_reshape(value.axes, call.shape), value.parameter, points_to=value.points_to)
+
+
+def _rows(call: Call, value: Value) -> Rows | None:
+    """Queries, keys and values in one axis: where all users choose runs along it, each run has spaces of its own."""
+    runs = runs_along(call.node, call.found.program.constants)
+    if runs is None:
+        return None
+    dim, sizes = runs
+    before, behind = math.prod(call.shape[:dim]), math.prod(call.shape[dim + 1 :])
+    whole, at = 1, 0
+    while (
+        at < len(value.axes) and whole * value.axes[at].size <= before and before % (whole * value.axes[at].size) == 0
+    ):
+        whole *= value.axes[at].size
+        at += 1
+    if at == len(value.axes) or behind == 1:
+        return None
+    outer, inner = split_product(product(value.axes[at:]), before // whole)
+    pieces = []
+    for size, run in zip(sizes, cut(inner, [size * behind for size in sizes]), strict=True):
+        axes = _reshape((*value.axes[:at], outer, run), (*call.shape[:dim], size, *call.shape[dim + 1 :]))
+        pieces.append(Value(axes))
+    return Rows(tuple(pieces), dim)
+
+
+def rearranged(value: Value, axes: Iterable[Axis]) -> Value:
+    """The same entries along other axes: no longer a weight as stored, but integers still number what they did."""
+    return Value(tuple(axes), points_to=value.points_to)
 
 
 def _reshape(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:
@@ -48,25 +81,45 @@ def _run_size(axes: list[Axis]) -> int:
 
 
 @rule("transpose", "swapaxes", "swapdims")
-def transpose(call: Call) -> Value:
+def transpose(call: Call) -> Value | Rows:
     """y_ji = x_ij."""
-    axes = list(call.value(call.argument(0)).axes)
+    order = list(range(len(call.shape)))
     i, j = call.argument(1), call.argument(2)
-    axes[i], axes[j] = axes[j], axes[i]
-    return Value(tuple(axes))
+    order[i], order[j] = order[j], order[i]
+    return _permuted(call, order)
+
+
+def _permuted(call: Call, order: list[int]) -> Value | Rows:
+    raw = call.raw(call.argument(0))
+    if isinstance(raw, Rows):
+        pieces = tuple(Value(tuple(p.axes[i] for i in order)) for p in raw.pieces)
+        return Rows(pieces, order.index(raw.dim))
+    value = call.value(call.argument(0))
+    return rearranged(value, (value.axes[i] for i in order))
 
 
 @rule("t", "numpy_T")
 def matrix_transpose(call: Call) -> Value:
     """y_ji = x_ij."""
-    return Value(tuple(reversed(call.value(call.argument(0)).axes)))
+    value = call.value(call.argument(0))
+    return rearranged(value, reversed(value.axes))
 
 
 @rule("permute")
-def permute(call: Call) -> Value:
+def permute(call: Call) -> Value | Rows:
     """Axes in another order."""
-    axes = call.value(call.argument(0)).axes
-    return Value(tuple(axes[i] for i in call.argument(1)))
+    return _permuted(call, list(dims_of(call.argument(1), len(call.shape))))
+
+
+@rule("movedim")
+def movedim(call: Call) -> Value:
+    """One axis to another place."""
+    value = call.value(call.argument(0))
+    axes = list(value.axes)
+    sources, targets = (dims_of(call.argument(i), len(axes)) for i in (1, 2))
+    for source, target in zip(sources, targets, strict=True):
+        axes.insert(target, axes.pop(source))
+    return rearranged(value, axes)
 
 
 @rule("unsqueeze")
@@ -74,7 +127,7 @@ def unsqueeze(call: Call) -> Value:
     """A new axis of size one."""
     value = call.value(call.argument(0))
     at = call.argument(1) % (len(value.axes) + 1)
-    return Value((*value.axes[:at], fresh(1), *value.axes[at:]), value.parameter)
+    return Value((*value.axes[:at], fresh(1), *value.axes[at:]), value.parameter, points_to=value.points_to)
 
 
 @rule("squeeze")
@@ -84,7 +137,7 @@ def squeeze(call: Call) -> Value:
     dims, rank = call.argument(1, "dim"), len(value.axes)
     chosen = dims_of(dims, rank)
     kept = tuple(a for i, a in enumerate(value.axes) if not (i in chosen and a.size == 1))
-    return Value(kept, value.parameter)
+    return Value(kept, value.parameter, points_to=value.points_to)
 
 
 def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
@@ -94,14 +147,14 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
     return tuple(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
-@rule("expand", "expand_as")
+@rule("expand", "expand_as", "broadcast_to")
 def expand(call: Call) -> Value:
     """Copies along an axis of size one: every g with g1 = 1 leaves them alone."""
     value = call.value(call.argument(0))
     axes = [*(fresh(1) for _ in range(len(call.shape) - len(value.axes))), *value.axes]
     unchanged = all(a.size == n for a, n in zip(axes, call.shape, strict=True))
     return Value(tuple(_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)),
-                 value.parameter if unchanged else None)  # fmt: skip
+                 value.parameter if unchanged else None, points_to=value.points_to)  # fmt: skip
 
 
 def _copies(call: Call, axis: Axis, size: int) -> Axis:
@@ -115,16 +168,28 @@ def _copies(call: Call, axis: Axis, size: int) -> Axis:
 @rule("slice")
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
-    axes = list(call.value(call.argument(0)).axes)
-    dim, step = call.argument(1, "dim", 0) % len(axes), call.argument(4, "step", 1)
-    size = axes[dim].size
+    dim, step = call.argument(1, "dim", 0) % len(call.shape), call.argument(4, "step", 1)
+    size = call.node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr]
     start, stop, _ = slice(call.argument(2, "start"), call.argument(3, "end")).indices(size)
-    if step != 1:
-        call.lower(axes[dim], FIXED, "strided slice")
-        axes[dim] = fresh(call.shape[dim], FIXED)
-    elif stop - start < size:
+    if step == 1:
+        return run_along(call, dim, start, stop)
+    value = call.value(call.argument(0))
+    axes = list(value.axes)
+    call.lower(axes[dim], FIXED, "strided slice")
+    axes[dim] = fresh(call.shape[dim], FIXED)
+    return rearranged(value, axes)
+
+
+def run_along(call: Call, dim: int, start: int, stop: int) -> Value:
+    """The entries from `start` to `stop` along one axis of the first operand."""
+    raw = call.raw(call.argument(0))
+    if isinstance(raw, Rows) and raw.dim == dim and (chosen := raw.between(start, stop)):
+        return call.joined(chosen, dim)
+    value = call.value(call.argument(0))
+    axes = list(value.axes)
+    if stop - start < axes[dim].size:
         axes[dim] = _piece(axes[dim], start, stop)
-    return Value(tuple(axes))
+    return rearranged(value, axes)
 
 
 def _piece(axis: Axis, start: int, stop: int) -> Axis:
@@ -137,28 +202,55 @@ def _piece(axis: Axis, start: int, stop: int) -> Axis:
 @rule("select")
 def select(call: Call) -> Value:
     """One entry along an axis, by number."""
-    axes = list(call.value(call.argument(0)).axes)
-    dim = call.argument(1) % len(axes)
-    call.lower(axes[dim], FIXED, "select")
-    return Value((*axes[:dim], *axes[dim + 1 :]))
+    rank = len(call.shape) + 1
+    dim = call.argument(1) % rank
+    raw, size = call.raw(call.argument(0)), call.node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr]
+    if isinstance(raw, Rows) and raw.dim == dim:
+        at = call.argument(2) % size
+        return _without_axis(run_along(call, dim, at, at + 1), dim)
+    value = call.value(call.argument(0))
+    if size > 1:
+        call.lower(value.axes[dim], FIXED, "select")
+    return _without_axis(value, dim)
 
 
-@rule("split", "split_with_sizes", "chunk")
+def _without_axis(value: Value, dim: int) -> Value:
+    return rearranged(value, (*value.axes[:dim], *value.axes[dim + 1 :]))
+
+
+@rule("narrow")
+def narrow(call: Call) -> Value:
+    """A run of entries along one axis."""
+    start = call.argument(2)
+    return run_along(call, call.argument(1) % len(call.shape), start, start + call.argument(3))
+
+
+@rule("split", "split_with_sizes", "chunk", "tensor_split")
 def split(call: Call) -> tuple[Value, ...]:
     """Consecutive pieces of one axis."""
-    axes = call.value(call.argument(0)).axes
-    dim = call.argument(2, "dim", 0) % len(axes)
-    pieces = cut(axes[dim], [r.shape[dim] for r in call.node.meta["val"]])
-    return tuple(Value((*axes[:dim], piece, *axes[dim + 1 :])) for piece in pieces)
+    results = call.node.meta["val"]
+    dim = call.argument(2, "dim", 0) % len(results[0].shape)
+    sizes = [r.shape[dim] for r in results]
+    raw = call.raw(call.argument(0))
+    if isinstance(raw, Rows) and raw.dim == dim:
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return tuple(run_along(call, dim, start, start + n) for start, n in zip(starts, sizes, strict=True))
+    value = call.value(call.argument(0))
+    pieces = cut(value.axes[dim], sizes)
+    return tuple(rearranged(value, (*value.axes[:dim], p, *value.axes[dim + 1 :])) for p in pieces)
 
 
 @rule("unbind")
 def unbind(call: Call) -> tuple[Value, ...]:
     """Every entry along an axis, in order."""
-    axes = call.value(call.argument(0)).axes
-    dim = call.argument(1, "dim", 0) % len(axes)
-    call.lower(axes[dim], FIXED, "unbind")
-    return tuple(Value((*axes[:dim], *axes[dim + 1 :])) for _ in call.node.meta["val"])
+    results = call.node.meta["val"]
+    dim = call.argument(1, "dim", 0) % (len(results[0].shape) + 1)
+    raw = call.raw(call.argument(0))
+    if isinstance(raw, Rows) and raw.dim == dim:
+        return tuple(_without_axis(run_along(call, dim, i, i + 1), dim) for i in range(len(results)))
+    value = call.value(call.argument(0))
+    call.lower(value.axes[dim], FIXED, "unbind")
+    return tuple(_without_axis(value, dim) for _ in results)
 
 
 @rule("getitem")
@@ -170,18 +262,11 @@ def getitem(call: Call) -> Value:
     return found
 
 
-@rule("cat", "concat")
+@rule("cat", "concat", "concatenate")
 def concatenate(call: Call) -> Value:
     """The direct sum along one axis; every other axis is shared."""
     values = [call.value(a) for a in call.argument(0) if a.meta["val"].numel()]
-    dim = call.argument(1, "dim", 0) % len(call.shape)
-    first = values[0].axes
-    for other in values[1:]:
-        for i, (x, y) in enumerate(zip(first, other.axes, strict=True)):
-            if i != dim and x.size > 1:
-                call.unify(x, y, "cat")
-    joined = direct_sum([v.axes[dim] for v in values])
-    return Value((*first[:dim], joined, *first[dim + 1 :]))
+    return call.joined(values, call.argument(1, "dim", 0) % len(call.shape))
 
 
 @rule("stack")
@@ -194,3 +279,160 @@ def stack(call: Call) -> Value:
         for x, y in zip(first, other.axes, strict=True):
             call.unify(x, y, "stack")
     return Value((*first[:dim], fresh(len(values), FIXED), *first[dim:]))
+
+
+@rule("repeat", "tile")
+def repeat(call: Call) -> Value:
+    """y_(ji) = x_i: whole copies one after another along an axis."""
+    value = call.value(call.argument(0))
+    axes = [*(fresh(1) for _ in range(len(call.shape) - len(value.axes))), *value.axes]
+    return rearranged(value, (_whole_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)))
+
+
+def _whole_copies(call: Call, axis: Axis, size: int) -> Axis:
+    return axis if axis.size == size else product([_copies(call, fresh(1), size // axis.size), axis])
+
+
+@rule("repeat_interleave")
+def repeat_interleave(call: Call) -> Value:
+    """y_(ij) = x_i: every entry several times in a row."""
+    value, times = call.value(call.argument(0)), call.argument(1)
+    dim = call.argument(2, "dim")
+    if not isinstance(times, int):
+        return _repeated_by_data(call, value, dim)
+    if dim is None:
+        flat = product(value.axes)
+        return rearranged(value, [product([flat, _copies(call, fresh(1), times)])])
+    axes = list(value.axes)
+    dim %= len(axes)
+    axes[dim] = product([axes[dim], _copies(call, fresh(1), times)]) if times > 1 else axes[dim]
+    return rearranged(value, axes)
+
+
+def _repeated_by_data(call: Call, value: Value, dim: int | None) -> Value:
+    chosen = range(len(value.axes)) if dim is None else [dim % len(value.axes)]
+    for i in chosen:
+        call.lower(value.axes[i], FIXED, "repeat")
+    if dim is None:
+        return Value((fresh(call.shape[0], FIXED),))
+    i = dim % len(value.axes)
+    return Value((*value.axes[:i], fresh(call.shape[i], FIXED), *value.axes[i + 1 :]))
+
+
+@rule("roll", "flip")
+def moved_along(call: Call) -> Value:
+    """y_i = x_π(i) with a fixed π."""
+    value = call.value(call.argument(0))
+    dims = call.argument(2, "dims") if "roll" in str(call.node.target) else call.argument(1)
+    for i in dims_of(dims or None, len(value.axes)):
+        call.lower(value.axes[i], FIXED, "order")
+    return rearranged(value, value.axes)
+
+
+@rule("tril", "triu")
+def triangle(call: Call) -> Value:
+    """y_ij = x_ij for i ≥ j, else 0 (or the reverse)."""
+    value = call.value(call.argument(0))
+    call.lower_all(value.axes[-2:], FIXED, "triangle")
+    return Value(value.axes)
+
+
+@rule("pad")
+def pad(call: Call) -> Value:
+    """Entries added before and behind."""
+    value, widths = call.value(call.argument(0)), call.argument(1)
+    mode, filling = call.argument(2, "mode", "constant"), call.argument(3, "value", 0) or 0
+    axes = list(value.axes)
+    for k in range(len(widths) // 2):
+        i, before, behind = len(axes) - 1 - k, widths[2 * k], widths[2 * k + 1]
+        if before == behind == 0:
+            continue
+        if mode != "constant" or min(before, behind) < 0:
+            call.lower(axes[i], FIXED, "pad")
+            axes[i] = fresh(call.shape[i], FIXED)
+        else:
+            axes[i] = direct_sum([fresh(before, FIXED), axes[i], fresh(behind, FIXED)])
+    if filling and mode == "constant":
+        call.lower_all(axes, ONES, "constant added")
+    return rearranged(value, axes)
+
+
+@rule("copy")
+def copy(call: Call) -> Value:
+    """y = the second operand, in the shape of the first."""
+    value = call.value(call.argument(1))
+    axes = [*(fresh(1) for _ in range(len(call.shape) - len(value.axes))), *value.axes]
+    return Value(tuple(_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)))
+
+
+@rule("slice_scatter")
+def slice_scatter(call: Call) -> Value:
+    """y = x with a run of entries along one axis replaced: the sum of what is left of x and what replaces it."""
+    base, piece = call.argument(0), call.value(call.argument(1))
+    dim, step = call.argument(2, "dim", 0) % len(call.shape), call.argument(5, "step", 1)
+    start, stop, _ = slice(call.argument(3, "start"), call.argument(4, "end")).indices(call.shape[dim])
+    axes = list(piece.axes)
+    if step != 1:
+        call.lower(axes[dim], FIXED, "strided slice")
+        axes[dim] = fresh(call.shape[dim], FIXED)
+    if base in call.found.values:
+        whole = call.value(base)
+        for i, (x, y) in enumerate(zip(axes, whole.axes, strict=True)):
+            if i != dim and x.size > 1:
+                call.unify(x, y, "cat")
+        if step != 1:
+            call.lower(whole.axes[dim], FIXED, "strided slice")
+            return Value(tuple(axes))
+        before, behind = _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
+    else:
+        _require_blank(call, base, axes, dim)
+        before, behind = fresh(start, FIXED), fresh(call.shape[dim] - stop, FIXED)
+    if step == 1:
+        axes[dim] = direct_sum([before, axes[dim], behind])
+    return Value(tuple(axes))
+
+
+def _require_blank(call: Call, base: Any, axes: list[Axis], dim: int) -> None:
+    """Entries of a constant that stay beside the replaced ones ask for more, unless they are zero."""
+    constant = call.constant(base)
+    if constant is not None and bool(constant.any()):
+        call.lower_all([a for i, a in enumerate(axes) if i != dim], FIXED, "constant")
+
+
+@rule("unfold")
+def unfold(call: Call) -> Value:
+    """y_…i…k = x_…(i·step + k): windows along one axis."""
+    value = call.value(call.argument(0))
+    axes = list(value.axes)
+    dim = call.argument(1) % len(axes)
+    call.lower(axes[dim], FIXED, "windows")
+    axes[dim] = fresh(call.shape[dim], FIXED)
+    return rearranged(value, [*axes, fresh(call.shape[-1], FIXED)])
+
+
+@rule("im2col")
+def im2col(call: Call) -> Value:
+    """y_(ck)p = x_c(p+k): windows of an image, channels outermost."""
+    value = call.value(call.argument(0))
+    batch, channels = value.axes[:-3], value.axes[-3]
+    call.lower_all(value.axes[-2:], FIXED, "windows")
+    cells = fresh(call.shape[-2] // channels.size, FIXED)
+    return Value((*batch, product([channels, cells]), fresh(call.shape[-1], FIXED)))
+
+
+@rule("view_as_complex", "view_as_real", "real", "imag")
+def complex_view(call: Call) -> Value:
+    """Pairs of reals as one complex number, and back."""
+    axes = call.value(call.argument(0)).axes
+    if len(call.shape) < len(axes):
+        call.lower(axes[-1], FIXED, "complex")
+        return Value(axes[:-1])
+    return Value((*axes, *(fresh(n, FIXED) for n in call.shape[len(axes) :])))
+
+
+@rule("diagonal")
+def diagonal(call: Call) -> Value:
+    """y_i = x_ii."""
+    axes = call.value(call.argument(0)).axes
+    call.lower_all(axes, FIXED, "diagonal")
+    return Value(tuple(fresh(n, FIXED) for n in call.shape))

@@ -1,0 +1,281 @@
+"""Example arguments of `forward`: what an architecture reads, by the names of its arguments and its config's sizes.
+
+Which arguments a model wants together, and in which shape, is written nowhere. So there are candidates, likely ones
+first, and the first that the model can be traced with is taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+_MODALITIES = ("image", "audio", "video", "vision", "speech")
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments for one forward pass.
+
+    Attributes:
+        arguments: by name. Floating point tensors and token ids are free; every other integer is part of the question.
+        tokens: for the names of token ids, the ids that may occur, [ids].
+    """
+
+    arguments: dict[str, Tensor]
+    tokens: dict[str, Tensor]
+
+    def is_free(self, name: str) -> bool:
+        return name in self.tokens or self.arguments[name].is_floating_point()
+
+    def random(self, shapes: dict[str, tuple[int, ...]], rng: torch.Generator) -> dict[str, Tensor]:
+        """Random values of the free arguments: float64 noise, or token ids."""
+        return {
+            name: self.tokens[name][torch.randint(len(self.tokens[name]), shape, generator=rng)]
+            if name in self.tokens
+            else torch.randn(shape, generator=rng, dtype=torch.float64)
+            for name, shape in shapes.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What candidates are built from."""
+
+    config: PretrainedConfig
+    parameters: frozenset[str]
+    batch: int
+    length: int
+
+    def field(self, *names: str, default: Any = None) -> Any:
+        """The first of some config fields that is set, in the config or its parts."""
+        for config in parts(self.config):
+            for name in names:
+                if getattr(config, name, None) is not None:
+                    return getattr(config, name)
+        return default
+
+    def number(self, *names: str, default: int) -> int:
+        value = self.field(*names, default=default)
+        return value if isinstance(value, int) else default
+
+    def floats(self, *shape: int) -> Tensor:
+        return torch.zeros(self.batch, *shape)
+
+    def ids(self, length: int) -> Tensor:
+        """Distinct neighbours, and the largest id last, where some models look for the end of the text."""
+        allowed = _allowed_tokens(self.config)
+        row = allowed[torch.arange(length) % len(allowed)]
+        return row.expand(self.batch, length).contiguous()
+
+
+def parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """A config and every config in it."""
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PretrainedConfig):
+            yield from parts(value)
+
+
+def _allowed_tokens(config: PretrainedConfig) -> Tensor:
+    """Ids that stand for text: those that announce another modality come with data of their own."""
+    sizes = (getattr(c, "vocab_size", None) for c in parts(config))
+    size = next((s for s in sizes if isinstance(s, int)), 2)
+    announcing = {
+        v for c in parts(config) for k, v in vars(c).items()
+        if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)
+    }  # fmt: skip
+    announcing |= {c.pad_token_id for c in parts(config) if getattr(c, "pad_token_id", None)}
+    return torch.tensor([i for i in range(size) if i not in announcing] or [0])
+
+
+def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Example]:
+    """Candidate arguments, likely ones first.
+
+    Args:
+        batch, length: token ids are [batch, length] (or shorter, where the config has fewer positions).
+    """
+    config = model.config
+    parameters = frozenset(inspect.signature(model.forward).parameters)
+    positions = [getattr(c, n, None) for c in parts(config) for n in ("max_position_embeddings", "n_positions")]
+    length = min([length, *(p for p in positions if isinstance(p, int) and p > 2)])
+    read = _Reader(config, parameters, batch, length)
+    allowed = _allowed_tokens(config)
+    for arguments in _candidates(read, getattr(model, "main_input_name", "input_ids")):
+        if arguments and arguments.keys() <= parameters:
+            names = [
+                n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
+            ]
+            yield Example(arguments, dict.fromkeys(names, allowed))
+
+
+def _candidates(read: _Reader, main: str) -> Iterator[dict[str, Tensor]]:
+    by_modality = {"input_ids": _text, "pixel_values": _images, "pixel_values_videos": _images, "input_values": _waves,
+                   "input_features": _spectra}  # fmt: skip
+    first = by_modality.get(main, _others)
+    yield from first(read)
+    for family in (_text, _images, _waves, _spectra, _others):
+        if family is not first:
+            yield from family(read)
+
+
+def _text(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    if "input_ids" not in read.parameters:
+        return
+    plain: dict[str, Tensor] = {"input_ids": read.ids(read.length)}
+    if "bbox" in read.parameters:
+        plain["bbox"] = torch.arange(4).clamp(max=1).expand(read.batch, read.length, 4).contiguous()
+    decoder = {"decoder_input_ids": read.ids(max(2, read.length - 3))} if _has_decoder(read) else {}
+    for image in _images(read):
+        if "image_token_id" not in vars(read.config) and "image_token_index" not in vars(read.config):
+            yield {**plain, **image}
+        break
+    yield {**plain, **decoder}
+    yield {**plain, **decoder, "attention_mask": torch.ones(read.batch, read.length, dtype=torch.long)}
+    yield plain
+    for image in _images(read):
+        yield {**plain, **image}
+    types = torch.zeros(read.batch, read.length, dtype=torch.long)
+    yield {**plain, "mm_token_type_ids": types}
+    yield {**plain, "token_type_ids": types}
+    for sound in (*_spectra(read), *_waves(read)):
+        yield {**plain, **sound}
+    for longer in (32, 64, 128):
+        yield {**plain, "input_ids": read.ids(longer)}
+
+
+def _has_decoder(read: _Reader) -> bool:
+    return "decoder_input_ids" in read.parameters
+
+
+def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    channels = read.number("num_channels", "in_channels", "in_chans", "input_channels", default=3)
+    height, width = _sides(read)
+    frames = read.number("num_frames", "frames_per_clip", default=2)
+    image = {"pixel_values": read.floats(channels, height, width)}
+    video = read.floats(frames, channels, height, width)
+    decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
+    if "pixel_values_videos" in read.parameters:
+        yield {"pixel_values_videos": video}
+    if "pixel_values" not in read.parameters:
+        return
+    if "num_frames" in vars(read.config):
+        yield {"pixel_values": video}
+    yield {**image, **decoder}
+    yield image
+    mask = torch.ones(read.batch, height, width, dtype=torch.long)
+    yield {**image, "pixel_mask": mask}
+    yield {**image, "prompt_pixel_values": image["pixel_values"], "prompt_masks": image["pixel_values"]}
+    yield {"pixel_values": video}
+    yield {"pixel_values": read.floats(2, channels, height, width)}
+    yield from _patches(read, channels)
+    for side in (32, 64, 224):
+        if side > height:
+            yield {"pixel_values": read.floats(channels, side, side)}
+
+
+def _sides(read: _Reader) -> tuple[int, int]:
+    side = read.field("image_size", "img_size", "input_image_size", default=64)
+    if isinstance(side, dict):
+        side = (side.get("height", 64), side.get("width", 64))
+    if isinstance(side, (list, tuple)):
+        return int(side[0]), int(side[-1])
+    return int(side), int(side)
+
+
+def _patches(read: _Reader, channels: int) -> Iterator[dict[str, Tensor]]:
+    """Images already cut into patches, as towers of any resolution want them."""
+    patch = read.number("patch_size", default=14)
+    frames = read.number("temporal_patch_size", default=1)
+    grid = torch.tensor([[1, 4, 4]])
+    for name in ("grid_thw", "image_grid_thw", "image_grid_hws"):
+        for size in (channels * frames * patch * patch, channels * patch * patch):
+            for main in ("pixel_values", "hidden_states"):
+                yield {main: torch.zeros(16, size), name: grid}
+        yield {"pixel_values": torch.zeros(16, channels, patch, patch), name: grid}
+    count = read.number("num_patches", default=16)
+    rows = torch.tensor([[4, count // 4]]).expand(read.batch, 2).contiguous()
+    flat = read.floats(count, channels * patch * patch)
+    mask = torch.ones(read.batch, count, dtype=torch.long)
+    for name in ("pixel_attention_mask", "attention_mask"):
+        yield {"pixel_values": flat, name: mask, "spatial_shapes": rows}
+
+
+def _waves(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    if "input_values" not in read.parameters:
+        return
+    bins = read.number("num_mel_bins", default=80)
+    channels = read.number("audio_channels", "n_channels", default=1)
+    frames = read.number("max_length", default=64)
+    decoder: dict[str, Tensor] = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
+    if "decoder_input_values" in read.parameters:
+        decoder = {"decoder_input_values": read.floats(6, bins)}
+    for shape in ((2000,), (channels, 2000), (frames, bins), (4000,), (1, 9600), (channels, 4000)):
+        yield {"input_values": read.floats(*shape), **decoder}
+    if "input_ids" in read.parameters:
+        yield {"input_ids": read.ids(read.length), "input_values": read.floats(2000)}
+
+
+def _spectra(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    if "input_features" not in read.parameters:
+        return
+    bins = read.number("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim",
+                       "mel_bins", "n_mels", default=80)  # fmt: skip
+    features = read.number("feature_projection_input_dim", "conformer_input_dim", "input_size", "feature_size",
+                           default=160)  # fmt: skip
+    frames = read.number("max_source_positions", default=32)
+    decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
+    for shape in ((bins, 2 * frames), (64, bins), (bins, 64), (64, features), (1, 1001, 64), (4, 1001, 64)):
+        example = {"input_features": read.floats(*shape), **decoder}
+        yield example
+        for name in ("input_features_mask", "attention_mask", "feature_attention_mask"):
+            if len(shape) == 2:
+                for side in shape:
+                    yield {**example, name: torch.ones(read.batch, side, dtype=torch.long)}
+
+
+def _others(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    if "past_values" in read.parameters:
+        yield from _series(read)
+    codebooks = read.number("num_codebooks", default=4)
+    width = read.number("hidden_size", "d_model", "embed_dim", default=8)
+    other = read.number("encoder_hidden_size", default=width)
+    yield {"audio_codes": torch.zeros(read.batch, codebooks, read.length, dtype=torch.long)}
+    yield {"query_embeds": read.floats(4, width), "encoder_hidden_states": read.floats(read.length, other)}
+    yield {"inputs": read.ids(read.length)}
+    yield {"inputs": read.floats(read.length, width)}
+    names = ("inputs_embeds", "hidden_states", "input_embeds", "latent_states", "spectrogram", "image_features", "x",
+             "vision_embeds", "audio_features", "encoder_hidden_states")  # fmt: skip
+    for name in names:
+        for size in {width, read.number("model_in_dim", "num_mel_bins", default=width)}:
+            yield {name: read.floats(read.length, size)}
+            yield {name: read.floats(size, read.length)}
+
+
+def _series(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    context = read.number("context_length", default=24)
+    horizon = read.number("prediction_length", default=8)
+    past = context + max(read.field("lags_sequence", default=None) or [0])
+    channels = read.number("num_input_channels", "input_size", default=1)
+    times = read.number("num_time_features", default=0)
+    tail = () if channels == 1 and "past_time_features" in read.parameters else (channels,)
+    values = {"past_values": read.floats(past, *tail)}
+    if "past_time_features" in read.parameters:
+        yield {
+            **values,
+            "past_time_features": read.floats(past, times),
+            "past_observed_mask": torch.ones(read.batch, past, *tail, dtype=torch.long),
+            "future_time_features": read.floats(horizon, times),
+            "future_values": read.floats(horizon, *tail),
+        }
+    yield {**values, "past_observed_mask": torch.ones(read.batch, past, *tail, dtype=torch.long)}
+    yield values
+    yield {"past_values": read.floats(context)}
+    plain = {"past_values": read.floats(context)}
+    yield {**plain, "past_values_padding": torch.zeros(read.batch, context, dtype=torch.long),
+           "freq": torch.zeros(read.batch, 1, dtype=torch.long)}  # fmt: skip

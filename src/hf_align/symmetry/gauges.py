@@ -1,0 +1,137 @@
+"""Which gauges an architecture has, found in its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from hf_align.symmetry.attention_biases import attention_biases
+from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
+from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
+from hf_align.symmetry.passing import PASSES, read_once
+from hf_align.symmetry.spaces import Axis, Kind
+from hf_align.trace import op_name
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A gain that leaves: into what reads its target, or into the weight that writes its source.
+
+    Attributes:
+        carriers: (parameter, axis, power) of the weights along the target, when it was still a space of its own.
+        writer: the reading that produces the source, if the gain goes there.
+    """
+
+    gain: Gain
+    carriers: tuple[tuple[str, int, int], ...]
+    writer: Reading | None = None
+
+
+def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ...]:
+    """The gauges of an architecture in the order in which they must be fixed."""
+    statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
+    return (*statistics, *_gains(found, folded), *attention_biases(found), *_centred_writers(found))
+
+
+def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
+    for folding in folded:
+        if folding.writer is not None:
+            weight = folding.writer
+            yield FoldIntoWriter(folding.gain.parameter, weight.weight, 1 - weight.in_axis, weight.bias)
+        else:
+            yield _norm(found, folding)
+
+
+def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
+    gain, node = folding.gain, folding.gain.node
+    centred = op_name(node) == "layer_norm"
+    bias_node = node.args[3] if centred and len(node.args) > 3 else None
+    bias = found.values[bias_node].parameter if isinstance(bias_node, fx.Node) else None
+    readings = list(_terminal_readings(node, found))
+    exclusive = None not in readings and all(read_once(r, found.program) for r in readings if r)
+    reads = tuple(Read(r.weight, r.in_axis, r.bias) for r in readings if r) if exclusive else ()
+    names = {gain.parameter, bias} | {r.weight for r in reads}
+    others = tuple(c for c in folding.carriers if c[0] not in names and not exclusive)
+    return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
+
+
+def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
+    """The linear readers of a value behind ops that only pass it on; None for any other consumer."""
+    by_node = {r.node: r for r in found.readings}
+    for user in node.users:
+        if user in by_node and by_node[user].input is node:
+            yield by_node[user]
+        elif op_name(user) in PASSES and _keeps_last_axis(node, user):
+            yield from _terminal_readings(user, found)
+        else:
+            yield None
+
+
+def _keeps_last_axis(node: fx.Node, user: fx.Node) -> bool:
+    before, after = node.meta["val"], user.meta["val"]
+    dims = {a % before.dim() for a in user.args[1:] if isinstance(a, int)} if "transpose" in op_name(user) else set()
+    return isinstance(after, Tensor) and before.shape[-1] == after.shape[-1] and before.dim() - 1 not in dims
+
+
+def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
+    """The one weight that writes what a gain multiplies, if nothing else sees it."""
+    by_node = {r.node: r for r in found.readings}
+    sources = [a for a in gain.node.all_input_nodes if isinstance(found.values.get(a), Value)
+               and found.values[a].parameter is None]  # fmt: skip
+    if len(sources) != 1:
+        return None
+    node = sources[0]
+    while len(node.users) == 1:
+        if node in by_node:
+            reading = by_node[node]
+            return reading if read_once(reading, found.program) else None
+        if op_name(node) not in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias"):
+            return None
+        node = node.all_input_nodes[0]
+    return None
+
+
+def _centred_writers(found: Interpretation) -> Iterator[CentreWriter]:
+    memo: dict[tuple[fx.Node, Axis], bool] = {}
+    for node, name in found.program.parameters.items():
+        for i, axis in enumerate(found.weights[name].axes):
+            if axis.root.space.kind is Kind.ATOM and axis.size > 1 and _mean_is_lost(node, axis.root, found, memo):
+                yield CentreWriter(name, i)
+
+
+def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Axis], bool]) -> bool:
+    """Whether every use of a node's value is blind to its mean along the axis with this atom."""
+    key = (node, atom)
+    if key not in memo:
+        values = found.values.get(node)
+        axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
+        at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
+        memo[key] = bool(node.users) and len(at) == 1 and all(
+            _is_blind(u, node, at[0] - len(axes[0])) or (_passes(u, node, at[0] - len(axes[0]))
+                                                         and _mean_is_lost(u, atom, found, memo))
+            for u in node.users
+        )  # fmt: skip
+    return memo[key]
+
+
+def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether an op subtracts the mean along an axis (counted from behind)."""
+    if op_name(user) == "layer_norm":
+        return user.args[0] is node and axis == -1 and len(user.args[1]) == 1
+    if op_name(user) == "softmax":
+        return axis in (user.args[1], user.args[1] - node.meta["val"].dim())  # type: ignore[operator]
+    return False
+
+
+def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether what an op makes of a value is linear in it and keeps the axis."""
+    name = op_name(user)
+    if name in PASSES or name in ("add", "sub", "cat"):
+        return True
+    if name == "linear" or name.startswith("conv"):
+        return user.args[0] is not node
+    if name in ("matmul", "mm", "bmm"):
+        return axis == (-1 if user.args[1] is node else -2)
+    return False

@@ -1,0 +1,67 @@
+"""What happens to a value on its way: ops that only pass it on, and whether a softmax ends it."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from hf_align.symmetry.interpreter import Reading
+from hf_align.trace import Program, op_name
+
+# fmt: off
+PASSES = frozenset((
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "movedim", "unsqueeze",
+    "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "dropout", "to",
+    "_to_copy", "contiguous", "clone", "alias", "detach", "type_as", "narrow", "index", "index_select",
+    "repeat_interleave", "repeat",
+))
+# fmt: on
+
+
+def read_once(reading: Reading, program: Program) -> bool:
+    """Whether the weight and the bias of a reading have no other use."""
+    placeholders = [n for n, name in program.parameters.items() if name in (reading.weight, reading.bias)]
+    return all(len(p.users) == 1 for p in placeholders)
+
+
+def reaches_softmax(node: fx.Node, program: Program) -> bool:
+    """Whether a constant along the last axis is lost in a softmax on every way."""
+    constants = program.constants
+
+    def ok(user: fx.Node) -> bool:
+        if op_name(user) == "softmax":
+            return user.args[1] in (-1, user.meta["val"].dim() - 1)
+        scalar = op_name(user) in ("mul", "div") and not any(
+            a is not node and (a not in constants or constants[a].numel() > 1) for a in user.all_input_nodes
+        )
+        mask = op_name(user) in ("add", "masked_fill") and all(
+            a is node or a in constants for a in user.all_input_nodes
+        )
+        reshaped = op_name(user) in ("view", "reshape", "_unsafe_view") and (
+            user.meta["val"].shape[-1] == node.meta["val"].shape[-1])  # fmt: skip
+        passes = reshaped or op_name(user) in ("to", "_to_copy", "dropout", "contiguous", "clone")
+        return (scalar or mask or passes) and reaches_softmax(user, program)
+
+    return bool(node.users) and all(ok(u) for u in node.users)
+
+
+def sums_to_one(node: object) -> bool:
+    """Whether a value comes out of a softmax over its last axis."""
+    while isinstance(node, fx.Node) and op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "expand", "clone",
+                                                          "view", "_unsafe_view", "reshape"):  # fmt: skip
+        before = node.all_input_nodes[0]
+        if before.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
+            return False
+        node = before
+    return isinstance(node, fx.Node) and op_name(node) == "softmax" and node.args[1] in (-1, node.meta["val"].dim() - 1)
+
+
+def stored_matrix(node: fx.Node, program: Program) -> tuple[fx.Node, bool] | None:
+    """The weight matrix that a value is, and whether it is transposed; None if it is anything else."""
+    flipped = False
+    while op_name(node) in _FLIPS | {"to", "_to_copy", "alias", "detach"}:
+        flipped ^= op_name(node) in _FLIPS
+        node = node.all_input_nodes[0]
+    return (node, flipped) if node in program.parameters and node.meta["val"].dim() == 2 else None
+
+
+_FLIPS = frozenset(("t", "numpy_T", "transpose", "permute"))

@@ -1,0 +1,126 @@
+"""Ops on images and sequences as grids: channels are spaces, positions and kernel cells are pinned."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from hf_align.symmetry.bounds import FIXED, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.interpreter import Call, Reading, Value, rule
+from hf_align.symmetry.spaces import Axis, fresh, product, split_product
+
+
+@rule("conv1d", "conv2d", "conv3d", "convolution")
+def convolution(call: Call) -> Value:
+    """y_op = Σ_ci W_oci x_c(p+i) + b_o: a contraction of channels, inside each group of them."""
+    value, weight = call.value(call.argument(0)), call.value(call.argument(1))
+    spatial = len(weight.axes) - 2
+    _pin_grid(call, value, weight, spatial)
+    groups = call.argument(6, "groups", 1)
+    out = _grouped(call, value.axes[-spatial - 1], weight.axes[0], weight.axes[1], groups)
+    return _with_places(call, value, out, spatial)
+
+
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed_convolution(call: Call) -> Value:
+    """y_op = Σ_ci W_coi x_c(p-i) + b_o."""
+    value, weight = call.value(call.argument(0)), call.value(call.argument(1))
+    spatial = len(weight.axes) - 2
+    _pin_grid(call, value, weight, spatial)
+    groups = call.argument(6, "groups", 1)
+    channels, out = value.axes[-spatial - 1], weight.axes[1]
+    if groups > 1:
+        call.lower_all((channels, out, weight.axes[0]), FIXED, "grouped convolution")
+        out = fresh(out.size * groups, FIXED)
+    else:
+        call.unify(channels, weight.axes[0].dual, "linear")
+    return _with_places(call, value, out, spatial)
+
+
+def _pin_grid(call: Call, value: Value, weight: Value, spatial: int) -> None:
+    call.lower_all(weight.axes[2:], FIXED, "kernel")
+    call.lower_all(value.axes[-spatial:], FIXED, "positions")
+
+
+def _grouped(call: Call, channels: Axis, out: Axis, inner: Axis, groups: int) -> Axis:
+    """The output channels; each group reads its own part of the input channels."""
+    if groups == 1:
+        call.unify(channels, inner.dual, "linear")
+        return out
+    outer_in, inner_in = split_product(channels, groups)
+    outer_out, inner_out = split_product(out, groups)
+    if inner_in.size > 1:
+        call.unify(inner_in, inner.dual, "linear")
+        call.lower_all((outer_in, outer_out), PERMUTATION, "batch")
+        call.unify(outer_in, outer_out, "batch")
+        return product([outer_out, inner_out])
+    return product([call.tie(outer_in, outer_out), inner_out])
+
+
+def _with_places(call: Call, value: Value, out: Axis, spatial: int) -> Value:
+    """The result, after the bias; a plain convolution is a linear reader of its channels."""
+    weight, bias = call.value(call.argument(1)), call.argument(2, "bias")
+    name = None
+    if isinstance(bias, fx.Node):
+        call.unify(call.value(bias).axes[0], out, "bias")
+        name = call.value(bias).parameter
+    if weight.parameter is not None and call.argument(6, "groups", 1) == 1 and "transpose" not in str(call.node.target):
+        call.found.readings.append(Reading(call.node, call.argument(0), weight.parameter, 1, name))
+    places = (fresh(n, FIXED) for n in call.shape[-spatial:])
+    return Value((*value.axes[: -spatial - 1], out, *places))
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+      "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d",
+      "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
+def linear_resize(call: Call) -> Value:
+    """y_cq = Σ_p R_qp x_cp: linear in the positions, channel by channel."""
+    return _resized(call)
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d")
+def max_pool(call: Call) -> Value:
+    """y_cq = max_p∈q x_cp: positive scales and permutations of the channels."""
+    value = call.value(call.argument(0))
+    call.lower_all(value.axes, monomial(Scalars.POSITIVE), "pointwise")
+    return _resized(call)
+
+
+def _resized(call: Call) -> Value:
+    axes = list(call.value(call.argument(0)).axes)
+    first = len(axes) - _SPATIAL[next(d for d in _SPATIAL if d in str(call.node.target))]
+    for i in range(first, len(axes)):
+        call.lower(axes[i], FIXED, "positions")
+        axes[i] = fresh(call.shape[i], FIXED)
+    return Value(tuple(axes))
+
+
+_SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
+
+
+@rule("grid_sampler", "grid_sampler_2d")
+def grid_sampler(call: Call) -> Value:
+    """y_cq = Σ_p R_qp(grid) x_cp: linear in the channels, the grid is read as coordinates."""
+    value, grid = call.value(call.argument(0)), call.value(call.argument(1))
+    call.lower_all(value.axes[2:], FIXED, "positions")
+    call.lower_all(grid.axes, FIXED, "positions")
+    return Value((*value.axes[:2], *(fresh(n, FIXED) for n in call.shape[2:])))
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(call: Call) -> Value:
+    """y_c(pi)(qj) = x_(cij)pq: channels become positions."""
+    axes = call.value(call.argument(0)).axes
+    channels, cells = split_product(axes[-3], call.shape[-3])
+    call.lower_all((cells, *axes[-2:]), FIXED, "positions")
+    return Value((*axes[:-3], channels, *(fresh(n, FIXED) for n in call.shape[-2:])))
+
+
+@rule("_weight_norm")
+def weight_norm(call: Call) -> Value:
+    """W_o = g_o v_o / |v_o|."""
+    direction, length = call.value(call.argument(0)), call.value(call.argument(1))
+    dim = call.argument(2, "dim", 0) % len(direction.axes)
+    for i, axis in enumerate(direction.axes):
+        call.lower(axis, PERMUTATION if i == dim else monomial(Scalars.SIGN), "norm")
+    call.unify(direction.axes[dim], length.axes[dim], "batch")
+    return Value(direction.axes)

@@ -1,0 +1,211 @@
+"""Ops that choose entries by number. A number may be computed from the weights: it then points to an axis.
+
+What `topk` over a router's scores returns numbers the experts; whatever is looked up with it carries their axis, and
+the axis of the choices stands for theirs (`Space.selects`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.bounds import FIXED, PERMUTATION
+from hf_align.symmetry.interpreter import Call, Value, aligned, rule
+from hf_align.symmetry.rules.runs import constant_run
+from hf_align.symmetry.rules.views import dims_of, run_along
+from hf_align.symmetry.spaces import Axis, fresh
+
+
+@rule("embedding")
+def embedding(call: Call) -> Value:
+    """y_td = W_{s(t)d}: rows are looked up by number, so their order is fixed unless the numbers move along."""
+    table, index = call.value(call.argument(0)), call.value(call.argument(1))
+    _chosen_by(call, table.axes[0], index)
+    return Value((*index.axes, table.axes[1]))
+
+
+@rule("embedding_bag")
+def embedding_bag(call: Call) -> tuple[Value, ...]:
+    """y_bd = Σ_t W_{s(b,t)d}."""
+    table = call.value(call.argument(0))
+    call.lower(table.axes[0], FIXED, "lookup")
+    results = call.node.meta["val"]
+    first = Value((fresh(results[0].shape[0], FIXED), table.axes[1]))
+    return (first, *(Value(tuple(fresh(n, FIXED) for n in r.shape)) for r in results[1:]))
+
+
+def _chosen_by(call: Call, axis: Axis, index: Value) -> None:
+    if index.points_to is None or index.points_to.size != axis.size:
+        call.lower(axis, FIXED, "lookup")
+        return
+    call.unify(axis, index.points_to, "lookup")
+    call.lower(axis, PERMUTATION, "lookup")
+
+
+@rule("topk", "sort", "argsort", "kthvalue")
+def topk(call: Call) -> object:
+    """The largest entries along an axis and their numbers: permutations of the axis leave the values alone."""
+    value = call.value(call.argument(0))
+    axes = list(value.axes)
+    position, name = (2, "dim") if call.node.target.__name__.startswith("topk") else (1, "dim")  # type: ignore[union-attr]
+    dim = call.argument(position, name, -1)
+    dim = (dim if isinstance(dim, int) and not isinstance(dim, bool) else -1) % len(axes)
+    call.lower_all(axes, PERMUTATION, "topk")
+    results = call.node.meta["val"]
+    size = (results if isinstance(results, Tensor) else results[0]).shape[dim]
+    chosen = fresh(size, FIXED)
+    chosen.space.selects = axes[dim]
+    after = (*axes[:dim], chosen, *axes[dim + 1 :])
+    numbers = Value(after, points_to=axes[dim])
+    return numbers if isinstance(results, Tensor) else (Value(after), numbers)
+
+
+@rule("index")
+def index(call: Call) -> Value:
+    """y_j… = x_{i(j)…}: entries along some axes, by number or by a mask."""
+    numbers = call.argument(1)
+    used = [i for i, n in enumerate(numbers) if n is not None]
+    size = call.node.args[0].meta["val"].shape[used[0]]  # type: ignore[union-attr]
+    if len(used) == 1 and (run := constant_run(call.constant(numbers[used[0]]), size)) is not None:
+        return run_along(call, used[0], *run)
+    value = call.value(call.argument(0))
+    chosen: tuple[Axis, ...] = ()
+    for i in used:
+        chosen = _look_up(call, value, i, numbers[i], chosen)
+    rest_before, rest_after = value.axes[: used[0]], value.axes[used[-1] + 1 :]
+    between = [value.axes[i] for i in range(used[0], used[-1]) if i not in used]
+    if between or any(_is_mask(numbers[i]) for i in used):
+        call.lower_all(value.axes, FIXED, "lookup")
+        return Value(tuple(fresh(n, FIXED) for n in call.shape))
+    kept = value.parameter if used == [0] else None
+    return _in_shape(call, Value((*rest_before, *chosen, *rest_after), kept if len(chosen) == 1 else None))
+
+
+def _is_mask(number: fx.Node) -> bool:
+    return number.meta["val"].dtype in (torch.bool, torch.uint8)
+
+
+def _look_up(call: Call, value: Value, axis: int, number: fx.Node, chosen: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    found = call.value(number)
+    _chosen_by(call, value.axes[axis], found)
+    return tuple(x if y.size == 1 else y for x, y in aligned(chosen, found.axes))
+
+
+def _in_shape(call: Call, value: Value) -> Value:
+    """Axes that numbers brought along by broadcasting are pinned."""
+    if tuple(a.size for a in value.axes) == call.shape:
+        return value
+    return Value(tuple(a if a.size == n else fresh(n, FIXED) for a, n in zip(value.axes, call.shape, strict=True)))
+
+
+@rule("index_select")
+def index_select(call: Call) -> Value:
+    """y_…j… = x_…i(j)…."""
+    value, numbers = call.value(call.argument(0)), call.value(call.argument(2))
+    dim = call.argument(1) % len(value.axes)
+    _chosen_by(call, value.axes[dim], numbers)
+    place = numbers.axes[0] if numbers.axes else fresh(1)
+    return Value((*value.axes[:dim], place, *value.axes[dim + 1 :]))
+
+
+@rule("gather", "take_along_dim")
+def gather(call: Call) -> Value:
+    """y_…j… = x_…i(…j…)…: one number for every entry of the result."""
+    value, numbers = call.value(call.argument(0)), call.value(call.argument(2, "index"))
+    dim = call.argument(1, "dim") % len(value.axes)
+    axes = []
+    for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
+        if i == dim:
+            _chosen_by(call, x, numbers)
+            axes.append(n)
+        elif x.size == n.size:
+            axes.append(_in_step(call, x, n, numbers))
+        else:
+            call.lower(x, FIXED, "lookup")
+            axes.append(fresh(n.size, FIXED))
+    return Value(tuple(axes), points_to=value.points_to)
+
+
+def _in_step(call: Call, x: Axis, n: Axis, numbers: Value) -> Axis:
+    call.lower_all((x, n), PERMUTATION, "lookup")
+    call.unify(x, n, "lookup")
+    return x
+
+
+@rule("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce")
+def scatter(call: Call) -> Value:
+    """y = x, but y_…i(…j…)… = s_…j…."""
+    value, numbers = call.value(call.argument(0)), call.value(call.argument(2, "index"))
+    source = call.argument(3, "src")
+    dim = call.argument(1, "dim") % len(call.shape)
+    target = numbers.points_to if numbers.points_to is not None and numbers.points_to.size == call.shape[dim] else None
+    axes = []
+    for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
+        if i == dim and target is not None and _is_uniform(call, call.argument(0), dim):
+            axes.append(target)
+        elif i == dim:
+            call.lower_all((x, n), FIXED, "lookup")
+            axes.append(x)
+        else:
+            axes.append(_in_step(call, x, n, numbers) if x.size == n.size and x.size > 1 else x)
+    if isinstance(source, fx.Node) and source in call.found.values:
+        call.lower_all(call.value(source).axes, PERMUTATION, "lookup")
+    call.lower_all(axes, PERMUTATION, "lookup")
+    return Value(tuple(axes))
+
+
+def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
+    """Whether a constant has the same entries all along an axis."""
+    constant = call.constant(argument)
+    return isinstance(constant, Tensor) and bool((constant == constant.narrow(dim, 0, 1)).all())
+
+
+@rule("one_hot")
+def one_hot(call: Call) -> Value:
+    """y_je = [i(j) = e]."""
+    numbers = call.value(call.argument(0))
+    size = call.shape[-1]
+    target = numbers.points_to if numbers.points_to is not None and numbers.points_to.size == size else None
+    return Value((*numbers.axes, fresh(size, FIXED) if target is None else target))
+
+
+@rule("index_put", "index_put_", "masked_scatter", "index_add", "index_add_", "index_copy", "select_scatter",
+      "index_fill")  # fmt: skip
+def written_by_number(call: Call) -> Value:
+    """y = x with entries replaced or added to, by number: axes that are numbered are pinned, the last is shared."""
+    operands = [call.value(a) for a in call.node.all_input_nodes if a in call.found.values]
+    rank = len(call.shape)
+    whole = [o for o in operands if len(o.axes) and o.axes[-1].size == call.shape[-1]]
+    last = _last_untouched(call, rank)
+    axes: list[Axis] = [fresh(n, FIXED) for n in call.shape]
+    if last and whole:
+        axes[-1] = whole[0].axes[-1]
+        for other in whole[1:]:
+            call.unify(axes[-1], other.axes[-1], "add")
+    for operand in operands:
+        kept = last and operand in whole
+        call.lower_all(operand.axes[:-1] if kept else operand.axes, FIXED, "lookup")
+    constants = [a for a in call.node.all_input_nodes if a not in call.found.values]
+    if any(_disturbs(call, c, rank) for c in constants):
+        call.lower(axes[-1], FIXED, "constant")
+    return Value(tuple(axes))
+
+
+def _last_untouched(call: Call, rank: int) -> bool:
+    """Whether the last axis is neither numbered nor masked."""
+    name = str(call.node.target)
+    if "index_put" in name:
+        numbers = call.argument(1)
+        return len(numbers) < rank and not any(
+            n is not None and _is_mask(n) and n.meta["val"].dim() == rank for n in numbers
+        )
+    if "masked_scatter" in name:
+        return False
+    dims = dims_of(call.argument(2 if "slice" in name or "select" in name else 1, "dim", 0), rank)
+    return rank - 1 not in dims
+
+
+def _disturbs(call: Call, argument: fx.Node, rank: int) -> bool:
+    """Whether a constant operand has entries of its own along the last axis."""
+    constant = call.constant(argument)
+    return isinstance(constant, Tensor) and constant.is_floating_point() and bool(constant.any())

@@ -1,0 +1,95 @@
+"""Looking ahead from a view: are only runs along one of its axes ever used?
+
+Models that compute queries, keys and values (or values and gates) in one product view the result with an axis for the
+choice and take them apart afterwards. What is taken apart shares no space.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.trace import op_name
+
+_STILL = frozenset(("contiguous", "clone", "to", "_to_copy", "alias", "detach", "dropout"))
+
+
+def runs_along(node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, list[int]] | None:
+    """(axis, sizes of the runs between all boundaries) if every user of a value takes runs along the same axis."""
+    shape = node.meta["val"].shape
+    boundaries: dict[int, set[int]] = {}
+    if not _collect(node, list(range(len(shape))), boundaries, constants) or len(boundaries) != 1:
+        return None
+    ((dim, ends),) = boundaries.items()
+    marks = sorted(ends | {0, shape[dim]})
+    sizes = [b - a for a, b in itertools.pairwise(marks)]
+    return (dim, sizes) if len(sizes) > 1 and dim < len(shape) - 1 else None
+
+
+def _collect(
+    node: fx.Node, order: list[int], boundaries: dict[int, set[int]], constants: Mapping[fx.Node, Any]
+) -> bool:
+    """Follow all users; `order` says which axis of the view each axis is. False if one does anything else."""
+    for user in node.users:
+        name = op_name(user)
+        if name in ("permute", "transpose"):
+            if not _collect(user, _reordered(user, order), boundaries, constants):
+                return False
+        elif name in _STILL:
+            if not _collect(user, order, boundaries, constants):
+                return False
+        else:
+            taken = _taken(user, node, constants)
+            if taken is None:
+                return False
+            boundaries.setdefault(order[taken[0]], set()).update(taken[1])
+    return bool(node.users)
+
+
+def _reordered(user: fx.Node, order: list[int]) -> list[int]:
+    if op_name(user) == "permute":
+        return [order[i] for i in user.args[1]]  # type: ignore[union-attr, index]
+    order = list(order)
+    i, j = user.args[1], user.args[2]
+    order[i], order[j] = order[j], order[i]  # type: ignore[index]
+    return order
+
+
+def _taken(user: fx.Node, node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, set[int]] | None:
+    """(axis, boundaries) of the runs that an op takes."""
+    shape, name = tuple(node.meta["val"].shape), op_name(user)
+    args: list[Any] = [*user.args, *[None] * 5]
+    if name == "select":
+        dim = args[1] % len(shape)
+        at = args[2] % shape[dim]
+        return dim, {at, at + 1}
+    if name == "unbind":
+        dim = int(args[1] or user.kwargs.get("dim", 0)) % len(shape)  # type: ignore[arg-type]
+        return dim, set(range(shape[dim]))
+    if name == "slice" and (args[4] or 1) == 1:
+        dim = (args[1] or 0) % len(shape)
+        start, stop, _ = slice(args[2], args[3]).indices(shape[dim])
+        return dim, {start, stop}
+    if name in ("split", "split_with_sizes", "chunk"):
+        dim = int(args[2] or user.kwargs.get("dim", 0)) % len(shape)  # type: ignore[arg-type]
+        sizes = [piece.shape[dim] for piece in user.meta["val"]]
+        return dim, {sum(sizes[:i]) for i in range(len(sizes) + 1)}
+    if name == "index":
+        used = [i for i, number in enumerate(args[1]) if number is not None]
+        run = constant_run(constants.get(args[1][used[0]]), shape[used[0]]) if len(used) == 1 else None
+        return (used[0], set(run)) if run is not None else None
+    return None
+
+
+def constant_run(numbers: Any, size: int) -> tuple[int, int] | None:
+    """[start, stop) if constant numbers are consecutive entries of an axis."""
+    if not isinstance(numbers, Tensor) or numbers.dim() != 1 or numbers.dtype != torch.long or not len(numbers):
+        return None
+    first = int(numbers[0]) % size
+    if not torch.equal(numbers % size, torch.arange(first, first + len(numbers))):
+        return None
+    return first, first + len(numbers)
