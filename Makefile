@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= out
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint golden bench clean
 
 demo: .venv/installed  ## align and merge two trained models, with the barrier before and after
 	$(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
@@ -20,8 +20,12 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+golden: .venv/installed  ## what the tests compare derived specs with, and the schema of overrides
+	$(BIN)/python tests/golden/regenerate.py
+
 bench: .venv/installed  ## every table under benchmarks/
 	$(BIN)/python benchmarks/barriers.py
+	$(BIN)/python benchmarks/size.py
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.
 .venv/installed: pyproject.toml constraints.txt

@@ -20,6 +20,7 @@ from hf_align.symmetry.canonical import CanonicalWeights
 from hf_align.symmetry.certify import random_elements, random_inputs
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.trace import trace
 
 FAMILIES = ("llama", "gpt2", "vit")
 Weights = dict[str, torch.Tensor]
@@ -41,9 +42,10 @@ def moved(spec: SymmetrySpec, weights: Weights, seed: int) -> Weights:
 
 
 def difference(pair: Pair, one: Weights, other: Weights, dtype: torch.dtype) -> float:
-    inputs = random_inputs(pair.program, torch.Generator().manual_seed(0))
+    program = trace(pair.config)
+    inputs = random_inputs(program, torch.Generator().manual_seed(0))
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
-    outputs = [execute(pair.program, {n: t.to(dtype) for n, t in w.items()}, inputs) for w in (one, other)]
+    outputs = [execute(program, {n: t.to(dtype) for n, t in w.items()}, inputs) for w in (one, other)]
     return float((outputs[0] - outputs[1]).abs().max())
 
 

@@ -70,6 +70,9 @@ Untie = Annotated[
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run modelling code that comes with the model.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse architectures with ops that have no rule.")]
 AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a saved alignment; nothing is matched.")]
+Specs = Annotated[
+    Path | None, typer.Option(help="Folder of reviewed overrides of derived symmetries, before those that ship.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 
 
@@ -90,6 +93,7 @@ def merge(
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest shard.")] = "5GB",
     strict: Strict = False,
+    specs: Specs = None,
     trust_remote_code: Remote = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -110,6 +114,7 @@ def merge(
         dtype=getattr(torch, dtype.value) if dtype else None,
         max_shard_size=max_shard_size,
         alignment=alignment,
+        specs=specs,
         strict=strict,
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
@@ -127,6 +132,7 @@ def align(
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     strict: Strict = False,
+    specs: Specs = None,
     trust_remote_code: Remote = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -135,7 +141,7 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = pipeline.Options(residual=residual.value, untie=untie, strict=strict,
+    options = pipeline.Options(residual=residual.value, untie=untie, strict=strict, specs=specs,
                                trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
@@ -153,6 +159,7 @@ def evaluate(
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     alignment: AlignmentFile = None,
+    specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -161,7 +168,7 @@ def evaluate(
     from hf_align import pipeline
 
     options = pipeline.Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
-                               trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+                               specs=specs, trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
 
@@ -170,14 +177,15 @@ def evaluate(
 def spec(
     model: Model,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file.")] = None,
+    specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
     """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
-    from hf_align.symmetry.derive import derive
-    from hf_align.trace import read_config, trace
+    from hf_align.symmetry.overrides import symmetries
+    from hf_align.trace import read_config
 
-    found = derive(trace(read_config(_config_of(model), trust_remote_code=trust_remote_code))).as_json()
+    found = symmetries(read_config(_config_of(model), trust_remote_code=trust_remote_code), specs).as_json()
     text = json.dumps(found, indent=2) if as_json else yaml.safe_dump(found, sort_keys=False, width=120)
     if output is None:
         typer.echo(text)
@@ -189,23 +197,20 @@ def spec(
 def explain(
     model: Model,
     parameter: Annotated[str, typer.Argument(help="A parameter's name in memory.")],
+    specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
     """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
-    from hf_align.symmetry.derive import derive
-    from hf_align.trace import read_config, trace
+    from hf_align.symmetry.explain import explain as describe
+    from hf_align.symmetry.overrides import symmetries
+    from hf_align.trace import read_config
 
-    found = derive(trace(read_config(_config_of(model), trust_remote_code=trust_remote_code)))
+    found = symmetries(read_config(_config_of(model), trust_remote_code=trust_remote_code), specs)
     parameter = found.ties.get(parameter, parameter)
     if parameter not in found.parameters:
         raise HfAlignError(f"{model} has no parameter {parameter}; hf-align spec lists them")
-    described = found.as_json()
-    axes = described["parameters"][parameter]  # type: ignore[index]
-    spaces = {f.space for axis in found.parameters[parameter] for segment in axis for f in segment if f.space}
-    facts = {n: described["spaces"][n] for n in spaces}  # type: ignore[index]
-    gauges = [g for g in described["gauges"] if parameter in g.partition(": ")[2].split(", ")]  # type: ignore[attr-defined]
-    result = {"parameter": parameter, "axes": axes, "spaces": facts, "gauges": gauges}
+    result = describe(found, parameter)
     _emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=120).splitlines())
 
 

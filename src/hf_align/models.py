@@ -15,9 +15,9 @@ from hf_align.checkpoint import Checkpoint
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.hub import resolve
 from hf_align.naming import NamedWeights, Names, match_names
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import Program, build_without_weights, read_config, trace
+from hf_align.trace import build_without_weights, inventory, read_config
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,19 @@ class Pair:
     a: Model
     b: Model
     config: PretrainedConfig
-    program: Program
     spec: SymmetrySpec
     untied: bool
 
 
-def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: bool = False) -> Pair:
+def open_pair(
+    a: str, b: str, *, untie: bool | None = None, specs: Path | None = None, trust_remote_code: bool = False
+) -> Pair:
     """Open two models and derive the symmetries of their architecture.
 
     Args:
         a, b: folders or Hub references.
         untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
+        specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
         IncompatibleModels: different architectures, sizes or vocabularies.
@@ -69,32 +71,30 @@ def open_pair(a: str, b: str, *, untie: bool | None = None, trust_remote_code: b
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
     _require_same_vocabulary((a, b), folders)
-    config, program, spec, untied = choose_heads(configs, untie)
-    aliases = dict(trace(configs[0]).ties) if untied else {}
+    config, spec, untied = choose_heads(configs, untie, specs)
+    aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
     models = [
         _open(ref, folder, c, config, spec, aliases) for ref, folder, c in zip((a, b), folders, configs, strict=True)
     ]
     _require_same_shapes(models, spec)
-    return Pair(models[0], models[1], config, program, spec, untied)
+    return Pair(models[0], models[1], config, spec, untied)
 
 
 def choose_heads(
-    configs: list[PretrainedConfig], untie: bool | None
-) -> tuple[PretrainedConfig, Program, SymmetrySpec, bool]:
+    configs: list[PretrainedConfig], untie: bool | None, specs: Path | None = None
+) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
     """The config to align in: with heads untied if that is asked for, or enlarges the group."""
     config = configs[0]
-    program = trace(config)
-    spec = derive(program)
-    tied = bool(program.ties) and getattr(config, "tie_word_embeddings", False)
+    spec = symmetries(config, specs)
+    tied = bool(spec.ties) and getattr(config, "tie_word_embeddings", False)
     if not tied or untie is False:
-        return config, program, spec, False
+        return config, spec, False
     loose = copy.deepcopy(config)
     loose.tie_word_embeddings = False
-    free_program = trace(loose)
-    free = derive(free_program)
+    free = symmetries(loose, specs)
     if untie or free.dimensions() > spec.dimensions():
-        return loose, free_program, free, True
-    return config, program, spec, False
+        return loose, free, True
+    return config, spec, False
 
 
 def _open(

@@ -40,6 +40,7 @@ class Options:
         match: "weight", or "none" for plain averaging.
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
+        specs: a folder of reviewed overrides of the derived symmetries.
         quiet: no progress bars.
     """
 
@@ -51,6 +52,7 @@ class Options:
     dtype: torch.dtype | None = None
     max_shard_size: str = "5GB"
     alignment: Path | None = None
+    specs: Path | None = None
     strict: bool = False
     trust_remote_code: bool = False
     overwrite: bool = False
@@ -184,7 +186,7 @@ def aligned_weights(
 
 
 def _open(a: str, b: str, options: Options, say: Say) -> Pair:
-    pair = open_pair(a, b, untie=options.untie, trust_remote_code=options.trust_remote_code)
+    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:
@@ -233,6 +235,7 @@ def _write_config(output: Path, pair: Pair) -> None:
 def _fingerprint(pair: Pair, options: Options) -> str:
     """What a resumed run must share with the one that was killed."""
     digest = hashlib.sha256(repr(options).encode())
+    digest.update(json.dumps(pair.spec.as_json()).encode())
     for model in (pair.a, pair.b):
         digest.update((model.folder / "config.json").read_bytes())
         for name in sorted(model.checkpoint):

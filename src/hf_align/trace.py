@@ -31,6 +31,11 @@ from hf_align.inputs import Example, examples, parts
 
 _BATCH = 2
 _LENGTH = 7
+_HELPERS = (
+    f"{Path(torch.__file__).parent}/",
+    *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("integrations", "utils")),
+)
+"""Where a frame says less about a model than the frame that called it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,15 @@ class Evidence:
     op: str
     module: str
     line: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a model saves: the `shapes`, `ties` and `buffers` of its Program."""
+
+    shapes: dict[str, tuple[int, ...]]
+    ties: dict[str, str]
+    buffers: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -186,7 +200,11 @@ def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGT
     Raises:
         IncompatibleModels: torch.export cannot trace the architecture; the message names the op or the line.
     """
-    model = build_without_weights(config)
+    return trace_model(build_without_weights(config), batch=batch, length=length, candidate=candidate)
+
+
+def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
+    """As `trace`, for a model of `build_without_weights`."""
     reasons: list[str] = []
     for number, example in enumerate(examples(model, batch, length)):
         if number < candidate:
@@ -236,8 +254,8 @@ def _program(
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    names, ties = _canonical_names(model)
-    statistics = _trained_buffers(model)
+    names, _ = _canonical_names(model)
+    saved, statistics = inventory(model), _trained_buffers(model)
     signature = exported.graph_signature
     parameters, arguments, constants = {}, {}, {}
     for node in graph.nodes:
@@ -256,11 +274,18 @@ def _program(
             arguments[node] = node.name
         else:
             constants[node] = example.arguments.get(node.name, node.meta.get("val"))
+    _evaluate_constants(graph, constants)
+    return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants,
+                   example, candidate)  # fmt: skip
+
+
+def inventory(model: PreTrainedModel) -> Inventory:
+    """What a model saves."""
+    statistics = _trained_buffers(model)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()} | statistics
     saved = model.state_dict(keep_vars=True)
     buffers = {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and n not in statistics}
-    _evaluate_constants(graph, constants)
-    return Program(model.config, graph, parameters, arguments, shapes, ties, buffers, constants, example, candidate)
+    return Inventory(shapes, _canonical_names(model)[1], buffers)
 
 
 def _writes_in_place(node: fx.Node) -> bool:
@@ -328,7 +353,8 @@ def evidence(node: fx.Node, role: str) -> Evidence:
     module = list(stack.values())[-1][0] if stack else ""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     files = [line for line in lines if line.startswith("File ")]
-    return Evidence(role, op_name(node), module, _short(files[-1]) if files else "")
+    own = [line for line in files if not any(library in line for library in _HELPERS)]
+    return Evidence(role, op_name(node), module, _short((own or files)[-1]) if files else "")
 
 
 def _short(frame: str) -> str:

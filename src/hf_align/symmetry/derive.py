@@ -34,6 +34,7 @@ def derive(program: Program) -> SymmetrySpec:
         ties=program.ties,
         buffers=tuple(program.buffers),
         unknown_ops=found.unknown_ops,
+        pinned=classes.pinned(),
     )
 
 
@@ -208,6 +209,11 @@ class _Classes:
             for k in sorted(kept, key=lambda k: len(k.outer))
         }
 
+    def pinned(self) -> dict[str, SpaceSpec]:
+        """Why the rest stands still."""
+        rest = [k for k in self._all() if k.weights and k.group is None and k not in self._indexing()]
+        return {k.name: SpaceSpec(k.name, k.size, None, (), tuple(k.evidence)) for k in rest}
+
     def actions(self, axis: Axis) -> AxisActions:
         """How the spaces move one parameter axis."""
         axis = axis.root
@@ -233,7 +239,7 @@ class _Classes:
     def _factor(self, atom: Axis) -> Factor:
         klass = self.of_atom[atom.root.space.serial]
         if klass.group is None:
-            return Factor(atom.size, klass.name if klass in self._indexing() else None)
+            return Factor(atom.size, klass.name) if klass in self._indexing() else Factor(atom.size, pin=klass.name)
         exponent = klass.exponents.get(atom.root.space.serial, 0)
         return Factor(atom.size, klass.name, -exponent if atom.root.is_dual else exponent)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hf_align.symmetry.canonical import Gauge
 from hf_align.symmetry.groups import Group
@@ -17,12 +17,14 @@ class Factor:
 
     Attributes:
         within: (start, extent) where this and the factors behind it are only a part of what is left of the axis.
+        pin: where nothing moves it, the entry of the spec's `pinned` that says why.
     """
 
     size: int
     space: str | None = None
     power: int = 1
     within: tuple[int, int] | None = None
+    pin: str | None = None
 
 
 Segment = tuple[Factor, ...]
@@ -61,6 +63,7 @@ class SymmetrySpec:
         ties: other names of tied weights -> the name in `parameters`.
         buffers: saved tensors that are no parameters; copied.
         unknown_ops: op -> line of the modelling code; everything that it touches is pinned.
+        pinned: spaces that nothing moves, for the reasons.
     """
 
     model_type: str
@@ -71,6 +74,7 @@ class SymmetrySpec:
     ties: Mapping[str, str]
     buffers: tuple[str, ...]
     unknown_ops: Mapping[str, str]
+    pinned: Mapping[str, SpaceSpec] = field(default_factory=dict)
 
     def shape(self, parameter: str) -> tuple[int, ...]:
         """The shape of a parameter, [axes]."""

@@ -1,0 +1,253 @@
+"""Reviewed overrides, applied to a derived spec: pin, bound, tie.
+
+A smaller group is always sound, so lowering needs a reason only. What raises a bound is applied to a small copy of the
+architecture first, and refused if a random element changes the outputs there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from hf_align.errors import HfAlignError
+from hf_align.execute import execute
+from hf_align.shrink import shrink
+from hf_align.symmetry import groups
+from hf_align.symmetry.canonical import CanonicalWeights
+from hf_align.symmetry.certify import random_elements, random_inputs, random_weights, transform, with_eps
+from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.groups import Group
+from hf_align.symmetry.override_file import Override, OverrideFile, Pin, SetBound, SpaceRef, Tie, read_overrides
+from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
+from hf_align.trace import Evidence, Program, trace
+
+_TOLERANCE = 1e-9
+_BELOW: dict[str, frozenset[str]] = {
+    "Permutation": frozenset(["SignedPermutation", "PositiveScaledPermutation", "ScaledPermutation",
+                              "OrthogonalFixingOnes", "Orthogonal", "GeneralLinear"]),
+    "SignedPermutation": frozenset(["ScaledPermutation", "Orthogonal", "GeneralLinear"]),
+    "PositiveScaledPermutation": frozenset(["ScaledPermutation", "GeneralLinear"]),
+    "ScaledPermutation": frozenset(["GeneralLinear"]),
+    "OrthogonalFixingOnes": frozenset(["Orthogonal", "GeneralLinear"]),
+    "Orthogonal": frozenset(["GeneralLinear"]),
+}  # fmt: skip
+"""For each group the groups that contain it."""
+_SELF_DUAL = ("Orthogonal", "OrthogonalFixingOnes", "SignedPermutation", "Permutation")
+
+
+@dataclass(frozen=True)
+class Overridden:
+    """A spec with overrides applied.
+
+    Attributes:
+        raised: spaces that got a group which is not below the derived one.
+    """
+
+    spec: SymmetrySpec
+    raised: tuple[str, ...] = ()
+
+
+def symmetries(config: PretrainedConfig, specs: Path | None = None) -> SymmetrySpec:
+    """The spec of an architecture, as derived and then reviewed.
+
+    Args:
+        specs: a folder of override files to use before those that ship with the package.
+
+    Raises:
+        IncompatibleModels: the architecture cannot be traced.
+        HfAlignError: an override names no space, or raises one without the certificate.
+    """
+    derived = derive_by_depth(config)
+    found = read_overrides(config.model_type, specs)
+    if found is None:
+        return derived
+    path, reviewed = found
+    result = apply(derived, reviewed, path.name)
+    if result.raised:
+        _require_sound(config, reviewed, path.name, result)
+    return result.spec
+
+
+def apply(spec: SymmetrySpec, reviewed: OverrideFile, source: str) -> Overridden:
+    """The spec with every override, in order; `source` is named as the reason's place."""
+    result = Overridden(spec)
+    for i, override in enumerate(reviewed.overrides):
+        try:
+            result = _applied(result, override, source)
+        except HfAlignError as error:
+            raise HfAlignError(f"{source}: override {i + 1} ({override.action}): {error}") from error
+    _require_one_order_of_subheads(spec, result.spec, source)
+    return result
+
+
+def _applied(so_far: Overridden, override: Override, source: str) -> Overridden:
+    why = Evidence(f"override ({override.reason})", override.action, "", source)
+    spec, raised = so_far.spec, so_far.raised
+    match override:
+        case Pin():
+            for name in _matches(spec, override.space).values():
+                spec = _pin(spec, name, why)
+        case SetBound():
+            for name in dict.fromkeys(_matches(spec, override.space).values()):
+                group = getattr(groups, override.group)(_space(spec, name).size)
+                raised += () if _is_below(group, _space(spec, name).group) else (name,)
+                spec = _bound(spec, name, group, why)
+        case Tie():
+            for first, second in _pairs(spec, override):
+                spec = _tie(spec, first, second, why)
+    return Overridden(spec, raised)
+
+
+def _require_one_order_of_subheads(before: SymmetrySpec, after: SymmetrySpec, source: str) -> None:
+    """Matching pairs heads together with one order of the heads inside them."""
+    for name in after.spaces:
+        inside = [s for s in after.indexed_by(name) if isinstance(after.spaces[s].group, groups.ScaledPermutation)]
+        if len(inside) > 1 and not set(inside) <= set(before.indexed_by(name)):
+            raise HfAlignError(f"{source} ties {name}; then what is permuted inside must be tied: {', '.join(inside)}")
+
+
+def _require_sound(config: PretrainedConfig, reviewed: OverrideFile, source: str, full: Overridden) -> None:
+    program = trace(with_eps(shrink(config), 1e-2))
+    small = apply(derive(program), reviewed, f"{source}, on a small copy")
+    names = f"{full.raised[0]} and {len(full.raised) - 1} more" if len(full.raised) > 1 else full.raised[0]
+    axes = [at for name in small.raised for at in _axes(small.spec, name)]
+    if not axes or any(_structure(small.spec, *at) != _structure(full.spec, *at) for at in axes):
+        raise HfAlignError(f"{source} raises {names}, which a small copy cannot check: its axes are made otherwise")
+    change = _largest_change(program, small.spec)
+    if not change < _TOLERANCE:
+        raise HfAlignError(f"{source} raises {names}, which changes the function: outputs move by {change:.1e}")
+
+
+def _axes(spec: SymmetrySpec, name: str) -> Iterator[tuple[str, int]]:
+    """Every parameter axis that a space moves."""
+    for parameter, axes in spec.parameters.items():
+        yield from ((parameter, i) for i, a in enumerate(axes) if any(f.space == name for s in a for f in s))
+
+
+def _structure(spec: SymmetrySpec, parameter: str, axis: int) -> list[int]:
+    """How many spaces each segment is a product of; one head alone, as in a small copy, is no space."""
+    return [len(segment) for segment in spec.parameters[parameter][axis]]
+
+
+def _largest_change(program: Program, spec: SymmetrySpec) -> float:
+    """Of the outputs under random elements, over the largest output."""
+    rng = torch.Generator().manual_seed(0)
+    weights, inputs = random_weights(spec, rng), random_inputs(program, rng)
+    before = execute(program, weights, inputs)
+    canonical = CanonicalWeights(weights, spec.gauges)
+    after = [execute(program, transform(spec, canonical, random_elements(spec, rng)), inputs) for _ in range(3)]
+    return max(float((moved - before).abs().max() / before.abs().max()) for moved in after)
+
+
+def _matches(spec: SymmetrySpec, ref: SpaceRef) -> dict[tuple[str, ...], str]:
+    """What the wildcards stand for -> the name of the space."""
+    pattern = re.escape(ref.parameter).replace(r"\*\*", "(.*)").replace(r"\*", r"([^.]*)")
+    found = {m.groups(): _named(spec, m.string, ref) for n in spec.parameters if (m := re.fullmatch(pattern, n))}
+    if not found:
+        raise HfAlignError(f"no parameter matches {ref.parameter}")
+    return found
+
+
+def _named(spec: SymmetrySpec, parameter: str, ref: SpaceRef) -> str:
+    axes = spec.parameters[parameter]
+    if ref.axis >= len(axes):
+        raise HfAlignError(f"{parameter} has {len(axes)} axes, none is number {ref.axis}")
+    factors = [f for segment in axes[ref.axis] for f in segment]
+    if ref.factor is None and len({f.space or f.pin for f in factors}) > 1:
+        raise HfAlignError(f"axis {ref.axis} of {parameter} carries {len(factors)} spaces; give `factor`")
+    if (ref.factor or 0) >= len(factors):
+        raise HfAlignError(f"axis {ref.axis} of {parameter} carries {len(factors)} spaces, none is number {ref.factor}")
+    chosen = factors[ref.factor or 0]
+    name = chosen.space or chosen.pin
+    if name is None:
+        raise HfAlignError(f"axis {ref.axis} of {parameter} carries no space")
+    return name
+
+
+def _space(spec: SymmetrySpec, name: str) -> SpaceSpec:
+    return spec.spaces[name] if name in spec.spaces else spec.pinned[name]
+
+
+def _is_below(group: Group | None, other: Group | None) -> bool:
+    if group is None or group == other:
+        return True
+    return other is not None and other.name in _BELOW.get(group.name, ())
+
+
+def _because(space: SpaceSpec, why: Evidence) -> SpaceSpec:
+    return replace(space, reasons=(why, *space.reasons))
+
+
+def _pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:
+    space = replace(_because(_space(spec, name), why), group=None)
+    if spec.indexed_by(name):  # others still differ along it
+        return replace(spec, spaces={**spec.spaces, name: space})
+    spaces = {n: s for n, s in spec.spaces.items() if n != name}
+    pinned = {**spec.pinned, name: replace(space, index=())}
+    return _with_factors(
+        replace(spec, spaces=spaces, pinned=pinned), name, lambda f: replace(f, space=None, power=1, pin=name)
+    )
+
+
+def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> SymmetrySpec:
+    space = replace(_because(_space(spec, name), why), group=group)
+    if spec.indexed_by(name) and group.name != "Permutation":
+        raise HfAlignError(f"other spaces differ along {name}, which can only be permuted or pinned")
+    if name in spec.spaces:
+        powers = {f.power for axes in spec.parameters.values() for a in axes for s in a for f in s if f.space == name}
+        if not isinstance(group, groups.ScaledPermutation) and not powers <= {1, -1}:
+            raise HfAlignError(f"{name} acts by other powers than 1 and -1, which only scales have")
+        return replace(spec, spaces={**spec.spaces, name: space})
+    if group.name not in _SELF_DUAL:
+        raise HfAlignError(f"{name} is pinned, so no trace tells its dual: it can only be raised to {_SELF_DUAL}")
+    pinned = {n: s for n, s in spec.pinned.items() if n != name}
+    raised = replace(spec, spaces=_outer_first({**spec.spaces, name: space}), pinned=pinned)
+    return _with_factors(raised, name, lambda f: replace(f, space=name, pin=None))
+
+
+def _pairs(spec: SymmetrySpec, override: Tie) -> Iterator[tuple[str, str]]:
+    first, second = (_matches(spec, ref) for ref in override.spaces)
+    if first.keys() != second.keys():
+        odd = next(iter(first.keys() ^ second.keys()))
+        raise HfAlignError(f"the wildcards of the two spaces do not stand for the same: {'.'.join(odd)}")
+    return ((first[at], second[at]) for at in first if first[at] != second[at])
+
+
+def _tie(spec: SymmetrySpec, first: str, second: str, why: Evidence) -> SymmetrySpec:
+    one, other = _space(spec, first), _space(spec, second)
+    if one.size != other.size:
+        raise HfAlignError(f"{first} has {one.size} dimensions but {second} {other.size}")
+    for still, name in ((one, second), (other, first)):
+        if still.name in spec.pinned:
+            return _pin(spec, name, why)
+    if not (_is_below(one.group, other.group) or _is_below(other.group, one.group)):
+        raise HfAlignError(f"neither group of {first} and {second} contains the other; give both one with `bound`")
+    group = one.group if _is_below(one.group, other.group) else other.group
+    shared = tuple(i for i in one.index if i in other.index)
+    spaces = {n: replace(s, index=tuple(first if i == second else i for i in s.index))
+              for n, s in spec.spaces.items() if n != second}  # fmt: skip
+    if any(len(set(s.index)) < len(s.index) for s in spaces.values()):
+        raise HfAlignError(f"a space differs along both {first} and {second}")
+    reasons = (why, *dict.fromkeys((*one.reasons, *other.reasons)))
+    spaces[first] = replace(one, group=group, index=shared, reasons=reasons)
+    return _with_factors(replace(spec, spaces=_outer_first(spaces)), second, lambda f: replace(f, space=first))
+
+
+def _outer_first(spaces: dict[str, SpaceSpec]) -> dict[str, SpaceSpec]:
+    return dict(sorted(spaces.items(), key=lambda item: len(item[1].index)))
+
+
+def _with_factors(spec: SymmetrySpec, name: str, change: Callable[[Factor], Factor]) -> SymmetrySpec:
+    """Every factor of a space, moving or pinned, changed."""
+    parameters = {
+        parameter: tuple(tuple(tuple(change(f) if name in (f.space, f.pin) else f for f in segment)
+                               for segment in axis) for axis in axes)
+        for parameter, axes in spec.parameters.items()
+    }  # fmt: skip
+    return replace(spec, parameters=parameters)

@@ -1,0 +1,44 @@
+"""What the tests compare with: python tests/golden/regenerate.py writes tests/golden/*.json and specs/schema.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from conftest import ROOT, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+
+from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.override_file import OverrideFile
+
+GOLDEN = ROOT / "tests" / "golden"
+CONFIGS = {
+    "llama": tiny_llama(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2),
+    "gpt2": tiny_gpt2(n_layer=2),
+    "gpt2_tied": tiny_gpt2(n_layer=2, tie_word_embeddings=True),
+    "bert": tiny_bert(num_hidden_layers=2),
+    "vit": tiny_vit(),
+    "mixtral": transformers.MixtralConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=6, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=4, max_position_embeddings=16, num_local_experts=4,
+        architectures=["MixtralForCausalLM"],
+    ),
+}  # fmt: skip
+
+
+def expected() -> Iterator[tuple[Path, str]]:
+    """Every generated file with its text."""
+    for name, config in CONFIGS.items():
+        yield GOLDEN / f"{name}.json", json.dumps(derive_by_depth(config).as_json(), indent=1) + "\n"
+    yield ROOT / "specs" / "schema.json", json.dumps(OverrideFile.model_json_schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    for path, text in expected():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
