@@ -147,6 +147,7 @@ class _Classes:
                 elif isinstance(v, Value):
                     yield v
         yield from self.found.settled.values()
+        yield from self.found.inner
 
     def _class(self, atoms: list[Axis]) -> _Class:
         evidence = list(dict.fromkeys(e for a in atoms for e in a.space.evidence))
