@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule
+from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.spaces import Axis, cut, fresh
 
 
-@rule("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_", "type_as",
-      "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
+@rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",
+                  "type_as", "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
 def unchanged(call: Call) -> object:
     """y = x."""
     return call.raw(call.argument(0))
@@ -31,7 +31,8 @@ def negative(call: Call) -> Value:
       "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "log2", "log10", "expm1", "exp2", "floor", "ceil",
       "round", "trunc", "nan_to_num", "remainder", "fmod", "floor_divide", "clip", "celu", "selu", "silu_", "acos",
       "cosh", "bucketize", "isin", "isfinite", "softmin", "hardswish_", "logit", "threshold", "erfc", "clamp_",
-      "clamp_min_", "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac")  # fmt: skip
+      "clamp_min_", "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor",
+      "frac")  # fmt: skip
 def function_of_one_entry(call: Call) -> Value:
     """y_i = f(x_i): only permutations commute with a general f."""
     value = call.value(call.argument(0) if _is_data(call, call.argument(0)) else call.node.all_input_nodes[0])
