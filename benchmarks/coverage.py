@@ -219,7 +219,8 @@ def render(rows: list[Row], counted: int) -> str:
         ("Not counted", [r for r in sound if r.nullity is None]),
     ):
         lines += [f"## {title} ({len(chosen)})", "", *(f"* {_line(r)}" for r in chosen), ""]
-    lines += ["## All", "", "| model type | class | copy | parameters | traced | error | found / nullity | spaces | groups | s |",
+    lines += ["## All", "",
+              "| model type | class | copy | parameters | traced | error | found / nullity | spaces | groups | s |",
               "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for r in rows:
         count = f"{r.found} / {r.nullity}" if r.nullity is not None else ""

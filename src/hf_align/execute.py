@@ -43,6 +43,8 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
     name = op_name(node)
     if name in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
         return args[0] if node.meta["val"].is_floating_point() else node.target(*args, **kwargs)  # type: ignore[operator]
+    if name == "view" and isinstance(args[1], (list, tuple)):  # strides may differ from those that were traced
+        return args[0].reshape(args[1])
     if name == "copy":  # torch has no forward derivative of it
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()
     if name == "slice_scatter" and len(args) > 4:  # an open end does not survive vmap

@@ -29,14 +29,15 @@ class Sizes:
     image: int = 4
     patch: int = 2
     latent: int = 5
-    plain_head_dim: int = 3
+    plain_head_dim: int = 6
+    value_head_dim: int = 3
     state: int = 3
     labels: int = 9
 
 
 TINY = Sizes()
 ROOMY = Sizes(width=32, heads=4, head_dim=8, hidden=48, expert_hidden=24, vocabulary=128, positions=64, experts=8,
-              image=64, patch=8, latent=16, plain_head_dim=8, state=8)  # fmt: skip
+              image=64, patch=8, latent=16, plain_head_dim=8, value_head_dim=8, state=8)  # fmt: skip
 """For architectures whose parts have least sizes: even, powers of two, several strides of an image."""
 
 _FIELDS: dict[str, str] = {
@@ -53,7 +54,7 @@ _FIELDS: dict[str, str] = {
              "num_self_attention_heads num_cross_attention_heads num_query_heads index_n_heads "
              "mamba_n_heads mamba_num_heads linear_num_value_heads num_self_attends_heads",
     "head_dim": "head_dim d_kv attention_head_dim swa_head_dim global_head_dim linear_key_head_dim "
-                "linear_value_head_dim qk_rope_head_dim attention_head_size index_head_dim query_pre_attn_scalar",
+                "linear_value_head_dim qk_rope_head_dim attention_head_size d_head  index_head_dim query_pre_attn_scalar",
     "hidden": "intermediate_size n_inner ffn_dim d_ff mlp_dim ffn_hidden_size dim_feedforward encoder_ffn_dim ffn_size "
               "decoder_ffn_dim decoder_intermediate_size encoder_intermediate_size ff_dim hidden_dim_ffn d_inner "
               "encoder_ffn_size dense_intermediate_size intermediate_size_mlp block_ff_dim text_intermediate_size "
@@ -61,7 +62,7 @@ _FIELDS: dict[str, str] = {
     "expert_hidden": "moe_intermediate_size shared_expert_intermediate_size expert_intermediate_size "
                      "moe_ffn_hidden_size moe_shared_expert_intermediate_size expert_ffn_hidden_size expert_ffn_size "
                      "moe_latent_size",
-    "vocabulary": "vocab_size text_vocab_size decoder_vocab_size vocab_size_per_layer_input codebook_size",
+    "vocabulary": "vocab_size text_vocab_size decoder_vocab_size vocab_size_per_layer_input",
     "positions": "max_position_embeddings n_positions max_target_positions max_source_positions n_ctx max_seq_len "
                  "block_size max_seq_length max_sequence_length",
     "experts": "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts n_local_experts "
@@ -69,75 +70,57 @@ _FIELDS: dict[str, str] = {
     "image": "image_size img_size input_image_size",
     "patch": "patch_size patch_stride spatial_patch_size",
     "latent": "q_lora_rank kv_lora_rank o_lora_rank time_step_rank mamba_dt_rank num_latents",
-    "plain_head_dim": "qk_nope_head_dim v_head_dim",
+    "plain_head_dim": "qk_nope_head_dim",
+    "value_head_dim": "v_head_dim",
     "state": "state_size mamba_d_state ssm_state_size d_state",
     "labels": "num_labels",
 }  # fmt: skip
 _ROLE = {name: role for role, names in _FIELDS.items() for name in names.split()}
+_LIMITS: dict[int, str] = {
+    2: "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token moe_top_k n_group "
+       "num_expert_group linear_num_key_heads n_groups mamba_n_groups n_groups_moe type_vocab_size "
+       "conv_kernel mamba_d_conv linear_conv_kernel_dim sliding_window_pattern full_attention_interval "
+       "attn_layer_period expert_layer_period layer_group_size cross_attention_interval "
+       "global_attn_every_n_layers no_rope_layer_interval query_length num_query_tokens num_queries "
+       "num_frames temporal_patch_size tubelet_size",
+    1: "topk_group first_k_dense_replace decoder_sparse_step encoder_sparse_step max_window_layers "
+       "attn_layer_offset expert_layer_offset interleave_moe_layer_step moe_layer_frequency moe_layer_freq "
+       "num_sparse_encoder_layers num_sparse_decoder_layers",
+    0: "num_kv_shared_layers num_hash_layers num_nextn_predict_layers num_mtp_layers",
+}  # fmt: skip
 _AT_MOST: dict[str, int] = {
-    **dict.fromkeys(["num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token", "moe_top_k"], 2),
-    **dict.fromkeys(["n_group", "num_expert_group", "linear_num_key_heads", "n_groups", "mamba_n_groups", "n_groups_moe"], 2),
-    **dict.fromkeys(["type_vocab_size", "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "sliding_window_pattern"], 2),
-    **dict.fromkeys(["full_attention_interval", "attn_layer_period", "expert_layer_period", "layer_group_size"], 2),
-    **dict.fromkeys(["cross_attention_interval", "global_attn_every_n_layers", "no_rope_layer_interval"], 2),
-    **dict.fromkeys(["topk_group", "first_k_dense_replace", "decoder_sparse_step", "encoder_sparse_step", "max_window_layers"], 1),
-    **dict.fromkeys(["attn_layer_offset", "expert_layer_offset", "interleave_moe_layer_step", "moe_layer_frequency"], 1),
-    **dict.fromkeys(["moe_layer_freq", "num_sparse_encoder_layers", "num_sparse_decoder_layers"], 1),
-    **dict.fromkeys(["num_kv_shared_layers", "num_hash_layers", "num_nextn_predict_layers", "num_mtp_layers"], 0),
-    **dict.fromkeys(["query_length", "num_query_tokens", "num_queries", "num_frames", "temporal_patch_size", "tubelet_size"], 2),
+    **{name: limit for limit, names in _LIMITS.items() for name in names.split()},
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,
     "window_size": 2,
     "num_channels": 3,
     "in_channels": 3,
     "num_mel_bins": 8,
+    "codebook_size": 16,
+    "entity_vocab_size": 12,
+    "chunk_size": 4,
     "feature_projection_input_dim": 8,
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
     "spectrogram_length": 4,
 }  # fmt: skip
-_LAYERS = frozenset(
-    [
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "encoder_layers",
-        "decoder_layers",
-        "num_encoder_layers",
-        "depth",
-        "num_blocks",
-        "num_decoder_layers",
-        "decoder_num_layers",
-        "encoder_num_layers",
-        "num_block",
-        "text_encoder_layers",
-        "num_hidden_blocks",
-        "decoder_num_hidden_layers",
-        "encoder_num_hidden_layers",
-        "temporal_layers",
-        "perceiver_layers",
-        "l_layers",
-        "x_layers",
-        "r_layers",
-        "decoder_depth",
-        "encoder_depth",
-        "conformer_num_layers",
-        "speech_encoder_layers",
-        "t2u_encoder_layers",
-        "t2u_decoder_layers",
-        "vision_layers",
-        "text_layers",
-        "num_trunk_layers",
-        "num_self_attends_per_block",
-        "entity_layers",
-        "decoder_num_block",
-        "prenet_num_layers",
-    ]
+_LAYER_NAMES = (
+    "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "
+    "num_blocks num_decoder_layers decoder_num_layers encoder_num_layers num_block text_encoder_layers "
+    "num_hidden_blocks decoder_num_hidden_layers encoder_num_hidden_layers temporal_layers perceiver_layers "
+    "l_layers x_layers r_layers decoder_depth encoder_depth conformer_num_layers speech_encoder_layers "
+    "t2u_encoder_layers t2u_decoder_layers vision_layers text_layers num_trunk_layers "
+    "num_self_attends_per_block entity_layers decoder_num_block prenet_num_layers"
 )
+_LAYERS = frozenset(_LAYER_NAMES.split())
 _KV_HEADS = frozenset(("num_key_value_heads", "n_kv_heads", "num_kv_heads", "multi_query_kv_heads",
-                       "decoder_num_key_value_heads", "encoder_num_key_value_heads", "swa_num_key_value_heads"))  # fmt: skip
+                       "decoder_num_key_value_heads", "encoder_num_key_value_heads",
+                       "swa_num_key_value_heads"))  # fmt: skip
 _PER_STAGE = ("hidden_sizes", "embed_dims", "dims", "encoder_hidden_sizes", "neck_hidden_sizes", "depths", "layer_dims")
+
+
+_DERIVED = frozenset(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names", "qk_head_dim"))
+"""What a config computes from its other fields."""
 
 
 def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> PretrainedConfig:
@@ -169,8 +152,11 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
     latent_attention = isinstance(fields.get("kv_lora_rank"), int)
     before = dict(fields)
     for key, value in before.items():
+        if key in _DERIVED:
+            del fields[key]
+            continue
         name = key if key in _ROLE or key in _LAYERS or key in _AT_MOST else aliases.get(key, key)
-        sub = getattr(config, key, None)
+        sub = vars(config).get(key)
         if isinstance(value, dict) and isinstance(sub, PretrainedConfig):
             fields[key] = _small(value, sub, layers, sizes)
         elif isinstance(value, bool):
@@ -188,7 +174,9 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
         elif name == "rotary_dim" and isinstance(value, int):
             fields[key] = sizes.head_dim // 2
     _few_layers(fields, layers, before)
-    _fit_rope(fields)
+    _fit_rope(fields, sizes)
+    _fit_states(fields, sizes)
+    _fill(fields, sizes)
     if fields.get("id2label") is not None:
         fields.pop("id2label")
         fields.pop("label2id", None)
@@ -215,18 +203,47 @@ def _few_layers(fields: dict[str, Any], layers: int, before: Mapping[str, Any] |
             fields[key] = _one_of_each(list(fields[key]), layers)
 
 
-def _fit_rope(fields: dict[str, Any]) -> None:
-    """Rotary parameters may be nested by layer type; sections of a head must add up to it."""
-    rope = fields.get("rope_parameters")
+def _fit_rope(fields: dict[str, Any], sizes: Sizes) -> None:
+    """Rotary parameters may be nested by layer type; the sections of a head must add up to it."""
+    rope = fields.get("rope_parameters", fields.get("rope_scaling"))
+    if "rope_parameters" in fields and rope is None:
+        fields["rope_parameters"] = rope = {"rope_type": "default", "rope_theta": 10000.0}
     for part in [rope, *rope.values()] if isinstance(rope, dict) else []:
         if isinstance(part, dict):
             if isinstance(part.get("partial_rotary_factor"), float):
                 part["partial_rotary_factor"] = 1.0 if part["partial_rotary_factor"] == 1.0 else 0.5
+            half = int(sizes.head_dim * part.get("partial_rotary_factor", 1.0)) // 2
             if isinstance(part.get("mrope_section"), list):
-                part["mrope_section"] = [1, 1, 0] if len(part["mrope_section"]) == 3 else part["mrope_section"]
+                part["mrope_section"] = [half - half // 2, half // 2, *[0] * (len(part["mrope_section"]) - 2)]
             for key in ("long_factor", "short_factor"):
                 if isinstance(part.get(key), list):
-                    part[key] = part[key][:2]
+                    part[key] = part[key][:half]
+
+
+def _fit_states(fields: dict[str, Any], sizes: Sizes) -> None:
+    """State-space blocks: heads times their size is the expanded width."""
+    expand = next((fields[k] for k in ("mamba_expand", "expand") if isinstance(fields.get(k), (int, float))), None)
+    inner = fields.get("mamba_d_ssm") or (None if expand is None else int(expand * sizes.width))
+    if inner is None:
+        return
+    if isinstance(fields.get("mamba_d_ssm"), int):
+        inner = fields["mamba_d_ssm"] = 2 * sizes.width
+    heads = next((k for k in ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads") if k in fields), None)
+    if heads is not None and isinstance(fields[heads], int):
+        for key in ("mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim"):
+            if isinstance(fields.get(key), int) and (key != "head_dim" or heads == "num_heads"):
+                fields[key] = inner // fields[heads]
+
+
+def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
+    """Fields that have no default although the model needs them."""
+    needed = {"vocab_size": sizes.vocabulary, "num_key_value_heads": max(1, sizes.heads // 2), "prediction_length": 4,
+              "default_language": "en_XX", "head_dim": sizes.head_dim, "moe_intermediate_size": sizes.expert_hidden,
+              "num_attention_heads": sizes.heads, "n_routed_experts": sizes.experts, "num_experts_per_tok": 2,
+              "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "context_length": 8}  # fmt: skip
+    for key, value in needed.items():
+        if key in fields and fields[key] is None and not (key == "head_dim" and "kv_lora_rank" in fields):
+            fields[key] = value
 
 
 def _keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.execute import call_wide
 from hf_align.symmetry.canonical import DropKeyBias, Gauge, MoveValueBias, Runs
 from hf_align.symmetry.interpreter import Interpretation, Reading
 from hf_align.symmetry.passing import PASSES, reaches_softmax, read_once, sums_to_one
@@ -118,7 +119,7 @@ def _move(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretation) -
         yield user, labels
         return
     args, kwargs = fx.node.map_arg((user.args, user.kwargs), lookup)
-    result = user.target(*args, **kwargs)  # type: ignore[operator]
+    result = call_wide(user, args, kwargs)
     if isinstance(result, Tensor):
         yield user, result
         return

@@ -76,9 +76,9 @@ def _carriers(target: Axis, found: Interpretation) -> Iterable[tuple[str, int, i
 
 
 def _shares_target(gain: Gain, found: Interpretation) -> bool:
-    """Whether another gain writes the same target, or the target is only part of an axis of some weight."""
+    """Whether another gain writes or multiplies the same target, or it is only part of an axis of some weight."""
     target = gain.target.root.space
-    if any(g is not gain and g.target.root.space is target for g in found.gains):
+    if any(g is not gain and target in (g.target.root.space, g.source.root.space) for g in found.gains):
         return True
     axes = [a.root for v in found.weights.values() for a in v.axes]
     return any(atom.space is target for a in axes if a.space.kind is not Kind.ATOM for atom in a.atoms)
@@ -111,6 +111,7 @@ class _Classes:
         refine(found.relations)
         self.relations = list(_atomic_relations(found))
         self.of_atom: dict[int, _Class] = {}
+        self._leaves_of: dict[tuple[int, bool], list[set[_Class]]] = {}
         for atoms in self._connected():
             klass = self._class(atoms)
             self.of_atom.update((a.space.serial, klass) for a in atoms)
@@ -170,20 +171,37 @@ class _Classes:
     def _find_outer(self) -> None:
         """The spaces that accompany a space in every tensor: over these its element may differ."""
         company: dict[_Class, set[_Class]] = {}
+        stored = {id(v) for v in self.found.weights.values()}
         for value in self._all_values():
-            present = self._present(value)
-            for klass in present:
-                company[klass] = company.get(klass, present) & present
+            leaves = [self._leaves(axis.root, id(value) not in stored) for axis in value.axes]
+            always = [set.intersection(*sets) if sets else set() for sets in leaves]
+            for i, sets in enumerate(leaves):
+                beside = set[_Class]().union(*(a for j, a in enumerate(always) if j != i))
+                for present in sets:
+                    for klass in present:
+                        together = present | beside
+                        company[klass] = company.get(klass, together) & together
         for klass in self._all():
             around = company.get(klass, set())
             outer = [o for o in around - {klass} if o.weights and klass not in company[o] and _is_discrete(o)]
             klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
 
-    def _present(self, value: Value) -> set[_Class]:
-        """The classes along a value's axes, and those from which an axis of it was chosen."""
-        atoms = [a for x in value.axes for a in x.atoms]
-        chosen = [a for atom in atoms if atom.space.selects is not None for a in atom.space.selects.atoms]
-        return {self.of_atom[a.space.serial] for a in (*atoms, *chosen) if a.space.serial in self.of_atom}
+    def _leaves(self, axis: Axis, chosen_too: bool) -> list[set[_Class]]:
+        """The classes of each segment of an axis, and those from which an axis of it was chosen (a weight
+        along such an axis does not know what was)."""
+        axis = axis.root
+        key = (axis.space.serial, chosen_too)
+        if key not in self._leaves_of:
+            if axis.space.kind is Kind.ATOM:
+                chosen = axis.space.selects.atoms if chosen_too and axis.space.selects is not None else ()
+                serials = [a.space.serial for a in (axis, *chosen)]
+                self._leaves_of[key] = [{self.of_atom[n] for n in serials if n in self.of_atom}]
+            elif axis.space.kind is Kind.PRODUCT:
+                parts = [self._leaves(f, chosen_too) for f in axis.factors]
+                self._leaves_of[key] = [set[_Class]().union(*grid) for grid in itertools.product(*parts)]
+            else:
+                self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s, chosen_too)]
+        return self._leaves_of[key]
 
     def _name(self) -> None:
         """Label classes by where their weights live; labels decide nothing."""

@@ -45,13 +45,25 @@ def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
             yield _norm(found, folding)
 
 
+_BIAS_AT = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "_native_batch_norm_legit_no_training": 2,
+            "instance_norm": 2}  # fmt: skip
+
+
+def _sees_one_place(reading: Reading, found: Interpretation) -> bool:
+    """Whether a constant that is read becomes a constant: not where a convolution also reads the padding."""
+    return len(found.weights[reading.weight].axes) == 2
+
+
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     gain, node = folding.gain, folding.gain.node
     centred = op_name(node) == "layer_norm"
-    bias_node = node.args[3] if centred and len(node.args) > 3 else None
+    at = _BIAS_AT.get(op_name(node), len(node.args))
+    bias_node = node.args[at] if len(node.args) > at else None
     bias = found.values[bias_node].parameter if isinstance(bias_node, fx.Node) else None
     readings = list(_terminal_readings(node, found))
     exclusive = None not in readings and all(read_once(r, found.program) for r in readings if r)
+    if bias is not None and any(r is not None and not _sees_one_place(r, found) for r in readings):
+        exclusive = False
     reads = tuple(Read(r.weight, r.in_axis, r.bias) for r in readings if r) if exclusive else ()
     names = {gain.parameter, bias} | {r.weight for r in reads}
     others = tuple(c for c in folding.carriers if c[0] not in names and not exclusive)
@@ -132,6 +144,8 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
     name = op_name(user)
     if name in PASSES or name in ("add", "sub", "cat"):
         return True
+    if name == "embedding":
+        return user.args[0] is node
     if name == "linear" or name.startswith("conv"):
         return user.args[0] is not node
     if name in ("matmul", "mm", "bmm"):

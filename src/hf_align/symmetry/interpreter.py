@@ -288,6 +288,18 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
     return register
 
 
+_MOVES_NUMBERS: set[str] = set()
+
+
+def rule_for_numbers(*ops: str) -> Callable[[Rule], Rule]:
+    """As `rule`, for ops that move entries or look them up: a number that points to an axis may go through.
+
+    Any other op sees which number it is, and so pins the order of that axis.
+    """
+    _MOVES_NUMBERS.update(ops)
+    return rule(*ops)
+
+
 def interpret(program: Program) -> Interpretation:
     """Run the rules over the graph.
 
@@ -313,6 +325,8 @@ def interpret(program: Program) -> Interpretation:
 def _step(node: fx.Node, found: Interpretation) -> Any:
     call = Call(node, found)
     apply = RULES.get(op_name(node))
+    if op_name(node) not in _MOVES_NUMBERS:
+        _pin_what_numbers_point_to(call)
     if apply is None and _is_settled(call):
         return _pin(call, "unknown op")
     if apply is None:
@@ -322,6 +336,13 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         return apply(call)
     except SpaceMismatchError as mismatch:
         return _pin(call, str(mismatch))
+
+
+def _pin_what_numbers_point_to(call: Call) -> None:
+    for operand in call.node.all_input_nodes:
+        found = call.found.values.get(operand)
+        if isinstance(found, Value) and found.points_to is not None:
+            call.lower(found.points_to, FIXED, "number read")
 
 
 def _is_settled(call: Call) -> bool:

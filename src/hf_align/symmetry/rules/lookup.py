@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.interpreter import Call, Value, aligned, rule
+from hf_align.symmetry.interpreter import Call, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of, run_along
 from hf_align.symmetry.spaces import Axis, fresh
 from hf_align.trace import op_name
 
 
-@rule("embedding")
+@rule_for_numbers("embedding")
 def embedding(call: Call) -> Value:
     """y_td = W_{s(t)d}: rows are looked up by number, so their order is fixed unless the numbers move along."""
     table, index = call.value(call.argument(0)), call.value(call.argument(1))
@@ -72,7 +72,7 @@ def topk(call: Call) -> object:
     return numbers if isinstance(results, Tensor) else (Value(after), numbers)
 
 
-@rule("index")
+@rule_for_numbers("index")
 def index(call: Call) -> Value:
     """y_j… = x_{i(j)…}: entries along some axes, by number or by a mask."""
     numbers = call.argument(1)
@@ -113,7 +113,7 @@ def _in_shape(call: Call, value: Value) -> Value:
     return Value(tuple(a if a.size == n else fresh(n, FIXED) for a, n in zip(value.axes, call.shape, strict=True)))
 
 
-@rule("index_select")
+@rule_for_numbers("index_select")
 def index_select(call: Call) -> Value:
     """y_…j… = x_…i(j)…."""
     value, numbers = call.value(call.argument(0)), call.value(call.argument(2))
@@ -123,7 +123,7 @@ def index_select(call: Call) -> Value:
     return Value((*value.axes[:dim], place, *value.axes[dim + 1 :]))
 
 
-@rule("gather", "take_along_dim")
+@rule_for_numbers("gather", "take_along_dim")
 def gather(call: Call) -> Value:
     """y_…j… = x_…i(…j…)…: one number for every entry of the result."""
     places = (2, 1) if op_name(call.node) == "take_along_dim" else (1, 2)
@@ -152,7 +152,7 @@ def _in_step(call: Call, x: Axis, n: Axis, numbers: Value) -> Axis:
     return x
 
 
-@rule("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce")
+@rule_for_numbers("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce")
 def scatter(call: Call) -> Value:
     """y = x, but y_…i(…j…)… = s_…j…."""
     value, numbers = call.value(call.argument(0)), call.value(call.argument(2, "index"))
@@ -203,7 +203,7 @@ def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
     return isinstance(constant, Tensor) and bool((constant == constant.narrow(dim, 0, 1)).all())
 
 
-@rule("one_hot")
+@rule_for_numbers("one_hot")
 def one_hot(call: Call) -> Value:
     """y_je = [i(j) = e]."""
     numbers = call.value(call.argument(0))

@@ -216,7 +216,7 @@ def _affine_by_channel(call: Call, eps: float) -> Value:
             call.lower_all(statistic.axes, FIXED, "statistics")
     gain, bias, mean, variance_ = names
     if gain is None or bias is None or mean is None or variance_ is None:
-        call.lower(value.axes[1], FIXED, "statistics")
+        call.lower_all(value.axes, FIXED, "statistics")
         return Value(value.axes)
     call.found.statistics.append(Statistics(gain, bias, mean, variance_, eps))
     return _with_gain(call, value, call.argument(1), call.argument(2), at=1)

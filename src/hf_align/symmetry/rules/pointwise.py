@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule
+from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.spaces import Axis, cut, fresh
 
 
-@rule("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_", "type_as",
-      "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
+@rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",
+                  "type_as", "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
 def unchanged(call: Call) -> object:
     """y = x; as an integer, a function of one entry."""
     before, after = call.node.args[0].meta["val"], call.node.meta["val"]  # type: ignore[union-attr]

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from hf_align.symmetry.bounds import FIXED, ONES
-from hf_align.symmetry.interpreter import Call, Rows, Value, rule
+from hf_align.symmetry.interpreter import Call, Rows, Value, rule, rule_for_numbers
 from hf_align.symmetry.rules.runs import runs_along
 from hf_align.symmetry.spaces import Axis, cut, direct_sum, fresh, product, split_product
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
+@rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
 def view(call: Call) -> Value | Rows:
     """The same entries in row-major order under another shape: products of spaces are split and joined."""
     value = call.value(call.argument(0))
@@ -80,7 +80,7 @@ def _run_size(axes: list[Axis]) -> int:
     return math.prod(a.size for a in axes)
 
 
-@rule("transpose", "swapaxes", "swapdims")
+@rule_for_numbers("transpose", "swapaxes", "swapdims")
 def transpose(call: Call) -> Value | Rows:
     """y_ji = x_ij."""
     order = list(range(len(call.shape)))
@@ -98,20 +98,20 @@ def _permuted(call: Call, order: list[int]) -> Value | Rows:
     return rearranged(value, (value.axes[i] for i in order))
 
 
-@rule("t", "numpy_T")
+@rule_for_numbers("t", "numpy_T")
 def matrix_transpose(call: Call) -> Value:
     """y_ji = x_ij."""
     value = call.value(call.argument(0))
     return rearranged(value, reversed(value.axes))
 
 
-@rule("permute")
+@rule_for_numbers("permute")
 def permute(call: Call) -> Value | Rows:
     """Axes in another order."""
     return _permuted(call, list(dims_of(call.argument(1), len(call.shape))))
 
 
-@rule("movedim")
+@rule_for_numbers("movedim")
 def movedim(call: Call) -> Value:
     """Axes to other places."""
     value = call.value(call.argument(0))
@@ -123,7 +123,7 @@ def movedim(call: Call) -> Value:
     return rearranged(value, (value.axes[i] for i in order))
 
 
-@rule("unsqueeze")
+@rule_for_numbers("unsqueeze")
 def unsqueeze(call: Call) -> Value:
     """A new axis of size one."""
     value = call.value(call.argument(0))
@@ -131,7 +131,7 @@ def unsqueeze(call: Call) -> Value:
     return Value((*value.axes[:at], fresh(1), *value.axes[at:]), value.parameter, points_to=value.points_to)
 
 
-@rule("squeeze")
+@rule_for_numbers("squeeze")
 def squeeze(call: Call) -> Value:
     """Axes of size one dropped."""
     value = call.value(call.argument(0))
@@ -148,7 +148,7 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
     return tuple(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
-@rule("expand", "expand_as", "broadcast_to")
+@rule_for_numbers("expand", "expand_as", "broadcast_to")
 def expand(call: Call) -> Value:
     """Copies along an axis of size one: every g with g1 = 1 leaves them alone."""
     value = call.value(call.argument(0))
@@ -166,7 +166,7 @@ def _copies(call: Call, axis: Axis, size: int) -> Axis:
     return copies
 
 
-@rule("slice")
+@rule_for_numbers("slice")
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
     dim, step = call.argument(1, "dim", 0) % len(call.shape), call.argument(4, "step", 1)
@@ -200,7 +200,7 @@ def _piece(axis: Axis, start: int, stop: int) -> Axis:
     return cut(axis, sizes)[1 if start else 0]
 
 
-@rule("select")
+@rule_for_numbers("select")
 def select(call: Call) -> Value:
     """One entry along an axis, by number."""
     rank = len(call.shape) + 1
@@ -219,14 +219,14 @@ def _without_axis(value: Value, dim: int) -> Value:
     return rearranged(value, (*value.axes[:dim], *value.axes[dim + 1 :]))
 
 
-@rule("narrow")
+@rule_for_numbers("narrow")
 def narrow(call: Call) -> Value:
     """A run of entries along one axis."""
     start = call.argument(2)
     return run_along(call, call.argument(1) % len(call.shape), start, start + call.argument(3))
 
 
-@rule("split", "split_with_sizes", "chunk", "tensor_split")
+@rule_for_numbers("split", "split_with_sizes", "chunk", "tensor_split")
 def split(call: Call) -> tuple[Value, ...]:
     """Consecutive pieces of one axis."""
     results = call.node.meta["val"]
@@ -241,7 +241,7 @@ def split(call: Call) -> tuple[Value, ...]:
     return tuple(rearranged(value, (*value.axes[:dim], p, *value.axes[dim + 1 :])) for p in pieces)
 
 
-@rule("unbind")
+@rule_for_numbers("unbind")
 def unbind(call: Call) -> tuple[Value, ...]:
     """Every entry along an axis, in order."""
     results = call.node.meta["val"]
@@ -254,7 +254,7 @@ def unbind(call: Call) -> tuple[Value, ...]:
     return tuple(_without_axis(value, dim) for _ in results)
 
 
-@rule("getitem")
+@rule_for_numbers("getitem")
 def getitem(call: Call) -> Value:
     """One result of an op that has several."""
     results = call.found.values[call.argument(0)]
@@ -263,14 +263,14 @@ def getitem(call: Call) -> Value:
     return found
 
 
-@rule("cat", "concat", "concatenate")
+@rule_for_numbers("cat", "concat", "concatenate")
 def concatenate(call: Call) -> Value:
     """The direct sum along one axis; every other axis is shared."""
     values = [call.value(a) for a in call.argument(0) if a.meta["val"].numel()]
     return call.joined(values, call.argument(1, "dim", 0) % len(call.shape))
 
 
-@rule("stack")
+@rule_for_numbers("stack")
 def stack(call: Call) -> Value:
     """Values in order along a new axis."""
     values = [call.value(a) for a in call.argument(0)]
@@ -282,7 +282,7 @@ def stack(call: Call) -> Value:
     return Value((*first[:dim], fresh(len(values), FIXED), *first[dim:]))
 
 
-@rule("repeat", "tile")
+@rule_for_numbers("repeat", "tile")
 def repeat(call: Call) -> Value:
     """y_(ji) = x_i: whole copies one after another along an axis."""
     value = call.value(call.argument(0))
@@ -294,7 +294,7 @@ def _whole_copies(call: Call, axis: Axis, size: int) -> Axis:
     return axis if axis.size == size else product([_copies(call, fresh(1), size // axis.size), axis])
 
 
-@rule("repeat_interleave")
+@rule_for_numbers("repeat_interleave")
 def repeat_interleave(call: Call) -> Value:
     """y_(ij) = x_i: every entry several times in a row."""
     value, times = call.value(call.argument(0)), call.argument(1)
@@ -320,7 +320,7 @@ def _repeated_by_data(call: Call, value: Value, dim: int | None) -> Value:
     return Value((*value.axes[:i], fresh(call.shape[i], FIXED), *value.axes[i + 1 :]))
 
 
-@rule("roll", "flip")
+@rule_for_numbers("roll", "flip")
 def moved_along(call: Call) -> Value:
     """y_i = x_π(i) with a fixed π."""
     value = call.value(call.argument(0))
@@ -359,7 +359,7 @@ def pad(call: Call) -> Value:
     return rearranged(value, axes)
 
 
-@rule("copy")
+@rule_for_numbers("copy")
 def copy(call: Call) -> Value:
     """y = the second operand, in the shape of the first."""
     value = call.value(call.argument(1))
@@ -367,7 +367,7 @@ def copy(call: Call) -> Value:
     return Value(tuple(_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)))
 
 
-@rule("slice_scatter")
+@rule_for_numbers("slice_scatter")
 def slice_scatter(call: Call) -> Value:
     """y = x with a run of entries along one axis replaced: the sum of what is left of x and what replaces it."""
     base, piece = call.argument(0), call.value(call.argument(1))
@@ -401,7 +401,7 @@ def _require_blank(call: Call, base: Any, axes: list[Axis], dim: int) -> None:
         call.lower_all([a for i, a in enumerate(axes) if i != dim], FIXED, "constant")
 
 
-@rule("unfold")
+@rule_for_numbers("unfold")
 def unfold(call: Call) -> Value:
     """y_…i…k = x_…(i·step + k): windows along one axis."""
     value = call.value(call.argument(0))
@@ -412,7 +412,7 @@ def unfold(call: Call) -> Value:
     return rearranged(value, [*axes, fresh(call.shape[-1], FIXED)])
 
 
-@rule("im2col")
+@rule_for_numbers("im2col")
 def im2col(call: Call) -> Value:
     """y_(ck)p = x_c(p+k): windows of an image, channels outermost."""
     value = call.value(call.argument(0))
@@ -432,7 +432,7 @@ def complex_view(call: Call) -> Value:
     return Value((*axes, *(fresh(n, FIXED) for n in call.shape[len(axes) :])))
 
 
-@rule("diagonal")
+@rule_for_numbers("diagonal")
 def diagonal(call: Call) -> Value:
     """y_i = x_ii."""
     axes = call.value(call.argument(0)).axes
