@@ -54,7 +54,8 @@ _FIELDS: dict[str, str] = {
              "num_self_attention_heads num_cross_attention_heads num_query_heads index_n_heads "
              "mamba_n_heads mamba_num_heads linear_num_value_heads num_self_attends_heads",
     "head_dim": "head_dim d_kv attention_head_dim swa_head_dim global_head_dim linear_key_head_dim "
-                "linear_value_head_dim qk_rope_head_dim attention_head_size d_head  index_head_dim query_pre_attn_scalar",
+                "linear_value_head_dim qk_rope_head_dim attention_head_size d_head index_head_dim "
+                "query_pre_attn_scalar",
     "hidden": "intermediate_size n_inner ffn_dim d_ff mlp_dim ffn_hidden_size dim_feedforward encoder_ffn_dim ffn_size "
               "decoder_ffn_dim decoder_intermediate_size encoder_intermediate_size ff_dim hidden_dim_ffn d_inner "
               "encoder_ffn_size dense_intermediate_size intermediate_size_mlp block_ff_dim text_intermediate_size "

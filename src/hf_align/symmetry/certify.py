@@ -110,7 +110,7 @@ def _measure(program: Program, wide: Program, spec: SymmetrySpec, rng: Generator
     jacobian = _jacobian(wide, canonical, inputs, rng)
     reached = jacobian.norm(dim=0) > 0
     rows = [_flatten(d, canonical) for d in generate(spec, program, canonical)]
-    directions = torch.stack(rows)[:, reached] if rows else jacobian[:0, reached]
+    directions = _unit(torch.stack(rows))[:, reached] if rows else jacobian[:0, reached]
     null, _ = _null_space(jacobian[:, reached])
     span = _orthonormal(directions)
     return Certificate(
@@ -301,12 +301,16 @@ def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
 
 
 def _orthonormal(directions: Tensor) -> Tensor:
-    """An orthonormal basis of the span of rows."""
-    unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    if not len(unit):
-        return unit
-    _, s, vh = torch.linalg.svd(unit, full_matrices=False)
+    """An orthonormal basis of the span of rows, which are of unit length or shorter."""
+    kept = _unit(directions[directions.norm(dim=1) > 1e-9])
+    if not len(kept):
+        return kept
+    _, s, vh = torch.linalg.svd(kept, full_matrices=False)
     return vh[: int((s > 1e-9 * s[0]).sum())]
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:

@@ -148,6 +148,8 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
         return user.args[0] is node
     if name == "linear" or name.startswith("conv"):
         return user.args[0] is not node
+    if name == "addmm":
+        return user.args[1] is not node
     if name in ("matmul", "mm", "bmm"):
         return axis == (-1 if user.args[1] is node else -2)
     return False
