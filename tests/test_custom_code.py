@@ -121,5 +121,3 @@ def test_code_that_is_not_trusted_does_not_run(
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and "trust" in error[0]
     assert not (tmp_path / "out").exists()
-
-

@@ -32,7 +32,11 @@ def layer_norm(call: Call) -> Value:
 @rule("rms_norm")
 def rms_norm(call: Call) -> Value:
     """y = γ ⊙ x / rms x."""
-    value, rank, weight = call.value(call.argument(0)), len(call.argument(1)), call.argument(2, "weight")
+    value, rank, weight = (
+        call.value(call.argument(0)),
+        len(call.argument(1, "normalized_shape")),
+        call.argument(2, "weight"),
+    )
     call.mixes(value, range(-rank, 0))
     call.lower_all(value.axes[:-rank], PERMUTATION, "batch")
     call.lower_all(value.axes[-rank:], METRIC, "norm")
@@ -62,7 +66,7 @@ def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int =
 def softmax(call: Call) -> Value:
     """y_i = exp x_i / Σ_j exp x_j: permutations of the axis, and of every other."""
     value = call.value(call.argument(0))
-    call.mixes(value, [call.argument(1)])
+    call.mixes(value, [call.argument(1, "dim")])
     call.lower_all(value.axes, PERMUTATION, "softmax")
     return Value(value.axes)
 

@@ -70,6 +70,8 @@ def homogeneous_function(call: Call) -> Value:
 def power(call: Call) -> object:
     """y_i = x_i^p: the square is a product, which may turn out to be half of a length."""
     exponent = call.constant(call.argument(1, default=2))
+    if isinstance(exponent, Tensor) and exponent.numel() == 1:
+        exponent = exponent.item()
     if not _is_data(call, call.argument(0)) or not isinstance(exponent, (int, float)):
         return function_of_one_entry(call)
     value = call.value(call.argument(0))
