@@ -219,7 +219,8 @@ def _write(
         write_shards(plan, tensors.__getitem__, output, fingerprint=fingerprint, overwrite=options.overwrite,
                      progress=bar.update)  # fmt: skip
     _write_config(output, pair)
-    for pattern in _COPIED:
+    config = json.loads((output / "config.json").read_text(encoding="utf-8"))
+    for pattern in (*_COPIED, *(["*.py"] if "auto_map" in config else [])):
         for file in pair.a.folder.glob(pattern):
             shutil.copyfile(file, output / file.name)
 

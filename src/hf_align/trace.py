@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
 
@@ -36,6 +37,10 @@ _HELPERS = (
     *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("integrations", "utils")),
 )
 """Where a frame says less about a model than the frame that called it."""
+
+
+_TRUSTED: set[str] = set()
+"""Where configs were read whose modelling code may run."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +131,12 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
         return transformers.AutoConfig.for_model(str(model))
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise HfAlignError(f"{model}: no usable config.json ({str(error).splitlines()[0]})") from error
+    if trust_remote_code:
+        _TRUSTED.add(config._name_or_path)
+    return config
 
 
 def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
@@ -138,7 +146,7 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
         IncompatibleModels: the class is not known to this version of transformers.
     """
     for name in config.architectures or ():
-        found = getattr(transformers, name, None) or _registered_class(config, name)
+        found = _class_of_its_own(config, name) or getattr(transformers, name, None) or _registered_class(config, name)
         if found is None:
             raise IncompatibleModels(f"architecture {name} is unknown to transformers {transformers.__version__}")
         return found._from_config
@@ -147,6 +155,15 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
         if type(config) in auto._model_mapping:
             return auto.from_config
     raise IncompatibleModels(f"no model class for configs of type {config.model_type}")
+
+
+def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
+    """A class from modelling code that came with the config, if that code was trusted when the config was read."""
+    references = (getattr(config, "auto_map", None) or {}).values()
+    reference = next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
+    if reference is None or config._name_or_path not in _TRUSTED:
+        return None
+    return get_class_from_dynamic_module(reference, config._name_or_path)
 
 
 def _registered_class(config: PretrainedConfig, name: str) -> Any:

@@ -111,7 +111,7 @@ class _Classes:
         refine(found.relations)
         self.relations = list(_atomic_relations(found))
         self.of_atom: dict[int, _Class] = {}
-        self._leaves_of: dict[int, list[set[_Class]]] = {}
+        self._leaves_of: dict[tuple[int, bool], list[set[_Class]]] = {}
         for atoms in self._connected():
             klass = self._class(atoms)
             self.of_atom.update((a.space.serial, klass) for a in atoms)
@@ -148,6 +148,7 @@ class _Classes:
                 elif isinstance(v, Value):
                     yield v
         yield from self.found.settled.values()
+        yield from self.found.inner
 
     def _class(self, atoms: list[Axis]) -> _Class:
         evidence = list(dict.fromkeys(e for a in atoms for e in a.space.evidence))
@@ -170,8 +171,9 @@ class _Classes:
     def _find_outer(self) -> None:
         """The spaces that accompany a space in every tensor: over these its element may differ."""
         company: dict[_Class, set[_Class]] = {}
+        stored = {id(v) for v in self.found.weights.values()}
         for value in self._all_values():
-            leaves = [self._leaves(axis.root) for axis in value.axes]
+            leaves = [self._leaves(axis.root, id(value) not in stored) for axis in value.axes]
             always = [set.intersection(*sets) if sets else set() for sets in leaves]
             for i, sets in enumerate(leaves):
                 beside = set[_Class]().union(*(a for j, a in enumerate(always) if j != i))
@@ -184,20 +186,21 @@ class _Classes:
             outer = [o for o in around - {klass} if o.weights and klass not in company[o] and _is_discrete(o)]
             klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
 
-    def _leaves(self, axis: Axis) -> list[set[_Class]]:
-        """The classes of each segment of an axis, and those from which an axis of it was chosen."""
+    def _leaves(self, axis: Axis, chosen_too: bool) -> list[set[_Class]]:
+        """The classes of each segment of an axis, and those from which an axis of it was chosen (a weight
+        along such an axis does not know what was)."""
         axis = axis.root
-        key = axis.space.serial
+        key = (axis.space.serial, chosen_too)
         if key not in self._leaves_of:
             if axis.space.kind is Kind.ATOM:
-                chosen = axis.space.selects.atoms if axis.space.selects is not None else ()
+                chosen = axis.space.selects.atoms if chosen_too and axis.space.selects is not None else ()
                 serials = [a.space.serial for a in (axis, *chosen)]
                 self._leaves_of[key] = [{self.of_atom[n] for n in serials if n in self.of_atom}]
             elif axis.space.kind is Kind.PRODUCT:
-                parts = [self._leaves(f) for f in axis.factors]
+                parts = [self._leaves(f, chosen_too) for f in axis.factors]
                 self._leaves_of[key] = [set[_Class]().union(*grid) for grid in itertools.product(*parts)]
             else:
-                self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s)]
+                self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s, chosen_too)]
         return self._leaves_of[key]
 
     def _name(self) -> None:

@@ -127,6 +127,7 @@ class Interpretation:
     readings: list[Reading] = field(default_factory=list)
     unknown_ops: dict[str, str] = field(default_factory=dict)
     settled: dict[int, Value] = field(default_factory=dict)
+    inner: list[Value] = field(default_factory=list)
 
 
 class Call:
@@ -195,6 +196,11 @@ class Call:
         """Remember what an axis is for without bounding it."""
         for atom in axis.atoms:
             atom.space.evidence.append(evidence(self.node, role))
+
+    def mixes(self, value: Value, dims: Iterable[int]) -> None:
+        """Entries along some axes meet in one number, such as a length: no other element may differ over those axes."""
+        mixed = {i % len(value.axes) for i in dims}
+        self.found.inner.append(Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed)))
 
     def settle(self, pending: Product) -> Value:
         """Decide that a product is used elementwise: both factors and the product share one permutation."""

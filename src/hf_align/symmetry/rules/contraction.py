@@ -6,9 +6,9 @@ import torch
 from torch import fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.interpreter import Call, Reading, Value, rule
+from hf_align.symmetry.interpreter import Call, Reading, Value, aligned, rule
 from hf_align.symmetry.passing import stored_matrix
-from hf_align.symmetry.spaces import Axis, fresh, product, split_product
+from hf_align.symmetry.spaces import Axis, product, split_product
 
 
 @rule("linear")
@@ -27,35 +27,50 @@ def addmm(call: Call) -> Value:
 
 @rule("baddbmm", "addbmm")
 def batched_affine(call: Call) -> Value:
-    """y_abc = m_abc + Σ_k x_abk z_akc."""
+    """y_abc = m_abc + Σ_k x_abk z_akc, or the sum of the products over a."""
     product_ = _multiplied(call, call.value(call.argument(1)).axes, call.value(call.argument(2)).axes)
     added = call.argument(0)
+    if len(call.shape) < len(product_.axes):
+        product_ = Value(product_.axes[1:])
     if added not in call.found.values:
         for axis, size in zip(product_.axes, call.shape, strict=True):
             if size > 1 and bool(torch.any(call.constant(added))):
                 call.lower(axis, FIXED, "constant added")
         return product_
-    for x, y in _batch_pairs(call.value(added).axes, product_.axes):
+    _added(call, call.value(added).axes, product_.axes, "add")
+    return product_
+
+
+def _added(call: Call, added: tuple[Axis, ...], axes: tuple[Axis, ...], role: str) -> None:
+    """What is added shares the element of the result, and asks g1 = 1 of axes along which it is copied."""
+    for x, y in aligned(added, axes):
         if x.size > 1 and y.size > 1:
-            call.unify(x, y, "add")
+            call.unify(x, y, role)
         elif y.size > 1:
             call.lower(y, ONES, "broadcast")
-    return product_
 
 
 def _affine(call: Call, source: fx.Node, value: Value, weight: Value, in_axis: int, bias: fx.Node | None) -> Value:
     call.unify(value.axes[-1], weight.axes[in_axis].dual, "linear")
-    out = weight.axes[1 - in_axis]
+    result = Value((*value.axes[:-1], weight.axes[1 - in_axis]))
     name = None
     if bias is not None:
-        call.unify(call.value(bias).axes[-1], out, "bias")
+        _added(call, call.value(bias).axes, result.axes, "bias")
         name = call.value(bias).parameter
     if weight.parameter is not None:
         call.found.readings.append(Reading(call.node, source, weight.parameter, in_axis, name))
-    return Value((*value.axes[:-1], out))
+    return result
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "inner")
+@rule("inner")
+def inner(call: Call) -> Value:
+    """y_ij = Σ_k x_ik z_jk."""
+    left, right = (call.value(call.argument(i)).axes for i in (0, 1))
+    call.unify(left[-1], right[-1].dual, "score")
+    return Value((*left[:-1], *right[:-1]))
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot")
 def matmul(call: Call) -> Value:
     """y_abc = Σ_k x_abk z_akc, batch axes a in step."""
     program = call.found.program
@@ -71,7 +86,7 @@ def _multiplied(call: Call, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> 
     call.note(left[-1], "score")
     call.note(right[-1], "mix")
     batch = []
-    for x, z in _batch_pairs(left[:-2], right[:-2]):
+    for x, z in aligned(left[:-2], right[:-2]):
         if x.size > 1 and z.size > 1:
             call.unify(x, z, "batch")
         wide = x if z.size == 1 else z
@@ -88,7 +103,9 @@ def einsum(call: Call) -> Value:
 
     A label that two operands and the result share is a batch.
     """
-    terms, result = call.argument(0).replace(" ", "").split("->")
+    terms, arrow, result = call.argument(0).replace(" ", "").partition("->")
+    if not arrow:
+        result = "..." * ("..." in terms) + "".join(c for c in sorted(set(terms) - set(".,")) if terms.count(c) == 1)
     operands = [call.value(o) for o in call.argument(1)]
     carriers: dict[str, list[Axis]] = {}
     for term, operand in zip(terms.split(","), operands, strict=True):
@@ -118,28 +135,25 @@ def _share(call: Call, axes: list[Axis], kept: bool) -> None:
             call.unify(axes[0], axis, "batch")
 
 
-def _batch_pairs(left: tuple[Axis, ...], right: tuple[Axis, ...]) -> list[tuple[Axis, Axis]]:
-    rank = max(len(left), len(right))
-    units = tuple(fresh(1) for _ in range(rank))
-    return list(zip(units[len(left) :] + left, units[len(right) :] + right, strict=True))
-
-
 @rule("scaled_dot_product_attention")
 def attention(call: Call) -> Value:
-    """y = softmax(q kᵀ) v, head by head."""
+    """y = softmax(q kᵀ + m) v, head by head."""
     query, key, value = (call.value(call.argument(i)).axes for i in range(3))
     call.unify(query[-1], key[-1].dual, "score")
     call.unify(key[-2], value[-2], "mix")
     call.note(query[-1], "score")
     call.note(value[-1], "mix")
     for other in (key, value):
-        for x, z in _batch_pairs(query[:-2], other[:-2]):
+        for x, z in aligned(query[:-2], other[:-2]):
             if x.size == z.size:
                 call.unify(x, z, "batch")
             else:  # grouped queries inside the op: q heads are (kv heads, repeats)
                 call.unify(split_product(x, z.size)[0], z, "batch")
     call.lower_all((*query[:-2], *key[:-2]), PERMUTATION, "softmax")
     call.lower_all((query[-2], key[-2]), FIXED, "positions")
+    mask = call.argument(3, "attn_mask")
+    if isinstance(mask, fx.Node):
+        _added(call, call.value(mask).axes, (*query[:-1], key[-2]), "add")
     return Value((*query[:-1], value[-1]))
 
 

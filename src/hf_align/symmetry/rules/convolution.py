@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from torch import fx
+from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Reading, Value, rule
 from hf_align.symmetry.spaces import Axis, fresh, product, split_product
+from hf_align.trace import op_name
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution")
 def convolution(call: Call) -> Value:
     """y_op = Σ_ci W_oci x_c(p+i) + b_o: a contraction of channels, inside each group of them."""
+    if _is_transposed(call):
+        return transposed_convolution(call)
     value, weight = call.value(call.argument(0)), call.value(call.argument(1))
     spatial = len(weight.axes) - 2
     _pin_grid(call, value, weight, spatial)
-    groups = call.argument(6, "groups", 1)
-    out = _grouped(call, value.axes[-spatial - 1], weight.axes[0], weight.axes[1], groups)
+    out = _grouped(call, value.axes[-spatial - 1], weight.axes[0], weight.axes[1], _groups(call))
     return _with_places(call, value, out, spatial)
 
 
@@ -26,7 +28,7 @@ def transposed_convolution(call: Call) -> Value:
     value, weight = call.value(call.argument(0)), call.value(call.argument(1))
     spatial = len(weight.axes) - 2
     _pin_grid(call, value, weight, spatial)
-    groups = call.argument(6, "groups", 1)
+    groups = _groups(call)
     channels, out = value.axes[-spatial - 1], weight.axes[1]
     if groups > 1:
         call.lower_all((channels, out, weight.axes[0]), FIXED, "grouped convolution")
@@ -34,6 +36,14 @@ def transposed_convolution(call: Call) -> Value:
     else:
         call.unify(channels, weight.axes[0].dual, "linear")
     return _with_places(call, value, out, spatial)
+
+
+def _is_transposed(call: Call) -> bool:
+    return "transpose" in op_name(call.node) or (op_name(call.node) == "convolution" and bool(call.argument(6)))
+
+
+def _groups(call: Call) -> int:
+    return int(call.argument(8 if op_name(call.node) == "convolution" else 6, "groups", 1))
 
 
 def _pin_grid(call: Call, value: Value, weight: Value, spatial: int) -> None:
@@ -62,8 +72,9 @@ def _with_places(call: Call, value: Value, out: Axis, spatial: int) -> Value:
     name = None
     if isinstance(bias, fx.Node):
         call.unify(call.value(bias).axes[0], out, "bias")
+        call.lower_all(value.axes[: -spatial - 1], ONES, "broadcast")
         name = call.value(bias).parameter
-    if weight.parameter is not None and call.argument(6, "groups", 1) == 1 and "transpose" not in str(call.node.target):
+    if weight.parameter is not None and _groups(call) == 1 and not _is_transposed(call):
         call.found.readings.append(Reading(call.node, call.argument(0), weight.parameter, 1, name))
     places = (fresh(n, FIXED) for n in call.shape[-spatial:])
     return Value((*value.axes[: -spatial - 1], out, *places))
@@ -78,19 +89,23 @@ def linear_resize(call: Call) -> Value:
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d")
-def max_pool(call: Call) -> Value:
+def max_pool(call: Call) -> Value | tuple[Value, Value]:
     """y_cq = max_p∈q x_cp: positive scales and permutations of the channels."""
     value = call.value(call.argument(0))
     call.lower_all(value.axes, monomial(Scalars.POSITIVE), "pointwise")
-    return _resized(call)
+    if isinstance(call.node.meta["val"], Tensor):
+        return _resized(call)
+    call.lower_all(value.axes, PERMUTATION, "places")
+    return _resized(call), _resized(call)
 
 
 def _resized(call: Call) -> Value:
-    axes = list(call.value(call.argument(0)).axes)
+    axes, results = list(call.value(call.argument(0)).axes), call.node.meta["val"]
+    shape = results.shape if isinstance(results, Tensor) else results[0].shape
     first = len(axes) - _SPATIAL[next(d for d in _SPATIAL if d in str(call.node.target))]
     for i in range(first, len(axes)):
         call.lower(axes[i], FIXED, "positions")
-        axes[i] = fresh(call.shape[i], FIXED)
+        axes[i] = fresh(shape[i], FIXED)
     return Value(tuple(axes))
 
 
@@ -101,8 +116,7 @@ _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 def grid_sampler(call: Call) -> Value:
     """y_cq = Σ_p R_qp(grid) x_cp: linear in the channels, the grid is read as coordinates."""
     value, grid = call.value(call.argument(0)), call.value(call.argument(1))
-    call.lower_all(value.axes[2:], FIXED, "positions")
-    call.lower_all(grid.axes, FIXED, "positions")
+    call.lower_all((value.axes[0], *value.axes[2:], *grid.axes), FIXED, "positions")
     return Value((*value.axes[:2], *(fresh(n, FIXED) for n in call.shape[2:])))
 
 

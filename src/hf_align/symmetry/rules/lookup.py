@@ -6,14 +6,17 @@ the axis of the choices stands for theirs (`Space.selects`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, PERMUTATION
+from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of, run_along
 from hf_align.symmetry.spaces import Axis, fresh
+from hf_align.trace import op_name
 
 
 @rule_for_numbers("embedding")
@@ -29,6 +32,10 @@ def embedding_bag(call: Call) -> tuple[Value, ...]:
     """y_bd = Σ_t W_{s(b,t)d}."""
     table = call.value(call.argument(0))
     call.lower(table.axes[0], FIXED, "lookup")
+    if call.argument(4, "mode", 0) == 2:
+        call.lower(table.axes[1], PERMUTATION, "reduction")
+    for number in call.node.all_input_nodes[1:]:
+        call.lower_all(call.value(number).axes, FIXED, "lookup")
     results = call.node.meta["val"]
     first = Value((fresh(results[0].shape[0], FIXED), table.axes[1]))
     return (first, *(Value(tuple(fresh(n, FIXED) for n in r.shape)) for r in results[1:]))
@@ -36,13 +43,17 @@ def embedding_bag(call: Call) -> tuple[Value, ...]:
 
 def _chosen_by(call: Call, axis: Axis, index: Value) -> None:
     if index.points_to is None or index.points_to.size != axis.size:
-        call.lower(axis, FIXED, "lookup")
+        call.lower_all((axis, *_pointed(index)), FIXED, "lookup")
         return
     call.unify(axis, index.points_to, "lookup")
     call.lower(axis, PERMUTATION, "lookup")
 
 
-@rule("topk", "sort", "argsort", "kthvalue")
+def _pointed(index: Value) -> tuple[Axis, ...]:
+    return () if index.points_to is None else (index.points_to,)
+
+
+@rule("topk", "sort", "argsort")
 def topk(call: Call) -> object:
     """The largest entries along an axis and their numbers: permutations of the axis leave the values alone."""
     value = call.value(call.argument(0))
@@ -50,6 +61,7 @@ def topk(call: Call) -> object:
     position, name = (2, "dim") if call.node.target.__name__.startswith("topk") else (1, "dim")  # type: ignore[union-attr]
     dim = call.argument(position, name, -1)
     dim = (dim if isinstance(dim, int) and not isinstance(dim, bool) else -1) % len(axes)
+    call.mixes(value, [dim])
     call.lower_all(axes, PERMUTATION, "topk")
     results = call.node.meta["val"]
     size = (results if isinstance(results, Tensor) else results[0]).shape[dim]
@@ -88,6 +100,9 @@ def _is_mask(number: fx.Node) -> bool:
 def _look_up(call: Call, value: Value, axis: int, number: fx.Node, chosen: tuple[Axis, ...]) -> tuple[Axis, ...]:
     found = call.value(number)
     _chosen_by(call, value.axes[axis], found)
+    for x, y in aligned(chosen, found.axes):
+        if x.size > 1 and y.size > 1:
+            call.unify(x, y, "lookup")
     return tuple(x if y.size == 1 else y for x, y in aligned(chosen, found.axes))
 
 
@@ -111,8 +126,13 @@ def index_select(call: Call) -> Value:
 @rule_for_numbers("gather", "take_along_dim")
 def gather(call: Call) -> Value:
     """y_…j… = x_…i(…j…)…: one number for every entry of the result."""
-    value, numbers = call.value(call.argument(0)), call.value(call.argument(2, "index"))
-    dim = call.argument(1, "dim") % len(value.axes)
+    places = (2, 1) if op_name(call.node) == "take_along_dim" else (1, 2)
+    value, numbers = call.value(call.argument(0)), call.value(call.argument(places[1], "index"))
+    dim = call.argument(places[0], "dim")
+    if dim is None:
+        call.lower_all((*value.axes, *numbers.axes, *_pointed(numbers)), FIXED, "lookup")
+        return Value(tuple(fresh(n, FIXED) for n in call.shape))
+    dim %= len(value.axes)
     axes = []
     for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
         if i == dim:
@@ -136,22 +156,45 @@ def _in_step(call: Call, x: Axis, n: Axis, numbers: Value) -> Axis:
 def scatter(call: Call) -> Value:
     """y = x, but y_…i(…j…)… = s_…j…."""
     value, numbers = call.value(call.argument(0)), call.value(call.argument(2, "index"))
-    source = call.argument(3, "src")
     dim = call.argument(1, "dim") % len(call.shape)
-    target = numbers.points_to if numbers.points_to is not None and numbers.points_to.size == call.shape[dim] else None
     axes = []
     for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
-        if i == dim and target is not None and _is_uniform(call, call.argument(0), dim):
-            axes.append(target)
-        elif i == dim:
+        if i == dim:
+            axes.append(_scattered_along(call, x, n, numbers, dim))
+        elif x.size == n.size:
+            axes.append(_in_step(call, x, n, numbers))
+        else:
             call.lower_all((x, n), FIXED, "lookup")
             axes.append(x)
-        else:
-            axes.append(_in_step(call, x, n, numbers) if x.size == n.size and x.size > 1 else x)
-    if isinstance(source, fx.Node) and source in call.found.values:
-        call.lower_all(call.value(source).axes, PERMUTATION, "lookup")
+    _scattered(call, call.argument(3, "src"), numbers)
     call.lower_all(axes, PERMUTATION, "lookup")
     return Value(tuple(axes))
+
+
+def _scattered_along(call: Call, x: Axis, n: Axis, numbers: Value, dim: int) -> Axis:
+    """The axis that is numbered: the one that the numbers point to."""
+    base, target = call.argument(0), numbers.points_to
+    if target is not None and target.size == x.size:
+        if base in call.found.values:
+            call.unify(x, target, "lookup")
+        if base in call.found.values or _is_uniform(call, base, dim):
+            return target
+    call.lower_all((x, n, *_pointed(numbers)), FIXED, "lookup")
+    return x
+
+
+def _scattered(call: Call, source: Any, numbers: Value) -> None:
+    """There is one number for each entry of the source."""
+    if source in call.found.values:
+        for s, n in zip(call.value(source).axes, numbers.axes, strict=True):
+            if s.size == n.size:
+                _in_step(call, s, n, numbers)
+            else:
+                call.lower_all((s, n), FIXED, "lookup")
+    elif isinstance(source, fx.Node):
+        for i, n in enumerate(numbers.axes):
+            if not _is_uniform(call, source, i):
+                call.lower(n, FIXED, "constant")
 
 
 def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
@@ -165,8 +208,10 @@ def one_hot(call: Call) -> Value:
     """y_je = [i(j) = e]."""
     numbers = call.value(call.argument(0))
     size = call.shape[-1]
-    target = numbers.points_to if numbers.points_to is not None and numbers.points_to.size == size else None
-    return Value((*numbers.axes, fresh(size, FIXED) if target is None else target))
+    if numbers.points_to is not None and numbers.points_to.size == size:
+        return Value((*numbers.axes, numbers.points_to))
+    call.lower_all(_pointed(numbers), FIXED, "lookup")
+    return Value((*numbers.axes, fresh(size, FIXED)))
 
 
 @rule("index_put", "index_put_", "masked_scatter", "index_add", "index_add_", "index_copy", "select_scatter",
@@ -188,6 +233,8 @@ def written_by_number(call: Call) -> Value:
     constants = [a for a in call.node.all_input_nodes if a not in call.found.values]
     if any(_disturbs(call, c, rank) for c in constants):
         call.lower(axes[-1], FIXED, "constant")
+    if "index_fill" in str(call.node.target) or any(o.axes[-1:] and o.axes[-1].size == 1 for o in operands):
+        call.lower(axes[-1], ONES, "broadcast")
     return Value(tuple(axes))
 
 

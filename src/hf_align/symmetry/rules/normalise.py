@@ -16,22 +16,30 @@ from hf_align.trace import op_name
 def layer_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β."""
     value = call.value(call.argument(0))
+    call.mixes(value, range(-len(call.argument(1)), 0))
     if len(call.argument(1)) != 1:
         operands = [value, *(call.value(a) for a in call.node.args[2:4] if isinstance(a, fx.Node))]
         for operand in operands:
             call.lower_all(operand.axes[-len(call.argument(1)) :], FIXED, "norm")
+        call.lower_all(value.axes, PERMUTATION, "batch")
         return Value(value.axes)
     call.lower(value.axes[-1], METRIC, "norm")
     call.lower(value.axes[-1], ONES, "norm")
+    call.lower_all(value.axes[:-1], PERMUTATION, "batch")
     return _with_gain(call, value, call.argument(2, "weight"), call.argument(3, "bias"))
 
 
 @rule("rms_norm")
 def rms_norm(call: Call) -> Value:
     """y = γ ⊙ x / rms x."""
-    value = call.value(call.argument(0))
-    call.lower(value.axes[-1], METRIC, "norm")
-    return _with_gain(call, value, call.argument(2, "weight"), None)
+    value, rank, weight = call.value(call.argument(0)), len(call.argument(1)), call.argument(2, "weight")
+    call.mixes(value, range(-rank, 0))
+    call.lower_all(value.axes[:-rank], PERMUTATION, "batch")
+    call.lower_all(value.axes[-rank:], METRIC, "norm")
+    if rank > 1 and isinstance(weight, fx.Node):
+        call.lower_all((*value.axes[-rank:], *call.value(weight).axes), FIXED, "norm")
+        return Value(value.axes)
+    return _with_gain(call, value, weight, None)
 
 
 def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int = -1) -> Value:
@@ -54,6 +62,7 @@ def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int =
 def softmax(call: Call) -> Value:
     """y_i = exp x_i / Σ_j exp x_j: permutations of the axis, and of every other."""
     value = call.value(call.argument(0))
+    call.mixes(value, [call.argument(1)])
     call.lower_all(value.axes, PERMUTATION, "softmax")
     return Value(value.axes)
 
@@ -88,15 +97,19 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
     return axes
 
 
-@rule("amax", "amin", "any", "all", "max", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero")
+@rule("amax", "amin", "any", "all", "max", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero",
+      "kthvalue")  # fmt: skip
 def reduction(call: Call) -> object:
     """y = f(x_1 … x_n), f symmetric: the axis permutes; of an index, the axis is what it points to."""
     if len(call.node.all_input_nodes) == 2:
         return comparison(call)
     value = call.value(call.argument(0))
     rank = len(value.axes)
-    reduced = dims_of(call.argument(1, "dim"), rank)
+    numbered = op_name(call.node) == "kthvalue"
+    reduced = dims_of(call.argument(2, "dim", -1) if numbered else call.argument(1, "dim"), rank)
     call.lower_all(value.axes, PERMUTATION, "reduction")
+    if "arg" in op_name(call.node) and len(reduced) != 1:
+        call.lower_all(value.axes, FIXED, "number read")
     results = call.node.meta["val"]
     shape = results.shape if isinstance(results, Tensor) else results[0].shape
     kept = tuple(a for i, a in enumerate(value.axes) if i not in reduced)
@@ -111,9 +124,14 @@ def reduction(call: Call) -> object:
 @rule("cumsum", "cumprod", "diff", "cummax", "cummin", "cumsum_")
 def running(call: Call) -> object:
     """y_i = f(x_1 … x_i): the axis keeps its order; sums and differences leave the other axes free."""
-    axes = list(call.value(call.argument(0)).axes)
+    value = call.value(call.argument(0))
+    axes = list(value.axes)
     linear = op_name(call.node) in ("cumsum", "diff", "cumsum_")
     dim = (call.argument(2, "dim", -1) if op_name(call.node) == "diff" else call.argument(1, "dim", -1)) % len(axes)
+    call.mixes(value, [dim])
+    if len(call.node.all_input_nodes) > 1:  # entries to begin or end with
+        operands = [call.value(a) for a in call.node.all_input_nodes if a in call.found.values]
+        call.lower_all([a for o in operands for a in o.axes], FIXED, "running")
     for i, axis in enumerate(axes):
         if i == dim or not linear:
             call.lower(axis, FIXED if i == dim else PERMUTATION, "running")
@@ -141,8 +159,8 @@ def vector_norm(call: Call) -> Value:
 @rule("var", "std")
 def variance(call: Call) -> Value:
     """y = Σ_i (x_i - mean x)² / n."""
-    value = call.value(call.argument(0))
-    reduced = dims_of(call.argument(1, "dim"), len(value.axes))
+    value, dims = call.value(call.argument(0)), call.argument(1, "dim")
+    reduced = dims_of(None if isinstance(dims, bool) else dims, len(value.axes))  # var(x, unbiased) is of all
     for i, axis in enumerate(value.axes):
         call.lower(axis, PERMUTATION if i not in reduced or len(reduced) > 1 else ONES, "norm")
         if i in reduced:
@@ -157,7 +175,8 @@ def group_norm(call: Call) -> Value:
     value, groups = call.value(call.argument(0)), call.argument(1)
     axes = list(value.axes)
     outer, inner = split_product(axes[1], groups)
-    call.lower(outer, PERMUTATION, "batch")
+    call.mixes(Value((axes[0], outer, inner, *axes[2:])), range(2, len(axes) + 1))
+    call.lower_all((axes[0], outer), PERMUTATION, "batch")
     call.lower_all(axes[2:], FIXED, "positions")
     call.lower(inner, METRIC, "norm")
     call.lower(inner, ONES, "norm")
@@ -168,6 +187,8 @@ def group_norm(call: Call) -> Value:
 def instance_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - mean x_c) / std x_c + β_c: each channel by itself."""
     value = call.value(call.argument(0))
+    call.mixes(value, range(2, len(value.axes)))
+    call.lower(value.axes[0], PERMUTATION, "batch")
     call.lower(value.axes[1], monomial(Scalars.SIGN), "norm")
     call.lower_all(value.axes[2:], FIXED, "positions")
     return _with_gain(call, value, call.argument(1, "weight"), call.argument(2, "bias"), at=1)
@@ -187,6 +208,7 @@ def native_batch_norm(call: Call) -> tuple[Value, ...]:
 
 def _affine_by_channel(call: Call, eps: float) -> Value:
     value = call.value(call.argument(0))
+    call.lower_all((value.axes[0], *value.axes[2:]), ONES, "broadcast")
     stored = [call.value(a) if isinstance(a, fx.Node) else None for a in call.node.args[1:5]]
     names = [s.parameter if s is not None else None for s in stored]
     for statistic in stored[2:]:

@@ -16,7 +16,12 @@ from hf_align.symmetry.spaces import Axis, cut, fresh
 @rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",
                   "type_as", "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
 def unchanged(call: Call) -> object:
-    """y = x."""
+    """y = x; as an integer, a function of one entry."""
+    before, after = call.node.args[0].meta["val"], call.node.meta["val"]  # type: ignore[union-attr]
+    if before.is_floating_point() and not (after.is_floating_point() or after.is_complex()):
+        value = call.value(call.argument(0))
+        call.lower_all(value.axes, PERMUTATION, "rounding")
+        return Value(value.axes)
     return call.raw(call.argument(0))
 
 
@@ -30,9 +35,8 @@ def negative(call: Call) -> Value:
       "clamp_max", "elu", "hardswish", "hardsigmoid", "mish", "cos", "log_sigmoid", "logical_not", "bitwise_not",
       "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "log2", "log10", "expm1", "exp2", "floor", "ceil",
       "round", "trunc", "nan_to_num", "remainder", "fmod", "floor_divide", "clip", "celu", "selu", "silu_", "acos",
-      "cosh", "bucketize", "isin", "isfinite", "softmin", "hardswish_", "logit", "threshold", "erfc", "clamp_",
-      "clamp_min_", "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor",
-      "frac")  # fmt: skip
+      "cosh", "bucketize", "isin", "isfinite", "hardswish_", "logit", "threshold", "erfc", "clamp_", "clamp_min_",
+      "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac")  # fmt: skip
 def function_of_one_entry(call: Call) -> Value:
     """y_i = f(x_i): only permutations commute with a general f."""
     value = call.value(call.argument(0) if _is_data(call, call.argument(0)) else call.node.all_input_nodes[0])
@@ -45,8 +49,8 @@ def function_of_one_entry(call: Call) -> Value:
     return _broadcast(call, value)
 
 
-@rule("tanh", "tanh_", "sin", "erf", "asin", "atan", "sinh", "asinh", "tan", "softsign", "sign", "sgn", "hardshrink",
-      "softshrink", "tanhshrink")  # fmt: skip
+@rule("tanh", "tanh_", "sin", "erf", "asin", "atan", "sinh", "asinh", "tan", "sign", "sgn", "hardshrink",
+      "softshrink")  # fmt: skip
 def odd_function(call: Call) -> Value:
     """y_i = f(x_i), f(-x) = -f(x): permutations and signs."""
     value = call.value(call.argument(0))
@@ -66,13 +70,12 @@ def homogeneous_function(call: Call) -> Value:
 def power(call: Call) -> object:
     """y_i = x_i^p: the square is a product, which may turn out to be half of a length."""
     exponent = call.constant(call.argument(1, default=2))
-    if not _is_data(call, call.argument(0)):
+    if not _is_data(call, call.argument(0)) or not isinstance(exponent, (int, float)):
         return function_of_one_entry(call)
     value = call.value(call.argument(0))
     if exponent == 2:
         return Product(value, value)
-    odd = isinstance(exponent, (int, float)) and exponent % 2 == 1
-    call.lower_all(value.axes, monomial(Scalars.SIGN) if odd else PERMUTATION, "pointwise")
+    call.lower_all(value.axes, monomial(Scalars.SIGN) if exponent % 2 == 1 else PERMUTATION, "pointwise")
     return Value(value.axes)
 
 
@@ -80,6 +83,8 @@ def power(call: Call) -> object:
 def addition(call: Call) -> Value:
     """y = a ± b: one element for both operands; a constant along an axis asks g1 = 1."""
     left, right = call.argument(0), call.argument(1)
+    if "lerp" in str(call.node.target) and isinstance(call.argument(2), fx.Node):
+        return function_of_one_entry(call)
     if _is_data(call, left) and _is_data(call, right):
         pairs = aligned(call.value(left).axes, call.value(right).axes)
         return Value(tuple(_joined(call, x, y) for x, y in pairs))
@@ -115,12 +120,12 @@ def multiplication(call: Call) -> object:
         if (gain := _offset_gain(call, left, right)) is not None:
             return gain
         a, b = call.value(left), call.value(right)
-        division = "div" in str(call.node.target)
-        for weight, value in ((b, a),) if division else ((b, a), (a, b)):
+        if "div" in str(call.node.target):
+            call.lower_all(b.axes, PERMUTATION, "divisor")
+            return Product(a, b)
+        for weight, value in ((b, a), (a, b)):
             if weight.parameter is not None and value.parameter is None and _is_vector_along_last(weight, value):
                 return _gain(call, weight, value)
-        if division:
-            call.lower_all(b.axes, PERMUTATION, "divisor")
         return Product(a, b)
     value, constant = (left, right) if _is_data(call, left) else (right, left)
     axes = call.value(value).axes

@@ -113,13 +113,14 @@ def permute(call: Call) -> Value | Rows:
 
 @rule_for_numbers("movedim")
 def movedim(call: Call) -> Value:
-    """One axis to another place."""
+    """Axes to other places."""
     value = call.value(call.argument(0))
-    axes = list(value.axes)
-    sources, targets = (dims_of(call.argument(i), len(axes)) for i in (1, 2))
-    for source, target in zip(sources, targets, strict=True):
-        axes.insert(target, axes.pop(source))
-    return rearranged(value, axes)
+    rank = len(value.axes)
+    sources, targets = (dims_of(call.argument(i), rank) for i in (1, 2))
+    order = [i for i in range(rank) if i not in sources]
+    for target, source in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, source)
+    return rearranged(value, (value.axes[i] for i in order))
 
 
 @rule_for_numbers("unsqueeze")
@@ -324,8 +325,9 @@ def moved_along(call: Call) -> Value:
     """y_i = x_π(i) with a fixed π."""
     value = call.value(call.argument(0))
     dims = call.argument(2, "dims") if "roll" in str(call.node.target) else call.argument(1)
-    for i in dims_of(dims or None, len(value.axes)):
-        call.lower(value.axes[i], FIXED, "order")
+    moved = dims_of(dims or None, len(value.axes))
+    call.mixes(value, moved)
+    call.lower_all((value.axes[i] for i in moved), FIXED, "order")
     return rearranged(value, value.axes)
 
 

@@ -1,0 +1,125 @@
+"""Models that transformers does not know go the way of all others: registered in Python, or with code of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from oddball import OddballConfig, OddballForCausalLM
+from safetensors.torch import load_file
+from test_merge import run
+from torch import Tensor
+from transformers.models.auto import configuration_auto, modeling_auto
+
+from hf_align.symmetry.certify import certify
+from hf_align.symmetry.derive import derive
+from hf_align.trace import read_config, trace
+
+IDS = torch.randint(29, (4, 9), generator=torch.Generator().manual_seed(5))
+"""Enough words and few enough channels that what one layer does to each word determines its weights."""
+
+
+def tiny(**changes: object) -> OddballConfig:
+    sizes = dict(vocab_size=29, hidden_size=6, intermediate_size=5, architectures=["OddballForCausalLM"])
+    return OddballConfig(**{**sizes, **changes})
+
+
+def save(folder: Path, seed: int, **changes: object) -> Path:
+    torch.manual_seed(seed)
+    model = OddballForCausalLM(tiny(num_hidden_layers=2, **changes))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn_like(weight) * 0.4 + ("norm" in name))
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path, **how: object) -> Tensor:
+    with torch.no_grad():
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **how)(IDS).logits
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    transformers.AutoConfig.register("oddball", OddballConfig)
+    transformers.AutoModelForCausalLM.register(OddballConfig, OddballForCausalLM)
+    yield
+    configuration_auto.CONFIG_MAPPING._extra_content.pop("oddball")
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.pop(OddballConfig)
+
+
+@pytest.fixture
+def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two checkpoints that bring their modelling code along."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, seed in (("a", 0), ("b", 1)):
+        folder = save(tmp_path / name, seed)
+        config = json.loads((folder / "config.json").read_text())
+        config["auto_map"] = {"AutoConfig": "oddball.OddballConfig",
+                              "AutoModelForCausalLM": "oddball.OddballForCausalLM"}  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config))
+        shutil.copyfile(Path(__file__).with_name("oddball.py"), folder / "oddball.py")
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.mark.parametrize(("tied", "dimensions"), [(True, 93), (False, 114)])
+def test_sound_and_complete(tied: bool, dimensions: int, registered: None) -> None:
+    """V·O 2·36; MLP 5; norm gain 6; gains of queries against keys 2 planes and 2 more; biases of the two branches 6;
+    untied also O(6) and the last gain."""
+    certificate = certify(tiny(tie_word_embeddings=tied))
+    assert certificate.sound and certificate.leak < 1e-9 and not certificate.unknown_ops
+    assert (certificate.found, certificate.nullity, certificate.missing) == (dimensions, dimensions, {})
+
+
+def test_its_groups(registered: None) -> None:
+    spec = derive(trace(tiny(tie_word_embeddings=False)))
+    groups = {name: space.group.name for name, space in spec.spaces.items() if space.group}
+    assert sorted(groups.values()) == ["GeneralLinear", "Orthogonal", "Permutation", "PositiveScaledPermutation",
+                                       "Scaling"]  # fmt: skip
+    ((inner,),) = (axis[0] for axis in spec.parameters["blocks.0.down.weight"][1:])
+    assert inner.power == 2 and groups[str(inner.space)] == "PositiveScaledPermutation"
+
+
+def test_align_keeps_the_function(registered: None, tmp_path: Path) -> None:
+    a, b = save(tmp_path / "a", 0), save(tmp_path / "b", 1)
+    assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 0
+    before, after = logits(b), logits(tmp_path / "out")
+    assert float((before - after).abs().max()) < 1e-4 * float(before.abs().max())
+    stored = [load_file(p / "model.safetensors") for p in (b, tmp_path / "out")]
+    assert not torch.equal(*(s["blocks.0.up.weight"] for s in stored))
+
+
+def test_a_merge_of_checkpoints_with_their_own_code(
+    with_code: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = with_code
+    for weight, source in ((0, a), (1, b)):
+        out = tmp_path / f"end{weight}"
+        assert run("merge", a, b, "-o", out, "--trust-remote-code", "--weight", weight, "--quiet") == 0
+        before, after = (logits(p, trust_remote_code=True) for p in (source, out))
+        assert float((before - after).abs().max()) < 1e-4 * float(before.abs().max())
+    assert run("merge", a, b, "-o", tmp_path / "half", "--trust-remote-code", "--quiet") == 0
+    ends = [load_file(tmp_path / n / "model.safetensors") for n in ("end0", "end1", "half")]
+    for name in ends[0]:
+        torch.testing.assert_close((ends[0][name] + ends[1][name]) / 2, ends[2][name])
+    assert logits(tmp_path / "half", trust_remote_code=True).isfinite().all()
+    assert type(read_config(tmp_path / "half", trust_remote_code=True)).__module__.startswith("transformers_modules")
+
+
+def test_code_that_is_not_trusted_does_not_run(
+    with_code: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (with_code[0] / "oddball.py").write_text("raise SystemExit('it ran')\n")
+    assert run("merge", *with_code, "-o", tmp_path / "out", "--quiet") == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and "trust" in error[0]
+    assert not (tmp_path / "out").exists()
+
+
