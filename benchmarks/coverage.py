@@ -6,7 +6,7 @@
 One class for each model type (causal LM first, then masked LM, seq2seq, image classification, speech, the base model,
 sequence classification), in the smallest copy that its config class accepts. Each runs in a process of its own, with a
 limit of time and memory. `--results FILE` keeps what was measured, one JSON object a line; classes found there are not
-measured again.
+measured again. `--counted 0` is quick and only checks soundness; a later run without it adds the counts.
 """
 
 from __future__ import annotations
@@ -243,6 +243,11 @@ def _line(row: Row) -> str:
     return f"{row.model_type}: {row.found} of {row.nullity}; missing in {where}"
 
 
+def _uncounted(row: Row, counted: int) -> bool:
+    """Whether a row comes from a run that only checked soundness."""
+    return row.sound and row.nullity is None and row.parameters <= counted and not row.reason
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="model types or classes; all if none is given")
@@ -261,7 +266,9 @@ def main() -> None:
     done: dict[str, Row] = {}
     if chosen.results.exists():
         done = {r["name"]: Row(**r) for r in map(json.loads, chosen.results.read_text().splitlines())}
-    todo = [r for r in rows if chosen.again or chosen.only or r.name not in done]
+    todo = [
+        r for r in rows if chosen.again or chosen.only or r.name not in done or _uncounted(done[r.name], chosen.counted)
+    ]
     for row in sweep(todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted):
         done[row.name] = row
         with chosen.results.open("a") as file:

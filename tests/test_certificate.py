@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from torch import Tensor
 
 from hf_align.symmetry import attention_biases, derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
@@ -87,6 +88,9 @@ def test_an_unfolded_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not certify(tiny_llama()).sound
 
 
-def test_a_forgotten_key_bias_is_unsound_or_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_biases, "reaches_softmax", lambda node, program: True)
-    assert not holds(certify(tiny_gpt2()))
+def test_a_value_bias_taken_for_a_key_bias_is_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always_a_key(product: object, labels: Tensor, found: object) -> attention_biases._Fate:
+        return attention_biases._Fate(labels[labels >= 0].unique(), is_key=True)
+
+    monkeypatch.setattr(attention_biases, "_key_or_value", always_a_key)
+    assert not certify(tiny_gpt2()).sound
