@@ -91,11 +91,33 @@ class Program:
     candidate: int
 
     @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        """Every floating point tensor that the model returns."""
+        (results,) = next(n for n in self.graph.nodes if n.op == "output").args
+        flat: list[fx.Node] = []
+
+        def visit(node: fx.Node) -> fx.Node:
+            flat.append(node)
+            return node
+
+        fx.node.map_arg(results, visit)
+        return tuple(o for o in flat if isinstance(o.meta["val"], Tensor) and o.meta["val"].is_floating_point())
+
+    @property
     def output(self) -> fx.Node:
         """The tensor that the model is judged by: the first floating point output."""
-        (outputs,) = next(n for n in self.graph.nodes if n.op == "output").args
-        flat = [o for o in (outputs if isinstance(outputs, (tuple, list)) else [outputs]) if isinstance(o, fx.Node)]
-        return next(o for o in flat if o.meta["val"].is_floating_point())
+        return self.outputs[0]
+
+    @property
+    def interface(self) -> tuple[fx.Node, ...]:
+        """The judged output, and every other that is not only a stage on the way to it."""
+        stages, stack = set(), [self.output]
+        while stack:
+            for operand_ in stack.pop().all_input_nodes:
+                if operand_ not in stages:
+                    stages.add(operand_)
+                    stack.append(operand_)
+        return tuple(o for o in self.outputs if o not in stages)
 
 
 class _WeightsOnMeta(TorchFunctionMode):
@@ -338,7 +360,9 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             known = all(a in constants for a in node.all_input_nodes)
             if known or op_name(node) in _ONLY_SHAPES:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
-                constants[node] = node.target(*args, **kwargs)
+                value = node.target(*args, **kwargs)
+                blank = "empty" in op_name(node) and isinstance(value, Tensor)  # whatever memory held is no constant
+                constants[node] = torch.zeros_like(value) if blank else value
 
 
 _ONLY_SHAPES = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",

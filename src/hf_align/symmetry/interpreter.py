@@ -25,6 +25,7 @@ from hf_align.symmetry.spaces import (
     lower,
     pair_atoms,
     product,
+    require_same_order,
     unify,
 )
 from hf_align.trace import Program, evidence, op_name
@@ -217,6 +218,7 @@ class Call:
 
 def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
     """See `Call.tie`."""
+    require_same_order(left, right)
     _mould(left, right)
     atoms: list[tuple[Axis, Axis]] = []
     pair_atoms(left, right, lambda x, y: atoms.append((x, y)))
@@ -378,17 +380,19 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     """y = R(position) x: what is left is the commutant of the rotations."""
     call = Call(region.output, found)
     value = call.value(region.base)
-    whole = value.axes[-1].root.space.kind is Kind.ATOM
-    call.lower(value.axes[-1], Bound(rotations=region.rotations) if whole else FIXED, "rotary")
+    last = value.axes[-1].root
+    whole = last.space.kind is Kind.ATOM and not last.order
+    call.lower(last, Bound(rotations=region.rotations) if whole else FIXED, "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
-    return Value(value.axes)
+    if not region.order:
+        return Value(value.axes)
+    return Value((*value.axes[:-1], Axis(last.space, last.is_dual, region.order)))
 
 
 def _pin_outputs(found: Interpretation) -> None:
     """What the model returns is its interface."""
-    output = next(n for n in found.program.graph.nodes if n.op == "output")
-    for node in output.all_input_nodes:
-        if isinstance(found.values.get(node), (Value, Product)):
+    for node in found.program.interface:
+        if isinstance(found.values.get(node), (Value, Product, Rows)):
             call = Call(node, found)
             for axis in call.value(node).axes:
                 lower(axis, FIXED, evidence(node, "output"))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.rotations import Rotations, reordering
 from hf_align.trace import Program, op_name
 
 _LINEAR = frozenset(
@@ -63,12 +63,16 @@ _REACH = 6
 
 @dataclass(frozen=True)
 class LinearRegion:
-    """A constant linear map from `base` to `output` along their last axis; `inner` are the nodes it replaces."""
+    """A constant linear map from `base` to `output` along their last axis; `inner` are the nodes it replaces.
+
+    `order` says which coordinate of the base each entry of the output shows, if they are shown in another order.
+    """
 
     base: fx.Node
     output: fx.Node
     inner: frozenset[fx.Node]
     rotations: Rotations
+    order: tuple[int, ...] = ()
 
 
 def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
@@ -95,9 +99,9 @@ def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program
             break
         base = parent[base]
         nodes = _between(base, output, program)
-        rotations = _rotations(nodes, base, output, program)
-        if rotations is not None:
-            found = LinearRegion(base, output, frozenset(nodes) - {output}, rotations)
+        rotated = _rotations(nodes, base, output, program)
+        if rotated is not None:
+            found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated)
     return found
 
 
@@ -137,8 +141,11 @@ def _meet(
     return a
 
 
-def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Program) -> Rotations | None:
-    """The rotations that a region applies to the last axis of its base, verified on random input."""
+def _rotations(
+    nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Program
+) -> tuple[Rotations, tuple[int, ...]] | None:
+    """The rotations that a region applies to the last axis of its base, and in which order it leaves the coordinates;
+    verified on random input."""
     if not isinstance(base.meta["val"], Tensor):  # the pieces of a split
         return None
     shape, result = base.meta["val"].shape, output.meta["val"].shape
@@ -159,8 +166,16 @@ def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Pr
         if torch.equal(maps, maps.narrow(axis, 0, 1).expand_as(maps)):
             maps = maps.narrow(axis, 0, 1)
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
-    order = (distinct - torch.eye(size, dtype=torch.float64)).abs().amax((-1, -2)).argsort()
-    return Rotations.from_maps(distinct[order]) if len(distinct) > 1 else None
+    order = reordering(distinct)
+    if len(distinct) == 1 or order is None:
+        return None
+    unchanged = torch.eye(size, dtype=torch.float64)
+    distinct = unchanged[:, list(order)] @ distinct
+    nearest = (distinct - unchanged).abs().amax((-1, -2)).argsort()
+    rotations = Rotations.from_maps(distinct[nearest])
+    if rotations is None:
+        return None
+    return rotations, () if order == tuple(range(size)) else order
 
 
 def _between(base: fx.Node, output: fx.Node, program: Program) -> list[fx.Node]:

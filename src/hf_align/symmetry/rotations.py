@@ -72,6 +72,24 @@ class Rotations:
         return torch.allclose(built, maps, atol=_TOLERANCE)
 
 
+def reordering(maps: Tensor) -> tuple[int, ...] | None:
+    """Which coordinate each one shows at position zero, if some map is a multiple of a permutation.
+
+    Args:
+        maps: [positions, size, size] float64.
+    """
+    sizes = maps.abs().amax((-1, -2), keepdim=True)
+    pattern = (maps.abs() > _TOLERANCE * sizes).double()
+    same = (maps - maps.sum(-1, keepdim=True) * pattern).abs().amax((-1, -2)) < _TOLERANCE
+    plain = (pattern.sum(-1) == 1).all(-1) & (pattern.sum(-2) == 1).all(-1) & same
+    plain &= ((maps.sum(-1) - maps.sum(-1)[:, :1]).abs() < _TOLERANCE).all(-1)
+    chosen = plain.nonzero()[:, 0].tolist()
+    if not chosen:
+        return None
+    identity = [k for k in chosen if torch.equal(pattern[k], torch.eye(maps.shape[-1], dtype=torch.float64))]
+    return tuple(pattern[(identity or chosen)[0]].argmax(-1).tolist())
+
+
 def _classes_of_equal_frequency(angles: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
     classes: list[tuple[Tensor, list[tuple[int, int]]]] = []
     for (i, j), angle in angles.items():

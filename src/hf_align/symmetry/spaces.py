@@ -52,10 +52,15 @@ class Space:
 
 @dataclass(frozen=True)
 class Axis:
-    """A space as one tensor carries it: primal (g acts) or dual (g⁻ᵀ acts)."""
+    """A space as one tensor carries it: primal (g acts) or dual (g⁻ᵀ acts).
+
+    Attributes:
+        order: which coordinate of the space each entry is, where an op has reordered them.
+    """
 
     space: Space
     is_dual: bool = False
+    order: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -63,7 +68,7 @@ class Axis:
 
     @property
     def dual(self) -> Axis:
-        return Axis(self.space, not self.is_dual)
+        return Axis(self.space, not self.is_dual, self.order)
 
     def _oriented(self, parts: Iterable[Axis]) -> tuple[Axis, ...]:
         return tuple(p.dual if self.is_dual else p for p in parts)
@@ -72,7 +77,8 @@ class Axis:
     def root(self) -> Axis:
         axis = self
         while axis.space.link is not None:
-            axis = axis.space.link.dual if axis.is_dual else axis.space.link
+            link = axis.space.link.dual if axis.is_dual else axis.space.link
+            axis = Axis(link.space, link.is_dual, axis.order)
         return axis
 
     @property
@@ -135,14 +141,26 @@ def lower(axis: Axis, bound: Bound, why: Evidence) -> None:
             atom.space.evidence.append(why)
 
 
+def require_same_order(a: Axis, b: Axis) -> None:
+    """Entries correspond only where both show the coordinates of their spaces in the same order.
+
+    Raises:
+        SpaceMismatchError: they do not.
+    """
+    if a.order != b.order:
+        raise SpaceMismatchError("reordered coordinates meet others")
+
+
 def bind(axis: Axis, target: Axis) -> None:
     """Replace the atom `axis` by `target`, which inherits its bound."""
     axis, target = axis.root, target.root
+    require_same_order(axis, target)
     if axis.space is target.space:
         return
     if any(atom.space is axis.space for atom in target.atoms):
         raise SpaceMismatchError("an axis would contain itself")
-    axis.space.link = target.dual if axis.is_dual else target
+    plain = Axis(target.space, target.is_dual)
+    axis.space.link = plain.dual if axis.is_dual else plain
     bound = axis.space.bound
     if bound.rotations is not None and target.space.kind is not Kind.ATOM:
         bound = FIXED
@@ -297,6 +315,7 @@ def unify(a: Axis, b: Axis, why: Evidence | None = None) -> None:
 
     def join(x: Axis, y: Axis) -> None:
         x, y = x.root, y.root
+        require_same_order(x, y)
         if x.space is y.space:
             if x.is_dual != y.is_dual and why is not None:
                 lower(x, METRIC, why)

@@ -121,7 +121,7 @@ class _System:
     def run(self) -> None:
         for node in self.program.graph.nodes:
             if node.op == "output":
-                for result in node.all_input_nodes:
+                for result in self.program.interface:
                     self._demand(self.shift.get(result))
             elif node.op == "call_function" and node not in self.program.constants:
                 result = self._step(node)
