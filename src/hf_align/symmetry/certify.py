@@ -301,12 +301,13 @@ def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
 
 
 def _orthonormal(directions: Tensor) -> Tensor:
-    """An orthonormal basis of the span of rows."""
-    unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    if not len(unit):
-        return unit
+    """An orthonormal basis of the span of rows; rows that are zero up to rounding are no directions."""
+    if not directions.numel():
+        return directions[:0]
+    lengths = directions.norm(dim=1, keepdim=True)
+    unit = (directions / lengths.clamp_min(1e-300))[lengths[:, 0] > 1e-9 * lengths.max()]
     _, s, vh = torch.linalg.svd(unit, full_matrices=False)
-    return vh[: int((s > 1e-9 * s[0]).sum())]
+    return vh[: int((s > 1e-9 * s[:1]).sum())]
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
