@@ -132,8 +132,12 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
     name = op_name(user)
     if name in PASSES or name in ("add", "sub", "cat"):
         return True
+    if name == "embedding":
+        return user.args[0] is node
     if name == "linear" or name.startswith("conv"):
         return user.args[0] is not node
     if name in ("matmul", "mm", "bmm"):
         return axis == (-1 if user.args[1] is node else -2)
+    if name == "addmm":
+        return axis == (-2 if user.args[1] is node else -1)
     return False
