@@ -11,6 +11,8 @@ from torch import Tensor, fx
 from hf_align.trace import Program, op_name
 
 _CASTS = ("to", "_to_copy", "type_as", "float")
+_BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
+"""Where ε stands among the operands."""
 
 
 def execute(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
@@ -49,7 +51,20 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()
     if name == "slice_scatter" and len(args) > 4:  # an open end does not survive vmap
         args = (*args[:4], min(args[4], args[0].shape[args[2]]), *args[5:])
+    if name in _BATCH_NORMS:  # nor one by the statistics, which are weights here
+        normed = _batch_norm(*args[:5], eps=args[_BATCH_NORMS[name]])
+        return normed if name == "batch_norm" else (normed, args[3], args[4])
     if name in ("softmax", "log_softmax", "mean", "sum", "cumsum"):
         args = tuple(a for a in args if not isinstance(a, torch.dtype))
         kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _batch_norm(
+    value: Tensor, gain: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
+    """y_nc… = γ_c (x_nc… - μ_c) / √(σ²_c + ε) + β_c."""
+    shape = (-1, *[1] * (value.dim() - 2))
+    scale = (variance + eps).rsqrt() * (1.0 if gain is None else gain)
+    shift = (0.0 if bias is None else bias) - mean * scale
+    return value * scale.reshape(shape) + shift.reshape(shape)

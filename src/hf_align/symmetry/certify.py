@@ -302,9 +302,9 @@ def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
 
 def _orthonormal(directions: Tensor) -> Tensor:
     """An orthonormal basis of the span of rows, which are of unit length or shorter."""
+    if not directions.numel():
+        return directions[:0]
     kept = _unit(directions[directions.norm(dim=1) > 1e-9])
-    if not len(kept):
-        return kept
     _, s, vh = torch.linalg.svd(kept, full_matrices=False)
     return vh[: int((s > 1e-9 * s[0]).sum())]
 

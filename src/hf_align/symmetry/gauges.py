@@ -152,4 +152,6 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
         return user.args[1] is not node
     if name in ("matmul", "mm", "bmm"):
         return axis == (-1 if user.args[1] is node else -2)
+    if name == "addmm":
+        return axis == (-2 if user.args[1] is node else -1)
     return False

@@ -100,7 +100,7 @@ def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program
         base = parent[base]
         nodes = _between(base, output, program)
         rotated = _rotations(nodes, base, output, program)
-        if rotated is not None:
+        if rotated is not None and not (rotated[0].still and rotated[1]):  # the part that turns is a region itself
             found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated)
     return found
 

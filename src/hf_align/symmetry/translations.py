@@ -114,7 +114,12 @@ class _System:
 
     def _weight(self, node: fx.Node, position: int) -> Tensor | None:
         argument = node.args[position] if len(node.args) > position else None
-        return self.weights[self.program.parameters[argument]] if isinstance(argument, fx.Node) else None
+        if not isinstance(argument, fx.Node):
+            return None
+        if op_name(argument) == "add" and len(argument.all_input_nodes) == 1:  # a gain written as 1 + w
+            offset = next(a for a in argument.args if not isinstance(a, fx.Node))
+            return self.weights[self.program.parameters[argument.all_input_nodes[0]]] + offset
+        return self.weights[self.program.parameters[argument]]
 
     # The interpretation.
 
