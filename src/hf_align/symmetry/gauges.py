@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.attention_biases import attention_biases
 from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
 from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
-from hf_align.symmetry.passing import PASSES, read_once
+from hf_align.symmetry.passing import PASSES, is_centred, read_once, subtracts_mean
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 
@@ -33,7 +33,8 @@ class Folding:
 def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ...]:
     """The gauges of an architecture in the order in which they must be fixed."""
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
-    return (*statistics, *_gains(found, folded), *attention_biases(found), *_centred_writers(found))
+    ones = frozenset(f.gain.node for f in folded if f.writer is not None)
+    return (*statistics, *_gains(found, folded), *attention_biases(found), *_centred_writers(found, ones))
 
 
 def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
@@ -56,7 +57,7 @@ def _sees_one_place(reading: Reading, found: Interpretation) -> bool:
 
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     gain, node = folding.gain, folding.gain.node
-    centred = op_name(node) == "layer_norm"
+    centred = op_name(node) == "layer_norm" or any(is_centred(a) for a in node.all_input_nodes)
     at = _BIAS_AT.get(op_name(node), len(node.args))
     bias_node = node.args[at] if len(node.args) > at else None
     bias = found.values[bias_node].parameter if isinstance(bias_node, fx.Node) else None
@@ -106,37 +107,67 @@ def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
     return None
 
 
-def _centred_writers(found: Interpretation) -> Iterator[CentreWriter]:
-    memo: dict[tuple[fx.Node, Axis], bool] = {}
+def _centred_writers(found: Interpretation, ones: frozenset[fx.Node]) -> Iterator[CentreWriter]:
+    """`ones` are products by gains that are one by the time that writers are centred."""
+    means = _Means(found, ones)
     for node, name in found.program.parameters.items():
         for i, axis in enumerate(found.weights[name].axes):
-            if axis.root.space.kind is Kind.ATOM and axis.size > 1 and _mean_is_lost(node, axis.root, found, memo):
+            if axis.root.space.kind is Kind.ATOM and axis.size > 1 and means.is_lost(node, axis.root):
                 yield CentreWriter(name, i)
 
 
-def _mean_is_lost(node: fx.Node, atom: Axis, found: Interpretation, memo: dict[tuple[fx.Node, Axis], bool]) -> bool:
-    """Whether every use of a node's value is blind to its mean along the axis with this atom."""
-    key = (node, atom)
-    if key not in memo:
-        values = found.values.get(node)
-        axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
-        at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
-        memo[key] = bool(node.users) and len(at) == 1 and all(
-            _is_blind(u, node, at[0] - len(axes[0])) or (_passes(u, node, at[0] - len(axes[0]))
-                                                         and _mean_is_lost(u, atom, found, memo))
-            for u in node.users
-        )  # fmt: skip
-    return memo[key]
+class _Means:
+    """Follows the mean of a value along an axis to where it is subtracted, or seen."""
+
+    def __init__(self, found: Interpretation, ones: frozenset[fx.Node]) -> None:
+        self.found = found
+        self.ones = ones
+        self.memo: dict[tuple[fx.Node, Axis], bool] = {}
+
+    def is_lost(self, node: fx.Node, atom: Axis) -> bool:
+        """Whether every use of a node's value is blind to its mean along the axis with this atom."""
+        key = (node, atom)
+        if key not in self.memo:
+            values = self.found.values.get(node)
+            axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
+            at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
+            place = at[0] - len(axes[0]) if len(at) == 1 else 0
+            self.memo[key] = bool(node.users) and place < 0 and all(self._use(u, node, atom, place) for u in node.users)
+        return self.memo[key]
+
+    def _use(self, user: fx.Node, node: fx.Node, atom: Axis, place: int) -> bool:
+        if _is_blind(user, node, place):
+            return True
+        if op_name(user) == "topk":
+            return self._chosen(user, place)
+        scaled = user in self.ones or (op_name(user) in ("mul", "div") and self._by_number(user, node))
+        return (scaled or _passes(user, node, place)) and self.is_lost(user, atom)
+
+    def _by_number(self, user: fx.Node, node: fx.Node) -> bool:
+        """Whether the other factor is one constant number."""
+        others = [a for a in user.all_input_nodes if a is not node]
+        constants = self.found.program.constants
+        return user.args[0] is node and all(a in constants and constants[a].numel() == 1 for a in others)
+
+    def _chosen(self, user: fx.Node, place: int) -> bool:
+        """The largest entries are the same ones; their own mean must be lost."""
+        for child in user.users:
+            value = self.found.values[child]
+            if child.args[1] == 0 and not self.is_lost(child, value.axes[place].root):
+                return False
+        return True
 
 
 def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
-    """Whether an op subtracts the mean along an axis (counted from behind)."""
+    """Whether an op subtracts the mean along an axis (counted from behind), or only computes it for that."""
     args: list[Any] = list(user.args)
     if op_name(user) == "layer_norm":
         return args[0] is node and axis == -1 and len(args[1]) == 1
     if op_name(user) == "softmax":
         return axis in (args[1], args[1] - node.meta["val"].dim())
-    return False
+    if op_name(user) == "mean":
+        return axis == -1 and all(subtracts_mean(u) and u.args[1] is user for u in user.users)
+    return axis == -1 and subtracts_mean(user)
 
 
 def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:

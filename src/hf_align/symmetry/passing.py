@@ -33,9 +33,10 @@ def reaches_softmax(node: fx.Node, program: Program) -> bool:
         scalar = op_name(user) in ("mul", "div") and not any(
             a is not node and (a not in constants or constants[a].numel() > 1) for a in user.all_input_nodes
         )
-        mask = op_name(user) in ("add", "masked_fill") and all(
-            a is node or a in constants for a in user.all_input_nodes
+        joined = op_name(user) in ("add", "masked_fill", "where", "maximum") or (
+            op_name(user) == "max" and len(user.all_input_nodes) == 2
         )
+        mask = joined and all(a is node or a in constants for a in user.all_input_nodes)
         reshaped = op_name(user) in ("view", "reshape", "_unsafe_view") and (
             user.meta["val"].shape[-1] == node.meta["val"].shape[-1])  # fmt: skip
         passes = reshaped or op_name(user) in ("to", "_to_copy", "dropout", "contiguous", "clone")
@@ -65,3 +66,31 @@ def stored_matrix(node: fx.Node, program: Program) -> tuple[fx.Node, bool] | Non
 
 
 _FLIPS = frozenset(("t", "numpy_T", "transpose", "permute"))
+
+
+def is_centred(node: fx.Node) -> bool:
+    """Whether a value has mean zero along its last axis: x - mean x, times factors that do not vary along it."""
+    while op_name(node) in ("to", "_to_copy", "contiguous", "mul", "div"):
+        inputs = [a for a in node.all_input_nodes if a.meta["val"].dim() and a.meta["val"].shape[-1] > 1]
+        if len(inputs) != 1:
+            return False
+        node = inputs[0]
+    return subtracts_mean(node)
+
+
+def subtracts_mean(node: fx.Node) -> bool:
+    """x - mean x over the last axis."""
+    if op_name(node) != "sub" or len(node.all_input_nodes) != 2:
+        return False
+    value, mean = node.args[0], node.args[1]
+    return isinstance(mean, fx.Node) and op_name(mean) == "mean" and _same_value(mean.args[0], value) and (
+        mean.args[1] in (-1, [-1]))  # fmt: skip
+
+
+def _same_value(a: object, b: object) -> bool:
+    """The same node, but for casts."""
+    while isinstance(a, fx.Node) and op_name(a) in ("to", "_to_copy"):
+        a = a.args[0]
+    while isinstance(b, fx.Node) and op_name(b) in ("to", "_to_copy"):
+        b = b.args[0]
+    return a is b

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.passing import reaches_softmax, stored_matrix, sums_to_one
+from hf_align.symmetry.passing import is_centred, reaches_softmax, stored_matrix, sums_to_one
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
@@ -92,16 +92,40 @@ class _System:
                 source = source.all_input_nodes[0]
             lookups = [u for u in placeholder.users if u is not node and node not in _reached(u)]
             tied = read.rows_out and all(_looked_up(u, placeholder, self.program) for u in lookups)
-            if (lookups and not tied) or source.op != "call_function" or op_name(source) != "layer_norm":
-                continue
-            self._free_reader(node, placeholder, source, read.rows_out, lookups)
+            norm = self._norm(source)
+            if norm is not None and (tied or not lookups):
+                self._free_reader(node, placeholder, norm, read.rows_out, lookups)
+
+    def _norm(self, source: fx.Node) -> tuple[Tensor, Tensor | None] | None:
+        """(gain, bias) of a value that is γ ⊙ n + β with n of mean zero."""
+        ones = torch.ones(source.meta["val"].shape[-1], dtype=torch.float64) if source.op == "call_function" else None
+        if ones is None:
+            return None
+        if op_name(source) == "layer_norm":
+            gain, bias = (self._weight(source, i) for i in (2, 3))
+            return ones if gain is None else gain, bias
+        weights = [i for i, a in enumerate(source.args) if isinstance(a, fx.Node) and self._is_vector(a)]
+        others = [a for a in source.all_input_nodes if not self._is_vector(a)]
+        if op_name(source) == "mul" and len(weights) == len(others) == 1 and is_centred(others[0]):
+            gain = self._weight(source, weights[0])
+            return None if gain is None else (gain, None)
+        return (ones, None) if is_centred(source) else None
+
+    def _is_vector(self, node: fx.Node) -> bool:
+        plain = node.all_input_nodes[0] if op_name(node) == "add" and len(node.all_input_nodes) == 1 else node
+        return plain in self.program.parameters and node.meta["val"].dim() == 1
 
     def _free_reader(
-        self, node: fx.Node, placeholder: fx.Node, norm: fx.Node, rows_out: bool, lookups: list[fx.Node]
+        self,
+        node: fx.Node,
+        placeholder: fx.Node,
+        norm: tuple[Tensor, Tensor | None],
+        rows_out: bool,
+        lookups: list[fx.Node],
     ) -> None:
-        gain, bias = (self._weight(norm, i) for i in (2, 3))
+        gain, bias = norm
         weight = self.weights[self.program.parameters[placeholder]]
-        inverse = 1 / gain if gain is not None else weight.new_ones(norm.meta["val"].shape[-1])
+        inverse = 1 / gain
         outputs = weight.shape[0] if rows_out else weight.shape[1]
         directions = torch.ones(1, outputs, dtype=weight.dtype) if lookups else torch.eye(outputs, dtype=weight.dtype)
         start = len(self.unknowns)
@@ -117,7 +141,7 @@ class _System:
         if not isinstance(argument, fx.Node):
             return None
         if op_name(argument) == "add" and len(argument.all_input_nodes) == 1:  # a gain written as 1 + w
-            offset = next(a for a in argument.args if not isinstance(a, fx.Node))
+            offset = next(a for a in argument.args if isinstance(a, (int, float)))
             return self.weights[self.program.parameters[argument.all_input_nodes[0]]] + offset
         return self.weights[self.program.parameters[argument]]
 

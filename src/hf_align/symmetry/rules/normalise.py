@@ -50,13 +50,13 @@ def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int =
     at %= len(value.axes)
     axis = value.axes[at]
     if isinstance(weight, fx.Node):
-        gain = call.value(weight)
-        if gain.parameter is None:
-            axis = call.tie(axis, gain.axes[-1])
-        else:
+        gain = call.raw(weight)
+        if isinstance(gain, Value) and gain.parameter is not None:
             target = fresh(axis.size)
-            call.found.gains.append(Gain(gain.parameter, gain.axes[-1], axis, target, call.node))
+            call.found.gains.append(Gain(gain.parameter, gain.axes[-1], axis, target, call.node, gain.offset))
             axis = target
+        else:
+            axis = call.tie(axis, call.value(weight).axes[-1])
     if isinstance(bias, fx.Node):
         call.unify(call.value(bias).axes[-1], axis, "bias")
     return Value((*value.axes[:at], axis, *value.axes[at + 1 :]))
