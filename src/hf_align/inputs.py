@@ -154,7 +154,7 @@ def _has_decoder(read: _Reader) -> bool:
 
 
 def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
-    if not read.parameters & {"pixel_values", "pixel_values_videos"}:
+    if not read.parameters & {"pixel_values", "pixel_values_videos", "grid_thw"}:
         return
     channels = read.number("num_channels", "in_channels", "in_chans", "input_channels", default=3)
     height, width = _sides(read)
@@ -165,6 +165,7 @@ def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
     if "pixel_values_videos" in read.parameters:
         yield {"pixel_values_videos": video}
     if "pixel_values" not in read.parameters:
+        yield from _patches(read, channels)
         return
     if "num_frames" in vars(read.config):
         yield {"pixel_values": video}

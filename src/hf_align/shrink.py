@@ -100,6 +100,7 @@ _AT_MOST: dict[str, int] = {
     "codebook_size": 16,
     "entity_vocab_size": 12,
     "chunk_size": 4,
+    "context_size": 8,
     "feature_projection_input_dim": 8,
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
@@ -166,6 +167,8 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = sizes.heads if value == heads or latent_attention else max(1, sizes.heads // 2)
         elif name in _ROLE:
             fields[key] = _sized(value, getattr(sizes, _ROLE[name]), name)
+        elif name == "relative_attention_num_buckets" and "relative_attention_max_distance" not in before:
+            continue
         elif name in _AT_MOST and isinstance(value, int):
             fields[key] = min(value, _AT_MOST[name])
         elif name in _PER_STAGE and isinstance(value, (list, tuple)):
@@ -176,6 +179,7 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = sizes.head_dim // 2
     _few_layers(fields, layers, before)
     _fit_rope(fields, sizes)
+    _fit_layers(fields, layers, sizes)
     _fit_states(fields, sizes)
     _fill(fields, sizes)
     if fields.get("id2label") is not None:
@@ -214,11 +218,23 @@ def _fit_rope(fields: dict[str, Any], sizes: Sizes) -> None:
             if isinstance(part.get("partial_rotary_factor"), float):
                 part["partial_rotary_factor"] = 1.0 if part["partial_rotary_factor"] == 1.0 else 0.5
             half = int(sizes.head_dim * part.get("partial_rotary_factor", 1.0)) // 2
-            if isinstance(part.get("mrope_section"), list):
-                part["mrope_section"] = [half - half // 2, half // 2, *[0] * (len(part["mrope_section"]) - 2)]
+            if "rope_theta" in part:  # sections have defaults of the full size in some models' code
+                count = len(part.get("mrope_section", (0, 0, 0)))
+                part["mrope_section"] = [half - half // 2, half // 2, *[0] * (count - 2)]
             for key in ("long_factor", "short_factor"):
                 if isinstance(part.get(key), list):
                     part[key] = part[key][:half]
+
+
+def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
+    """Layers with settings of their own: the first of them becomes the last layer."""
+    special = fields.get("per_layer_config")
+    if isinstance(special, dict) and special:
+        first = special[min(special, key=int)]
+        sized = {k: _sized(v, getattr(sizes, _ROLE[k]), k) if k in _ROLE else v for k, v in first.items()}
+        for key in _KV_HEADS & sized.keys():
+            sized[key] = max(1, sizes.heads // 2)
+        fields["per_layer_config"] = {type(min(special, key=int))(layers - 1): sized}
 
 
 def _fit_states(fields: dict[str, Any], sizes: Sizes) -> None:
