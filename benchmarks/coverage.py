@@ -269,6 +269,7 @@ def main() -> None:
     todo = [
         r for r in rows if chosen.again or chosen.only or r.name not in done or _uncounted(done[r.name], chosen.counted)
     ]
+    todo.sort(key=lambda r: r.name not in done)
     for row in sweep(todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted):
         done[row.name] = row
         with chosen.results.open("a") as file:
