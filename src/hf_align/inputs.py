@@ -90,7 +90,6 @@ def _allowed_tokens(config: PretrainedConfig) -> Tensor:
         v for c in parts(config) for k, v in vars(c).items()
         if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)
     }  # fmt: skip
-    announcing |= {c.pad_token_id for c in parts(config) if getattr(c, "pad_token_id", None)}
     return torch.tensor([i for i in range(size) if i not in announcing] or [0])
 
 

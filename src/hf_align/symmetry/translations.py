@@ -112,8 +112,7 @@ class _System:
         return (ones, None) if is_centred(source) else None
 
     def _is_vector(self, node: fx.Node) -> bool:
-        plain = node.all_input_nodes[0] if op_name(node) == "add" and len(node.all_input_nodes) == 1 else node
-        return plain in self.program.parameters and node.meta["val"].dim() == 1
+        return _plain_weight(node)[0] in self.program.parameters and node.meta["val"].dim() == 1
 
     def _free_reader(
         self,
@@ -140,10 +139,8 @@ class _System:
         argument = node.args[position] if len(node.args) > position else None
         if not isinstance(argument, fx.Node):
             return None
-        if op_name(argument) == "add" and len(argument.all_input_nodes) == 1:  # a gain written as 1 + w
-            offset = next(a for a in argument.args if isinstance(a, (int, float)))
-            return self.weights[self.program.parameters[argument.all_input_nodes[0]]] + offset
-        return self.weights[self.program.parameters[argument]]
+        weight, offset = _plain_weight(argument)
+        return self.weights[self.program.parameters[weight]] + offset
 
     # The interpretation.
 
@@ -383,6 +380,16 @@ def _linear_reading(node: fx.Node, program: Program) -> _LinearReading | None:
     weight, flipped = found
     bias = operand(node, bias_at) if bias_at is not None else None
     return _LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
+
+
+def _plain_weight(node: fx.Node) -> tuple[fx.Node, float]:
+    """What a vector is a cast of, or what one is added to: (w, 1) for a gain written as 1 + w."""
+    offset = 0.0
+    while op_name(node) in ("to", "_to_copy", "add", "alias") and len(node.all_input_nodes) == 1:
+        if op_name(node) == "add":
+            offset += next(a for a in node.args if isinstance(a, (int, float)))
+        node = node.all_input_nodes[0]
+    return node, offset
 
 
 def _reached(user: fx.Node) -> set[fx.Node]:
