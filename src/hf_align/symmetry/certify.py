@@ -108,7 +108,7 @@ def _measure(program: Program, wide: Program, spec: SymmetrySpec, rng: Generator
     error = max(soundness(wide, spec, weights, inputs, rng) for _ in range(3))
     canonical = dict(CanonicalWeights(weights, spec.gauges))
     jacobian = _jacobian(wide, canonical, inputs, rng)
-    reached = jacobian.norm(dim=0) > 0
+    reached = jacobian.norm(dim=0) > 1e-10
     rows = [_flatten(d, canonical) for d in generate(spec, program, canonical)]
     directions = _unit(torch.stack(rows))[:, reached] if rows else jacobian[:0, reached]
     null, _ = _null_space(jacobian[:, reached])

@@ -85,7 +85,7 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
         if node in replaced:
             continue
         region = _widest(node, parent, program)
-        if region is not None:
+        if region is not None and not _has_turning_part(region, mixing, parent, program):
             regions[node] = region
             replaced |= region.inner
     return regions
@@ -100,9 +100,19 @@ def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program
         base = parent[base]
         nodes = _between(base, output, program)
         rotated = _rotations(nodes, base, output, program)
-        if rotated is not None and not (rotated[0].still and rotated[1]):  # the part that turns is a region itself
+        if rotated is not None:
             found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated)
     return found
+
+
+def _has_turning_part(
+    region: LinearRegion, mixing: list[fx.Node], parent: Mapping[fx.Node, fx.Node], program: Program
+) -> bool:
+    """Whether the coordinates that stand still only pass by a region that turns all of its own."""
+    if not region.rotations.still:
+        return False
+    inner = (_widest(n, parent, program) for n in mixing if n in region.inner)
+    return any(r is not None and not r.rotations.still for r in inner)
 
 
 def _operands(node: fx.Node, program: Program) -> list[fx.Node]:
