@@ -26,6 +26,7 @@ golden: .venv/installed  ## what the tests compare derived specs with, and the s
 bench: .venv/installed  ## every table under benchmarks/
 	$(BIN)/python benchmarks/barriers.py
 	$(BIN)/python benchmarks/size.py
+	$(BIN)/python benchmarks/coverage.py
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.
 .venv/installed: pyproject.toml constraints.txt

@@ -13,6 +13,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
+from hf_align.trace import quiet
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -133,7 +135,8 @@ def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> Pr
     """
     fields = _small(config.to_dict(), config, layers, sizes)
     _keep_tokens_inside(fields, sizes.vocabulary)
-    small = type(config).from_dict(fields)
+    with quiet():
+        small = type(config).from_dict(fields)
     small.architectures = config.architectures
     return small
 
@@ -142,7 +145,8 @@ def shallow(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
     """The config with its own sizes and few layers."""
     fields = copy.deepcopy(config.to_dict())
     _few_layers(fields, layers)
-    small = type(config).from_dict(fields)
+    with quiet():
+        small = type(config).from_dict(fields)
     small.architectures = config.architectures
     return small
 

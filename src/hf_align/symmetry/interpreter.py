@@ -307,8 +307,6 @@ def interpret(program: Program) -> Interpretation:
 
     Ops without a rule pin every axis they touch and are named in `unknown_ops`.
     """
-    import hf_align.symmetry.rules  # noqa: F401  (fills RULES; rules import this module)
-
     found = Interpretation(program)
     for node, name in program.parameters.items():
         found.weights[name] = Value(tuple(fresh(n) for n in program.shapes[name]), name)
