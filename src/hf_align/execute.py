@@ -21,6 +21,13 @@ def execute(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str
     Casts to float32 inside the modelling code keep the dtype of the weights, so that float64 weights give float64
     accuracy. Differentiable, and usable under torch.func transforms.
     """
+    result = run(program, weights, inputs)[program.output]
+    assert isinstance(result, Tensor)
+    return result
+
+
+def run(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
+    """The values of all nodes up to the output, but for constants."""
     values: dict[fx.Node, Any] = {n: weights[name] for n, name in program.parameters.items()}
     values.update({n: inputs[name] for n, name in program.inputs.items()})
     wide = next(iter(weights.values())).dtype
@@ -35,9 +42,7 @@ def execute(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str
             values[node] = call_wide(node, args, kwargs)
             if node is program.output:
                 break
-    result = values[program.output]
-    assert isinstance(result, Tensor)
-    return result
+    return values
 
 
 def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -47,6 +52,8 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[0] if node.meta["val"].is_floating_point() else node.target(*args, **kwargs)  # type: ignore[operator]
     if name == "view" and isinstance(args[1], (list, tuple)):  # strides may differ from those that were traced
         return args[0].reshape(args[1])
+    if name == "embedding":  # padding stops gradients, not values
+        return args[0][args[1]]
     if name == "copy":  # torch has no forward derivative of it
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()
     if name == "slice_scatter" and len(args) > 4:  # an open end does not survive vmap

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 from transformers import PretrainedConfig
 
-from hf_align.execute import execute
+from hf_align.execute import execute, run
 from hf_align.inputs import parts
 from hf_align.symmetry.action import act
 from hf_align.symmetry.canonical import CanonicalWeights, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics
@@ -108,7 +108,7 @@ def _measure(program: Program, wide: Program, spec: SymmetrySpec, rng: Generator
     error = max(soundness(wide, spec, weights, inputs, rng) for _ in range(3))
     canonical = dict(CanonicalWeights(weights, spec.gauges))
     jacobian = _jacobian(wide, canonical, inputs, rng)
-    reached = jacobian.norm(dim=0) > 1e-10
+    reached = _reached(wide, canonical, inputs)
     rows = [_flatten(d, canonical) for d in generate(spec, program, canonical)]
     directions = _unit(torch.stack(rows))[:, reached] if rows else jacobian[:0, reached]
     null, _ = _null_space(jacobian[:, reached])
@@ -285,6 +285,24 @@ def _jacobian(program: Program, weights: Weights, inputs: dict[str, Tensor], rng
 
     jacobian = torch.func.vmap(column, chunk_size=64)(torch.eye(len(start), dtype=start.dtype)).T
     return torch.linalg.qr(jacobian / jacobian.norm(dim=0).median(), mode="r")[1]
+
+
+def _reached(program: Program, weights: Weights, inputs: dict[str, Tensor]) -> Tensor:
+    """[parameters], whether an entry is read at all: not the rows of tables that no input looks up.
+
+    An entry that is read and then lost (a key's bias) is a null direction; one that is not read is only not there.
+    """
+    leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
+    with torch.enable_grad():
+        values = run(program, leaves, inputs)
+        total = torch.zeros((), dtype=torch.float64)
+        for user in dict.fromkeys(u for placeholder in program.parameters for u in placeholder.users):
+            value = values.get(user)
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(part, Tensor) and part.requires_grad:
+                    total = total + (part * torch.randn_like(part)).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return torch.cat([g.reshape(-1) != 0 for g in grads])
 
 
 def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
