@@ -197,22 +197,24 @@ def render(rows: list[Row], counted: int) -> str:
     sound = [r for r in known if r.sound]
     complete = [r for r in sound if r.complete]
     seconds = statistics.median(r.seconds for r in rows)
+    counted_rows = [r for r in sound if r.nullity is not None]
     lines = [
         "# Coverage",
         "",
         f"`python benchmarks/coverage.py`, transformers {transformers.__version__}, torch {torch.__version__}: "
         f"{len(rows)} classes, one for each model type; {seconds:.1f} s each (median).",
         "",
-        "| traced | no unknown op | and sound below 1e-9 | and complete to the last dimension |",
-        "| --- | --- | --- | --- |",
-        f"| {len(traced)} | {len(known)} | {len(sound)} | {len(complete)} |",
+        "| traced | no unknown op | and sound below 1e-9 | counted | and complete to the last dimension |",
+        "| --- | --- | --- | --- | --- |",
+        f"| {len(traced)} | {len(known)} | {len(sound)} | {len(counted_rows)} | {len(complete)} |",
         "",
         f"Null directions are counted up to {counted} parameters; larger copies are only checked for soundness. "
         "*tiny* copies have width 8, *roomy* ones 32, *shallow* ones their default sizes in two layers.",
         "",
     ]
     for title, chosen in (
-        ("Not traced", [r for r in rows if not r.traced]),
+        ("Not measured yet", [r for r in rows if not r.copy and not r.reason and not r.seconds]),
+        ("Not traced", [r for r in rows if not r.traced and (r.reason or r.seconds)]),
         ("Ops without a rule (what they touch is pinned)", [r for r in traced if r.unknown]),
         ("Not shown to be sound", [r for r in known if not r.sound]),
         ("Incomplete", [r for r in sound if r.nullity is not None and not r.complete]),
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each class")
     parser.add_argument("--memory", type=float, default=10.0, help="GiB for each class")
     parser.add_argument("--counted", type=int, default=5000, help="parameters up to which null directions are counted")
+    parser.add_argument("--only-report", action="store_true", help="measure nothing, write the table again")
     parser.add_argument("--again", action="store_true", help="measure also what the results hold already")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -270,7 +273,9 @@ def main() -> None:
         r for r in rows if chosen.again or chosen.only or r.name not in done or _uncounted(done[r.name], chosen.counted)
     ]
     todo.sort(key=lambda r: r.name not in done)
-    for row in sweep(todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted):
+    for row in sweep(
+        [] if chosen.only_report else todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted
+    ):
         done[row.name] = row
         with chosen.results.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
@@ -279,7 +284,7 @@ def main() -> None:
             flush=True,
         )
     if not chosen.only:
-        chosen.report.write_text(render([done[r.name] for r in everything if r.name in done], chosen.counted))
+        chosen.report.write_text(render([done.get(r.name, r) for r in everything], chosen.counted))
 
 
 if __name__ == "__main__":
