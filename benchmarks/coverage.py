@@ -209,7 +209,8 @@ def render(rows: list[Row], counted: int) -> str:
         f"| {len(traced)} | {len(known)} | {len(sound)} | {len(counted_rows)} | {len(complete)} |",
         "",
         f"Null directions are counted up to {counted} parameters; larger copies are only checked for soundness. "
-        "*tiny* copies have width 8, *roomy* ones 32, *shallow* ones their default sizes in two layers.",
+        "*tiny* copies have width 8, *roomy* ones 32, *shallow* ones their default sizes in two layers. "
+        "Rows may come from several runs (`--results`), so from several revisions of the rules.",
         "",
     ]
     for title, chosen in (
