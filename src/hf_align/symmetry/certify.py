@@ -27,7 +27,7 @@ from hf_align.symmetry.translations import translations
 from hf_align.trace import Program, trace
 
 Weights = dict[str, Tensor]
-_ATTEMPTS = 3
+_ATTEMPTS = 6
 _SEEN = 10
 """Combinations of the outputs at one position that the count looks at."""
 
