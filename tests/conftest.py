@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import transformers
 from transformers import PretrainedConfig
+
+from hf_align.cli import main
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "examples" / "models"
@@ -38,6 +41,16 @@ def tiny_vit(**changes: object) -> PretrainedConfig:
     sizes = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6, image_size=4,
                  patch_size=2, num_channels=1, num_labels=9)  # fmt: skip
     return transformers.ViTConfig(**{**sizes, "architectures": ["ViTForImageClassification"], **changes})
+
+
+def run(*arguments: object) -> int:
+    """The command line, in this process; its exit status."""
+    sys.argv = ["hf-align", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 @pytest.fixture(scope="session")

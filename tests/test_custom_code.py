@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from conftest import run
 from oddball import OddballConfig, OddballForCausalLM
 from safetensors.torch import load_file
-from test_merge import run
 from torch import Tensor
 from transformers.models.auto import configuration_auto, modeling_auto
 

@@ -12,22 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DATA, MODELS, tiny_bert
+from conftest import DATA, MODELS, run, tiny_bert
 from safetensors.torch import load_file, save_file
-
-from hf_align.cli import main
 
 LLAMA = MODELS / "llama"
 GPT2 = MODELS / "gpt2"
-
-
-def run(*arguments: object) -> int:
-    sys.argv = ["hf-align", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "vit"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
 
 from hf_align.checkpoint import Checkpoint
-from hf_align.cli import main
 from hf_align.conversion import Conversion
 from hf_align.errors import CheckpointError
 from hf_align.naming import DiskWeights, NamedWeights, Names, match_names
@@ -222,15 +220,6 @@ def test_an_untied_head_is_written_beside_the_layout_of_the_checkpoint(tmp_path:
 
 
 # Merges ------------------------------------------------------------------------------------------------------------
-
-
-def run(*arguments: object) -> int:
-    sys.argv = ["hf-align", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def merge(folder: Path, *options: object) -> PreTrainedModel:

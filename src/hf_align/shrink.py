@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import PretrainedConfig
 
 from hf_align.trace import quiet
 
@@ -296,8 +296,3 @@ def _one_of_each(kinds: list[Any], layers: int) -> list[Any]:
             chosen.append(i)
     chosen += [i for i in range(len(kinds)) if i not in chosen][: max(0, layers - len(chosen))]
     return [kinds[i] for i in sorted(chosen)]
-
-
-def default_config(model_type: str) -> PretrainedConfig:
-    """The default config of a registered model type."""
-    return CONFIG_MAPPING[model_type]()

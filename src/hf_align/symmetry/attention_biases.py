@@ -36,7 +36,7 @@ class _Fate:
 
 def attention_biases(found: Interpretation) -> Iterator[Gauge]:
     """The gauges of key and value biases."""
-    for reading in found.readings:
+    for reading in found.readings.values():
         if reading.bias is None or not read_once(reading, found.program):
             continue
         shape = reading.node.meta["val"].shape
@@ -150,10 +150,10 @@ def _key_or_value(product: fx.Node, labels: Tensor, found: Interpretation) -> _F
 
 def _readers(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[tuple[Reading, Tensor] | None]:
     """The linear readers of a value with labels, behind ops that only move entries; None for any other consumer."""
-    by_node = {r.node: r for r in found.readings}
     for user in node.users:
-        if user in by_node and by_node[user].input is node:
-            yield by_node[user], labels
+        reading = found.readings.get(user)
+        if reading is not None and reading.input is node:
+            yield reading, labels
         elif _only_moves(user, node, found):
             for after, part in _move(user, node, labels, found):
                 yield from _readers(after, part, found)

@@ -111,7 +111,7 @@ def _measure(program: Program, wide: Program, spec: SymmetrySpec, rng: Generator
     reached = _reached(wide, canonical, inputs)
     rows = [_flatten(d, canonical) for d in generate(spec, program, canonical)]
     directions = _unit(torch.stack(rows))[:, reached] if rows else jacobian[:0, reached]
-    null, _ = _null_space(jacobian[:, reached])
+    null = _null_space(jacobian[:, reached])
     span = _orthonormal(directions)
     return Certificate(
         model_type=program.config.model_type,
@@ -305,17 +305,17 @@ def _reached(program: Program, weights: Weights, inputs: dict[str, Tensor]) -> T
     return torch.cat([g.reshape(-1) != 0 for g in grads])
 
 
-def _null_space(jacobian: Tensor) -> tuple[Tensor, float]:
-    """Orthonormal null directions [nullity, parameters] and the gap in the spectrum that they were cut at."""
+def _null_space(jacobian: Tensor) -> Tensor:
+    """Orthonormal null directions [nullity, parameters], cut off at the widest gap in the spectrum."""
     _, s, vh = torch.linalg.svd(jacobian)
     if not len(s):
-        return vh[:0], 0.0
+        return vh[:0]
     s = (s / s[0]).clamp_min(1e-17)
     ratios = torch.where(s[1:] < 1e-6, s[:-1] / s[1:], torch.zeros_like(s[1:]))
     last = int(ratios.argmax())
     if ratios[last] <= 0:
-        return vh[:0], 0.0
-    return vh[last + 1 :], float(ratios[last])
+        return vh[:0]
+    return vh[last + 1 :]
 
 
 def _orthonormal(directions: Tensor) -> Tensor:

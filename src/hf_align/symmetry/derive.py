@@ -13,7 +13,7 @@ import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
 from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
-from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Rows, Value, interpret, refine, tie
+from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.trace import Evidence, Program, op_name
@@ -143,7 +143,7 @@ class _Classes:
     def _all_values(self) -> Iterable[Value]:
         yield from self.found.weights.values()
         for value in self.found.values.values():
-            for v in value.pieces if isinstance(value, Rows) else value if isinstance(value, tuple) else (value,):
+            for v in members(value):
                 if isinstance(v, Product):
                     yield from (v.left, v.right)
                 elif isinstance(v, Value):

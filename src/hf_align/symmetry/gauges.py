@@ -73,10 +73,10 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
 
 def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
     """The linear readers of a value behind ops that only pass it on; None for any other consumer."""
-    by_node = {r.node: r for r in found.readings}
     for user in node.users:
-        if user in by_node and by_node[user].input is node:
-            yield by_node[user]
+        reading = found.readings.get(user)
+        if reading is not None and reading.input is node:
+            yield reading
         elif op_name(user) in PASSES and _keeps_last_axis(node, user):
             yield from _terminal_readings(user, found)
         else:
@@ -91,15 +91,14 @@ def _keeps_last_axis(node: fx.Node, user: fx.Node) -> bool:
 
 def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
     """The one weight that writes what a gain multiplies, if nothing else sees it."""
-    by_node = {r.node: r for r in found.readings}
     sources = [a for a in gain.node.all_input_nodes if isinstance(found.values.get(a), Value)
                and found.values[a].parameter is None]  # fmt: skip
     if len(sources) != 1:
         return None
     node = sources[0]
     while len(node.users) == 1:
-        if node in by_node:
-            reading = by_node[node]
+        reading = found.readings.get(node)
+        if reading is not None:
             return reading if read_once(reading, found.program) else None
         if op_name(node) not in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias"):
             return None
@@ -183,6 +182,4 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
         return user.args[1] is not node
     if name in ("matmul", "mm", "bmm"):
         return axis == (-1 if user.args[1] is node else -2)
-    if name == "addmm":
-        return axis == (-2 if user.args[1] is node else -1)
     return False

@@ -125,7 +125,7 @@ class Interpretation:
     gains: list[Gain] = field(default_factory=list)
     relations: list[Relation] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
+    readings: dict[fx.Node, Reading] = field(default_factory=dict)
     unknown_ops: dict[str, str] = field(default_factory=dict)
     settled: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
@@ -202,6 +202,10 @@ class Call:
         """Entries along some axes meet in one number, such as a length: no other element may differ over those axes."""
         mixed = {i % len(value.axes) for i in dims}
         self.found.inner.append(Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed)))
+
+    def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None) -> None:
+        """This node maps `source` linearly by a weight."""
+        self.found.readings[self.node] = Reading(self.node, source, weight, in_axis, bias)
 
     def settle(self, pending: Product) -> Value:
         """Decide that a product is used elementwise: both factors and the product share one permutation."""
@@ -338,6 +342,13 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         return _pin(call, str(mismatch))
 
 
+def members(found: Any) -> Iterable[Any]:
+    """The values that a node stands for: the results of an op that has several, the runs of one taken apart."""
+    if isinstance(found, Rows):
+        return found.pieces
+    return found if isinstance(found, tuple) else (found,)
+
+
 def _pin_what_numbers_point_to(call: Call) -> None:
     for operand in call.node.all_input_nodes:
         found = call.found.values.get(operand)
@@ -349,9 +360,8 @@ def _is_settled(call: Call) -> bool:
     """Whether everything that an op reads is pinned already, so that no rule could say more."""
     for operand in call.node.all_input_nodes:
         found = call.found.values.get(operand)
-        parts = found if isinstance(found, tuple) else (found,)
-        for part in parts:
-            if isinstance(part, (Product, Rows)) or (isinstance(part, Value) and part.points_to is not None):
+        for part in members(found):
+            if isinstance(part, Product) or (isinstance(part, Value) and part.points_to is not None):
                 return False
             if isinstance(part, Value) and any(a.root.size > 1 and not a.root.space.bound.fixed
                                                for x in part.axes for a in x.atoms):  # fmt: skip
@@ -362,7 +372,7 @@ def _is_settled(call: Call) -> bool:
 def _pin(call: Call, role: str) -> Any:
     for operand in call.node.all_input_nodes:
         found = call.found.values.get(operand)
-        for part in found if isinstance(found, tuple) else (found,):
+        for part in members(found):
             if isinstance(part, (Value, Product)):
                 axes = call.settle(part).axes if isinstance(part, Product) else part.axes
                 call.lower_all(axes, FIXED, role)

@@ -9,8 +9,9 @@ embedding are the same thing here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -81,11 +82,12 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     mixing = [n for n in program.graph.nodes if n in parent and len(_operands(n, program)) > 1]
     regions: dict[fx.Node, LinearRegion] = {}
     replaced: set[fx.Node] = set()
+    widest = cache(lambda node: _widest(node, parent, program))
     for node in reversed(mixing):
         if node in replaced:
             continue
-        region = _widest(node, parent, program)
-        if region is not None and not _has_turning_part(region, mixing, parent, program):
+        region = widest(node)
+        if region is not None and not _has_turning_part(region, (widest(n) for n in mixing if n in region.inner)):
             regions[node] = region
             replaced |= region.inner
     return regions
@@ -105,14 +107,9 @@ def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program
     return found
 
 
-def _has_turning_part(
-    region: LinearRegion, mixing: list[fx.Node], parent: Mapping[fx.Node, fx.Node], program: Program
-) -> bool:
+def _has_turning_part(region: LinearRegion, inner: Iterable[LinearRegion | None]) -> bool:
     """Whether the coordinates that stand still only pass by a region that turns all of its own."""
-    if not region.rotations.still:
-        return False
-    inner = (_widest(n, parent, program) for n in mixing if n in region.inner)
-    return any(r is not None and not r.rotations.still for r in inner)
+    return bool(region.rotations.still) and any(r is not None and not r.rotations.still for r in inner)
 
 
 def _operands(node: fx.Node, program: Program) -> list[fx.Node]:
@@ -196,7 +193,7 @@ def _between(base: fx.Node, output: fx.Node, program: Program) -> list[fx.Node]:
             continue
         needed.add(node)
         stack.extend(node.all_input_nodes)
-    return [n for n in program.graph.nodes if n in needed]
+    return sorted(needed)
 
 
 def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, program: Program) -> Tensor:

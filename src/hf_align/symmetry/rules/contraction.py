@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.interpreter import Call, Reading, Value, aligned, rule
+from hf_align.symmetry.interpreter import Call, Value, aligned, rule
 from hf_align.symmetry.passing import stored_matrix
 from hf_align.symmetry.spaces import Axis, product, split_product
 
@@ -58,7 +58,7 @@ def _affine(call: Call, source: fx.Node, value: Value, weight: Value, in_axis: i
         _added(call, call.value(bias).axes, result.axes, "bias")
         name = call.value(bias).parameter
     if weight.parameter is not None:
-        call.found.readings.append(Reading(call.node, source, weight.parameter, in_axis, name))
+        call.reads(source, weight.parameter, in_axis, name)
     return result
 
 
@@ -77,7 +77,7 @@ def matmul(call: Call) -> Value:
     weight = stored_matrix(call.argument(1), program)
     if weight is not None and stored_matrix(call.argument(0), program) is None:
         name = program.parameters[weight[0]]
-        call.found.readings.append(Reading(call.node, call.argument(0), name, int(weight[1]), None))
+        call.reads(call.argument(0), name, int(weight[1]), None)
     return _multiplied(call, call.value(call.argument(0)).axes, call.value(call.argument(1)).axes)
 
 

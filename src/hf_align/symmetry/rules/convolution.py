@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.interpreter import Call, Reading, Value, rule
+from hf_align.symmetry.interpreter import Call, Value, rule
 from hf_align.symmetry.spaces import Axis, fresh, product, split_product
 from hf_align.trace import op_name
 
@@ -75,7 +75,7 @@ def _with_places(call: Call, value: Value, out: Axis, spatial: int) -> Value:
         call.lower_all(value.axes[: -spatial - 1], ONES, "broadcast")
         name = call.value(bias).parameter
     if weight.parameter is not None and _groups(call) == 1 and not _is_transposed(call):
-        call.found.readings.append(Reading(call.node, call.argument(0), weight.parameter, 1, name))
+        call.reads(call.argument(0), weight.parameter, 1, name)
     places = (fresh(n, FIXED) for n in call.shape[-spatial:])
     return Value((*value.axes[: -spatial - 1], out, *places))
 

@@ -139,14 +139,14 @@ def gather(call: Call) -> Value:
             _chosen_by(call, x, numbers)
             axes.append(n)
         elif x.size == n.size:
-            axes.append(_in_step(call, x, n, numbers))
+            axes.append(_in_step(call, x, n))
         else:
             call.lower(x, FIXED, "lookup")
             axes.append(fresh(n.size, FIXED))
     return Value(tuple(axes), points_to=value.points_to)
 
 
-def _in_step(call: Call, x: Axis, n: Axis, numbers: Value) -> Axis:
+def _in_step(call: Call, x: Axis, n: Axis) -> Axis:
     call.lower_all((x, n), PERMUTATION, "lookup")
     call.unify(x, n, "lookup")
     return x
@@ -162,7 +162,7 @@ def scatter(call: Call) -> Value:
         if i == dim:
             axes.append(_scattered_along(call, x, n, numbers, dim))
         elif x.size == n.size:
-            axes.append(_in_step(call, x, n, numbers))
+            axes.append(_in_step(call, x, n))
         else:
             call.lower_all((x, n), FIXED, "lookup")
             axes.append(x)
@@ -188,7 +188,7 @@ def _scattered(call: Call, source: Any, numbers: Value) -> None:
     if source in call.found.values:
         for s, n in zip(call.value(source).axes, numbers.axes, strict=True):
             if s.size == n.size:
-                _in_step(call, s, n, numbers)
+                _in_step(call, s, n)
             else:
                 call.lower_all((s, n), FIXED, "lookup")
     elif isinstance(source, fx.Node):
@@ -231,7 +231,7 @@ def written_by_number(call: Call) -> Value:
         kept = last and operand in whole
         call.lower_all(operand.axes[:-1] if kept else operand.axes, FIXED, "lookup")
     constants = [a for a in call.node.all_input_nodes if a not in call.found.values]
-    if any(_disturbs(call, c, rank) for c in constants):
+    if any(_disturbs(call, c) for c in constants):
         call.lower(axes[-1], FIXED, "constant")
     if "index_fill" in str(call.node.target) or any(o.axes[-1:] and o.axes[-1].size == 1 for o in operands):
         call.lower(axes[-1], ONES, "broadcast")
@@ -248,11 +248,11 @@ def _last_untouched(call: Call, rank: int) -> bool:
         )
     if "masked_scatter" in name:
         return False
-    dims = dims_of(call.argument(2 if "slice" in name or "select" in name else 1, "dim", 0), rank)
+    dims = dims_of(call.argument(2 if "select" in name else 1, "dim", 0), rank)
     return rank - 1 not in dims
 
 
-def _disturbs(call: Call, argument: fx.Node, rank: int) -> bool:
+def _disturbs(call: Call, argument: fx.Node) -> bool:
     """Whether a constant operand has entries of its own along the last axis."""
     constant = call.constant(argument)
     return isinstance(constant, Tensor) and constant.is_floating_point() and bool(constant.any())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, METRIC, ONES, PERMUTATION, Scalars, monomial
@@ -32,11 +34,8 @@ def layer_norm(call: Call) -> Value:
 @rule("rms_norm")
 def rms_norm(call: Call) -> Value:
     """y = γ ⊙ x / rms x."""
-    value, rank, weight = (
-        call.value(call.argument(0)),
-        len(call.argument(1, "normalized_shape")),
-        call.argument(2, "weight"),
-    )
+    value, weight = call.value(call.argument(0)), call.argument(2, "weight")
+    rank = len(call.argument(1, "normalized_shape"))
     call.mixes(value, range(-rank, 0))
     call.lower_all(value.axes[:-rank], PERMUTATION, "batch")
     call.lower_all(value.axes[-rank:], METRIC, "norm")
@@ -83,8 +82,15 @@ def total(call: Call) -> Value:
         axes = list(call.value(call.argument(0)).axes)
         for i in reduced:
             call.lower(axes[i], ONES, "sum")
-    keep = call.argument(2, "keepdim", False)
-    return Value(tuple(fresh(1) if i in reduced else a for i, a in enumerate(axes) if keep or i not in reduced))
+    return Value(_without(axes, reduced, len(call.shape)))
+
+
+def _without(axes: Iterable[Axis], reduced: tuple[int, ...], rank: int) -> tuple[Axis, ...]:
+    """The axes that a reduction leaves: those that it reduced are gone, or of size one where the rank is kept."""
+    kept = list(axes)
+    if rank == len(kept):
+        return tuple(fresh(1) if i in reduced else a for i, a in enumerate(kept))
+    return tuple(a for i, a in enumerate(kept) if i not in reduced)
 
 
 def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> list[Axis]:
@@ -116,9 +122,7 @@ def reduction(call: Call) -> object:
         call.lower_all(value.axes, FIXED, "number read")
     results = call.node.meta["val"]
     shape = results.shape if isinstance(results, Tensor) else results[0].shape
-    kept = tuple(a for i, a in enumerate(value.axes) if i not in reduced)
-    if len(shape) == rank:
-        kept = tuple(fresh(1) if i in reduced else a for i, a in enumerate(value.axes))
+    kept = _without(value.axes, reduced, len(shape))
     indices = Value(kept, points_to=value.axes[reduced[0]] if len(reduced) == 1 else None)
     if isinstance(results, Tensor):
         return indices if not results.is_floating_point() else Value(kept)
@@ -156,8 +160,7 @@ def vector_norm(call: Call) -> Value:
             call.lower(axis, PERMUTATION, "batch")
         else:
             call.lower(axis, METRIC if order in (2, None) else monomial(Scalars.SIGN), "norm")
-    kept = len(call.shape) == len(value.axes)
-    return Value(tuple(fresh(1) if i in reduced else a for i, a in enumerate(value.axes) if kept or i not in reduced))
+    return Value(_without(value.axes, reduced, len(call.shape)))
 
 
 @rule("var", "std")
@@ -169,8 +172,7 @@ def variance(call: Call) -> Value:
         call.lower(axis, PERMUTATION if i not in reduced or len(reduced) > 1 else ONES, "norm")
         if i in reduced:
             call.lower(axis, METRIC, "norm")
-    kept = len(call.shape) == len(value.axes)
-    return Value(tuple(fresh(1) if i in reduced else a for i, a in enumerate(value.axes) if kept or i not in reduced))
+    return Value(_without(value.axes, reduced, len(call.shape)))
 
 
 @rule("group_norm")

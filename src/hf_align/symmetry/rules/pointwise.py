@@ -195,7 +195,7 @@ def _condition(call: Call) -> tuple[Any, list[Any]]:
 
 def _keep_order(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
     """Pin the axes along which a constant operand varies."""
-    for axis, _, varies in _along(axes, _as_tensor(constant)):
+    for axis, varies in _along(axes, _as_tensor(constant)):
         if varies:
             call.lower(axis, FIXED, "constant")
 
@@ -204,7 +204,7 @@ def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
     """A constant in place of entries, or added to them: zero asks nothing, one value for all asks g1 = 1."""
     tensor = _as_tensor(constant)
     if torch.any(tensor):
-        for axis, _, varies in _along(axes, tensor):
+        for axis, varies in _along(axes, tensor):
             call.lower(axis, FIXED if varies else ONES, "constant added")
 
 
@@ -249,8 +249,8 @@ def _as_tensor(constant: object) -> Tensor:
     return constant if isinstance(constant, Tensor) else torch.as_tensor(constant)
 
 
-def _along(axes: tuple[Axis, ...], constant: Tensor) -> list[tuple[Axis, int, bool]]:
-    """For each axis with more than one entry: its size in the constant, and whether the constant varies along it."""
+def _along(axes: tuple[Axis, ...], constant: Tensor) -> list[tuple[Axis, bool]]:
+    """For each axis with more than one entry, whether the constant varies along it."""
     shape = (1,) * (len(axes) - constant.dim()) + tuple(constant.shape)
     constant = constant.reshape(shape[-max(len(axes), constant.dim()) :])
     offset = constant.dim() - len(axes)
@@ -259,7 +259,7 @@ def _along(axes: tuple[Axis, ...], constant: Tensor) -> list[tuple[Axis, int, bo
         size = constant.shape[i + offset]
         varies = size > 1 and bool((constant != constant.narrow(i + offset, 0, 1)).any())
         if axis.size > 1:
-            found.append((axis, size, varies))
+            found.append((axis, varies))
     return found
 
 
