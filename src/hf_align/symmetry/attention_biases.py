@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from hf_align.execute import call_wide
 from hf_align.symmetry.canonical import DropKeyBias, Gauge, MoveValueBias, Runs
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, reaches_softmax, read_once, sums_to_one
+from hf_align.symmetry.passing import PASSES, read_once, sums_to_one
+from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import op_name
 
 _NOBODY = -1
