@@ -12,6 +12,7 @@ from hf_align.symmetry.attention_biases import attention_biases
 from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
 from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
 from hf_align.symmetry.passing import PASSES, is_centred, read_once, subtracts_mean
+from hf_align.symmetry.row_means import centred_rows
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 
@@ -34,7 +35,13 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     """The gauges of an architecture in the order in which they must be fixed."""
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
     ones = frozenset(f.gain.node for f in folded if f.writer is not None)
-    return (*statistics, *_gains(found, folded), *attention_biases(found), *_centred_writers(found, ones))
+    return (
+        *statistics,
+        *_gains(found, folded),
+        *attention_biases(found),
+        *_centred_writers(found, ones),
+        *centred_rows(found),
+    )
 
 
 def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
