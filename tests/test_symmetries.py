@@ -148,6 +148,17 @@ def nystromformer() -> PretrainedConfig:
                                   architectures=["NystromformerForTokenClassification"])  # fmt: skip
 
 
+def yoso() -> PretrainedConfig:
+    return hf.YosoConfig(vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                         intermediate_size=6, max_position_embeddings=12, num_labels=9, pad_token_id=0,
+                         architectures=["YosoForTokenClassification"])  # fmt: skip
+
+
+def xlnet() -> PretrainedConfig:
+    return hf.XLNetConfig(vocab_size=VOCABULARY, d_model=8, n_layer=1, n_head=2, d_inner=6,
+                          architectures=["XLNetLMHeadModel"])  # fmt: skip
+
+
 def dpr() -> PretrainedConfig:
     sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6)
     return hf.DPRConfig(vocab_size=VOCABULARY, max_position_embeddings=12, **sizes, pad_token_id=0, projection_dim=5,
@@ -238,6 +249,8 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "persimmon": persimmon,
     "openai-gpt": openai_gpt,
     "nystromformer": nystromformer,
+    "yoso": yoso,
+    "xlnet": xlnet,
     "dpr": dpr,
     "deberta": deberta,
     "t5": t5,
@@ -639,6 +652,17 @@ def test_key_bias_is_free_behind_a_mask_that_the_inputs_make() -> None:
 def test_key_bias_is_free_where_hidden_scores_are_multiplied_away() -> None:
     spec = complete("openai-gpt")
     assert any(isinstance(g, DropKeyBias) for g in spec.gauges)
+
+
+def test_a_shift_by_relative_positions_leaves_the_heads() -> None:
+    spec = sound("xlnet")
+    assert group(spec, "rel_attn.q", 1) == Permutation(2)
+    assert group(spec, "rel_attn.q", 2) == GeneralLinear(4)
+
+
+def test_queries_and_keys_of_unit_length_leave_rotations_of_a_head() -> None:
+    spec = sound("yoso")
+    assert group(spec, "key.weight", 0) == group(spec, "value.weight", 0) == Orthogonal(4)
 
 
 def test_a_convolution_over_positions_alone_leaves_the_values_of_a_head() -> None:
