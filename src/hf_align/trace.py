@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -39,6 +40,8 @@ _HELPERS = (
 """Where a frame says less about a model than the frame that called it."""
 
 
+_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
+"""Loops over time that are one op: written out step by step, they are made of ops that have rules."""
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
 
@@ -285,9 +288,11 @@ def _first_line(error: Exception) -> str:
 def _program(
     model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example, candidate: int
 ) -> Program:
-    if any(_writes_in_place(node) for node in exported.graph.nodes):
+    calls = [n for n in exported.graph.nodes if n.op == "call_function"]
+    recurrent = {n.target: decomposition_table[n.target] for n in calls if op_name(n) in _RECURRENT}
+    if recurrent or any(_writes_in_place(n) for n in calls):
         with torch.no_grad(), quiet():
-            exported = exported.run_decompositions({})
+            exported = exported.run_decompositions(recurrent)
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):
