@@ -801,9 +801,8 @@ def test_layer_scale_is_folded_into_its_writer() -> None:
     assert "FoldIntoWriter" in {type(g).__name__ for g in spec.gauges}
 
 
-@pytest.mark.xfail(strict=True, raises=Incomplete, reason="means are not followed through a layer scale")
 @pytest.mark.slow
-def test_layer_scale_is_complete() -> None:
+def test_layer_scale_and_mean_pooling_are_complete() -> None:
     complete("beit")
 
 
@@ -812,7 +811,6 @@ def test_layer_scale_behind_a_convolution() -> None:
     assert group(spec, "pwconv1.weight", 0) == Permutation(16)
 
 
-@pytest.mark.xfail(strict=True, raises=Incomplete, reason="means are not followed through a layer scale")
 def test_layer_scale_behind_a_convolution_is_complete() -> None:
     complete("convnext")
 

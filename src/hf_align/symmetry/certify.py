@@ -24,7 +24,7 @@ from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import Element, Matrix, Monomial
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.translations import translations
-from hf_align.trace import Program, trace
+from hf_align.trace import Program, op_name, trace
 
 Weights = dict[str, Tensor]
 _ATTEMPTS = 6
@@ -84,13 +84,13 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
         positions: tokens in each context.
     """
     config = with_eps(config, eps)
-    program = trace(config, length=positions)
+    program = raise_epsilons(trace(config, length=positions), eps)
     spec = derive(program)
     *places, size = program.output.meta["val"].shape[1:]
     seen = math.prod(places) * min(size, _SEEN)
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     contexts = math.ceil(2 * parameters / seen) + 2
-    wide = trace(config, batch=contexts, length=positions, candidate=program.candidate)
+    wide = raise_epsilons(trace(config, batch=contexts, length=positions, candidate=program.candidate), eps)
     best: Certificate | None = None
     for attempt in range(_ATTEMPTS):
         one = _measure(program, wide, spec, torch.Generator().manual_seed(seed + attempt))
@@ -132,6 +132,14 @@ def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
             if "eps" in key.lower() and isinstance(getattr(part, key), float):
                 setattr(part, key, eps)
     return config
+
+
+def raise_epsilons(program: Program, eps: float) -> Program:
+    """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and (op_name(node) == "add" or op_name(node).endswith("norm")):
+            node.args = tuple(eps if isinstance(a, float) and 0 < a < eps else a for a in node.args)
+    return program
 
 
 def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.attention_biases import attention_biases
 from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
 from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
-from hf_align.symmetry.passing import PASSES, is_centred, read_once, subtracts_mean
+from hf_align.symmetry.passing import PASSES, SUMS_OF_PLACES, is_centred, read_once, subtracts_mean
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 
@@ -139,14 +139,8 @@ class _Means:
             return True
         if op_name(user) == "topk":
             return self._chosen(user, place)
-        scaled = user in self.ones or (op_name(user) in ("mul", "div") and self._by_number(user, node))
+        scaled = user in self.ones or _is_scaled(user, node, place)
         return (scaled or _passes(user, node, place)) and self.is_lost(user, atom)
-
-    def _by_number(self, user: fx.Node, node: fx.Node) -> bool:
-        """Whether the other factor is one constant number."""
-        others = [a for a in user.all_input_nodes if a is not node]
-        constants = self.found.program.constants
-        return user.args[0] is node and all(a in constants and constants[a].numel() == 1 for a in others)
 
     def _chosen(self, user: fx.Node, place: int) -> bool:
         """The largest entries are the same ones; their own mean must be lost."""
@@ -169,11 +163,24 @@ def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
     return axis == -1 and subtracts_mean(user)
 
 
+def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether a value is multiplied or divided by one that does not vary along an axis (counted from behind)."""
+    if op_name(user) not in ("mul", "div") or user.args[0] is user.args[1]:
+        return False
+    (other,) = [a for a in user.args[:2] if a is not node]
+    if op_name(user) == "div" and other is user.args[0]:
+        return False
+    shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
+    return len(shape) < -axis or shape[axis] == 1
+
+
 def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
     name = op_name(user)
     if name in PASSES or name in ("add", "sub", "cat"):
         return True
+    if name in SUMS_OF_PLACES:
+        return all(a is node for a in user.all_input_nodes)
     if name == "embedding":
         return user.args[0] is node
     if name == "linear" or name.startswith("conv"):
