@@ -129,6 +129,22 @@ def deberta() -> PretrainedConfig:
                               architectures=["DebertaV2ForTokenClassification"])  # fmt: skip
 
 
+def roberta() -> PretrainedConfig:
+    sizes = {k: v for k, v in bert().to_dict().items() if k not in ("model_type", "architectures")}
+    return hf.RobertaConfig(**{**sizes, "pad_token_id": 1, "architectures": ["RobertaForMaskedLM"]})
+
+
+def distilbert() -> PretrainedConfig:
+    return hf.DistilBertConfig(vocab_size=VOCABULARY, dim=8, n_layers=1, n_heads=2, hidden_dim=6,
+                               max_position_embeddings=10, architectures=["DistilBertForMaskedLM"])  # fmt: skip
+
+
+def audio() -> PretrainedConfig:
+    return hf.Qwen2AudioEncoderConfig(num_mel_bins=3, d_model=8, encoder_layers=1, encoder_attention_heads=2,
+                                      encoder_ffn_dim=6, max_source_positions=6,
+                                      architectures=["Qwen2AudioEncoder"])  # fmt: skip
+
+
 def clip() -> PretrainedConfig:
     sizes = dict(hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, projection_dim=5)
     text = dict(vocab_size=VOCABULARY, max_position_embeddings=10, bos_token_id=0, eos_token_id=22, pad_token_id=1)
@@ -178,6 +194,12 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "leaky relu": lambda: gpt2(activation_function="leaky_relu"),
     "bert tied": bert,
     "bert tokens": lambda: bert(architectures=["BertForTokenClassification"], num_labels=9),
+    "roberta": roberta,
+    "distilbert": distilbert,
+    "albert": lambda: hf.AlbertConfig(vocab_size=VOCABULARY, embedding_size=8, hidden_size=8, num_hidden_layers=2,
+                                      num_attention_heads=2, intermediate_size=6, max_position_embeddings=10,
+                                      architectures=["AlbertForMaskedLM"]),
+    "audio": audio,
     "bert pooler": lambda: bert(architectures=["BertForSequenceClassification"], num_labels=9),
     "neox": neox,
     "gptj": gptj,
@@ -216,6 +238,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
                                         suppress_tokens=[], begin_suppress_tokens=[],
                                         architectures=["WhisperForConditionalGeneration"]),
     "vit": tiny_vit,
+    "ijepa": lambda: hf.IJepaConfig(**IMAGE, intermediate_size=6, architectures=["IJepaForImageClassification"]),
     "dinov2": lambda: hf.Dinov2Config(**IMAGE, mlp_ratio=1, architectures=["Dinov2ForImageClassification"]),
     "beit": lambda: hf.BeitConfig(**{**IMAGE, "num_channels": 3}, intermediate_size=6, layer_scale_init_value=0.1,
                                   use_mean_pooling=True, architectures=["BeitForImageClassification"]),
@@ -356,6 +379,29 @@ def test_layer_norm_null_directions_of_writers_and_readers() -> None:
     assert {n.rsplit(".", 2)[-2] for n in centred} >= {"embed_tokens", "o_proj", "c_proj"}
 
 
+def test_epsilon_of_a_norm_may_be_written_as_a_number() -> None:
+    complete("distilbert")
+
+
+def test_readers_of_an_average_of_normed_values_are_free_along_the_mean() -> None:
+    complete("ijepa")
+
+
+def test_means_are_lost_behind_an_average_of_neighbours() -> None:
+    spec = complete("audio")
+    centred = {n for g in spec.gauges if type(g).__name__ == "CentreWriter" for n in g.targets}
+    assert any(n.endswith("out_proj.weight") for n in centred)
+
+
+def test_readers_that_layers_share_are_free_along_the_mean() -> None:
+    """Missing is one: the first layer reads what no norm wrote, and may be written with some of it along the mean."""
+    certificate = measured("albert")
+    assert certificate.sound
+    assert certificate.leak < 1e-8
+    assert certificate.nullity - certificate.found == 1
+    assert not any("ffn" in name for name in certificate.missing)
+
+
 def test_gain_written_as_one_plus_w_is_folded() -> None:
     spec = complete("gemma")  # and the scale of its embedding is harmless
     assert group(spec, "embed_tokens.weight", 1) == Orthogonal(8)
@@ -392,6 +438,10 @@ def test_tied_masked_head_with_a_transform_is_one_with_the_residual() -> None:
     residual = space(spec, "word_embeddings.weight", 1)
     assert residual.group == Permutation(8)
     assert space(spec, "transform.dense.weight", 0) == space(spec, "transform.dense.weight", 1) == residual
+
+
+def test_token_and_position_of_padding_exchange_a_constant() -> None:
+    complete("roberta")
 
 
 def test_norm_after_the_block_leaves_permutations() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.attention_biases import attention_biases
 from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
-from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
+from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
 from hf_align.symmetry.passing import PASSES, SUMS_OF_PLACES, is_centred, read_once, subtracts_mean
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
@@ -127,8 +127,7 @@ class _Means:
         """Whether every use of a node's value is blind to its mean along the axis with this atom."""
         key = (node, atom)
         if key not in self.memo:
-            values = self.found.values.get(node)
-            axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
+            axes = [_axes(v) for v in members(self.found.values.get(node)) if isinstance(v, (Value, Product))]
             at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
             place = at[0] - len(axes[0]) if len(at) == 1 else 0
             self.memo[key] = bool(node.users) and place < 0 and all(self._use(u, node, atom, place) for u in node.users)
@@ -149,6 +148,13 @@ class _Means:
             if child.args[1] == 0 and not self.is_lost(child, value.axes[place].root):
                 return False
         return True
+
+
+def _axes(value: Value | Product) -> tuple[Axis, ...]:
+    """The axes of a value; of an open product, those of its wider factor."""
+    if isinstance(value, Value):
+        return value.axes
+    return tuple(y if x.size == 1 else x for x, y in aligned(value.left.axes, value.right.axes))
 
 
 def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
@@ -177,7 +183,7 @@ def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
 def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
     name = op_name(user)
-    if name in PASSES or name in ("add", "sub", "cat"):
+    if name in PASSES or name in ("add", "sub", "cat", "concat"):
         return True
     if name in SUMS_OF_PLACES:
         return all(a is node for a in user.all_input_nodes)
