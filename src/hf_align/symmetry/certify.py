@@ -19,7 +19,14 @@ from transformers import PretrainedConfig
 from hf_align.execute import execute, run
 from hf_align.inputs import parts
 from hf_align.symmetry.action import act
-from hf_align.symmetry.canonical import CanonicalWeights, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics
+from hf_align.symmetry.canonical import (
+    CanonicalWeights,
+    Carried,
+    CentreWriter,
+    FoldIntoWriter,
+    FoldNorm,
+    FoldStatistics,
+)
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import Element, Matrix, Monomial
 from hf_align.symmetry.spec import SymmetrySpec
@@ -225,16 +232,15 @@ def _derivative(
 
 def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
     """γ by c, its readers by 1/c, channel by channel."""
-    carriers = [(gauge.gain, 0, 1), *((r.weight, r.axis, -1) for r in gauge.reads), *gauge.others]
-    if gauge.bias and gauge.bias not in [n for n, _, _ in carriers]:
-        carriers.append((gauge.bias, 0, 1))
-    for channel in range(len(weights[gauge.gain])):
-        change = {}
-        for name, axis, power in carriers:
-            part = torch.zeros_like(weights[name])
-            value = weights[name] + (gauge.offset if name == gauge.gain else 0.0)
-            part.select(axis, channel).copy_(power * value.select(axis, channel))
-            change[name] = part
+    carriers = [Carried(gauge.gain, 0, 1), *(Carried(r.weight, r.axis, -1) for r in gauge.reads), *gauge.others]
+    if gauge.bias and gauge.bias not in [c.weight for c in carriers]:
+        carriers.append(Carried(gauge.bias, 0, 1))
+    for one in torch.eye(len(weights[gauge.gain]), dtype=weights[gauge.gain].dtype):
+        change: Weights = {}
+        for carried in carriers:
+            value = weights[carried.weight] + (gauge.offset if carried.weight == gauge.gain else 0.0)
+            part = value - carried.scaled(value, 1 - carried.power * one)
+            change[carried.weight] = change.get(carried.weight, 0) + part
         yield change
 
 

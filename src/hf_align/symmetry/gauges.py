@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from hf_align.symmetry.attention_biases import attention_biases
-from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
+from hf_align.symmetry.canonical import Carried, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
 from hf_align.symmetry.passing import PASSES, SUMS_OF_PLACES, is_centred, read_once, subtracts_mean
 from hf_align.symmetry.spaces import Axis, Kind
@@ -21,12 +21,12 @@ class Folding:
     """A gain that leaves: into what reads its target, or into the weight that writes its source.
 
     Attributes:
-        carriers: (parameter, axis, power) of the weights along the target, when it was still a space of its own.
+        carriers: the weights along the target, when it was still a space of its own.
         writer: the reading that produces the source, if the gain goes there.
     """
 
     gain: Gain
-    carriers: tuple[tuple[str, int, int], ...]
+    carriers: tuple[Carried, ...]
     writer: Reading | None = None
 
 
@@ -67,7 +67,7 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
         exclusive = False
     reads = tuple(Read(r.weight, r.in_axis, r.bias) for r in readings if r) if exclusive else ()
     names = {gain.parameter, bias} | {r.weight for r in reads}
-    others = tuple(c for c in folding.carriers if c[0] not in names and not exclusive)
+    others = tuple(c for c in folding.carriers if c.weight not in names and not exclusive)
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
 
 
