@@ -202,6 +202,10 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "audio": audio,
     "bert pooler": lambda: bert(architectures=["BertForSequenceClassification"], num_labels=9),
     "neox": neox,
+    "neox japanese": lambda: hf.GPTNeoXJapaneseConfig(vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2,
+                                                      num_attention_heads=2, intermediate_multiple_size=1,
+                                                      max_position_embeddings=16, tie_word_embeddings=False,
+                                                      architectures=["GPTNeoXJapaneseForCausalLM"]),
     "gptj": gptj,
     "gpt_neo": gpt_neo,
     "opt": opt,
@@ -391,6 +395,10 @@ def test_means_are_lost_behind_an_average_of_neighbours() -> None:
     spec = complete("audio")
     centred = {n for g in spec.gauges if type(g).__name__ == "CentreWriter" for n in g.targets}
     assert any(n.endswith("out_proj.weight") for n in centred)
+
+
+def test_stream_that_lends_its_shape_to_a_bias_loses_its_mean() -> None:
+    complete("neox japanese")
 
 
 def test_readers_that_layers_share_are_free_along_the_mean() -> None:

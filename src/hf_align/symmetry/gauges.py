@@ -11,7 +11,14 @@ from torch import Tensor, fx
 from hf_align.symmetry.attention_biases import attention_biases
 from hf_align.symmetry.canonical import Carried, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
-from hf_align.symmetry.passing import PASSES, SUMS_OF_PLACES, is_centred, read_once, subtracts_mean
+from hf_align.symmetry.passing import (
+    PASSES,
+    SUMS_OF_PLACES,
+    gives_only_its_shape,
+    is_centred,
+    read_once,
+    subtracts_mean,
+)
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 
@@ -134,7 +141,7 @@ class _Means:
         return self.memo[key]
 
     def _use(self, user: fx.Node, node: fx.Node, atom: Axis, place: int) -> bool:
-        if _is_blind(user, node, place):
+        if _is_blind(user, node, place) or gives_only_its_shape(node, user):
             return True
         if op_name(user) == "topk":
             return self._chosen(user, place)

@@ -22,6 +22,11 @@ SUMS_OF_PLACES = frozenset((
 # fmt: on
 
 
+def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
+    """Whether an op looks at a value only for the shape or the type that its result shall have."""
+    return op_name(user) in ("expand_as", "view_as", "type_as") and user.args[0] is not node
+
+
 def read_once(reading: Reading, program: Program) -> bool:
     """Whether the weight and the bias of a reading have no other use."""
     placeholders = [n for n, name in program.parameters.items() if name in (reading.weight, reading.bias)]

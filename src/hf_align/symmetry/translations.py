@@ -26,7 +26,7 @@ from hf_align.trace import Program, op_name, operand
 _LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
-    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg",
+    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
 ))
 _LINEAR_AT_FIXED_PLACES = frozenset((
     "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
