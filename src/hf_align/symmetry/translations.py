@@ -122,7 +122,9 @@ class _System:
 
     def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
         """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
-        while op_name(source) in _LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and _keeps_last(source):
+        while (op_name(source) in _LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and _keeps_last(source)) or (
+            self._is_times_one(source)
+        ):
             source = source.all_input_nodes[0]
         if op_name(source) == "cat" and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
             parts = []
@@ -136,6 +138,12 @@ class _System:
             return []
         gain, bias = norm
         return [_Normed(start, gain, torch.zeros_like(gain) if bias is None else bias)]
+
+    def _is_times_one(self, node: fx.Node) -> bool:
+        """Whether a value is only multiplied by a mask that hides nothing."""
+        mask = self.program.constants.get(operand(node, 1)) if op_name(node) == "mul" else None  # type: ignore[arg-type]
+        return isinstance(mask, Tensor) and bool((mask == 1).all()) and node.meta["val"].shape == (
+            node.all_input_nodes[0].meta["val"].shape)  # fmt: skip
 
     def _norm(self, source: fx.Node) -> tuple[Tensor, Tensor | None] | None:
         """(gain, bias) of a value that is γ ⊙ n + β with n of mean zero."""
