@@ -155,6 +155,9 @@ class _System:
             return ones if gain is None else gain, bias
         weights = [i for i, a in enumerate(source.args) if isinstance(a, fx.Node) and self._is_vector(a)]
         others = [a for a in source.all_input_nodes if not self._is_vector(a)]
+        if op_name(source) == "add" and len(weights) == len(others) == 1:
+            norm = self._norm(others[0])
+            return None if norm is None or norm[1] is not None else (norm[0], self._weight(source, weights[0]))
         if op_name(source) == "mul" and len(weights) == len(others) == 1 and is_centred(others[0]):
             gain = self._weight(source, weights[0])
             return None if gain is None else (gain, None)
