@@ -19,13 +19,20 @@ from transformers import PretrainedConfig
 from hf_align.execute import execute
 from hf_align.inputs import parts
 from hf_align.symmetry.action import act
-from hf_align.symmetry.canonical import CanonicalWeights, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics
+from hf_align.symmetry.canonical import (
+    CanonicalWeights,
+    Carried,
+    CentreWriter,
+    FoldIntoWriter,
+    FoldNorm,
+    FoldStatistics,
+)
 from hf_align.symmetry.count import jacobian, null_space, nullity, rows_of
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import Element, Matrix, Monomial
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.translations import translations
-from hf_align.trace import Program, trace
+from hf_align.trace import Program, op_name, trace
 
 Weights = dict[str, Tensor]
 _ATTEMPTS = 6
@@ -89,12 +96,12 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
         positions: tokens in each context.
     """
     config = with_eps(config, eps)
-    program = trace(config, length=positions)
+    program = raise_epsilons(trace(config, length=positions), eps)
     spec = derive(program)
     traced = next(iter(program.inputs)).meta["val"].shape[0]
     batch = min(_MOST, traced * math.ceil(_ROWS / rows_of(program)))
     if batch > traced:
-        program = trace(config, batch=batch, length=positions, candidate=program.candidate)
+        program = raise_epsilons(trace(config, batch=batch, length=positions, candidate=program.candidate), eps)
     drawn: list[Certificate] = []
     for attempt in range(_ATTEMPTS):
         drawn.append(_measure(program, spec, torch.Generator().manual_seed(seed + attempt)))
@@ -138,6 +145,14 @@ def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
             if "eps" in key.lower() and isinstance(getattr(part, key), float):
                 setattr(part, key, eps)
     return config
+
+
+def raise_epsilons(program: Program, eps: float) -> Program:
+    """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and (op_name(node) == "add" or op_name(node).endswith("norm")):
+            node.args = tuple(eps if isinstance(a, float) and 0 < a < eps else a for a in node.args)
+    return program
 
 
 def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
@@ -223,16 +238,15 @@ def _derivative(
 
 def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
     """γ by c, its readers by 1/c, channel by channel."""
-    carriers = [(gauge.gain, 0, 1), *((r.weight, r.axis, -1) for r in gauge.reads), *gauge.others]
-    if gauge.bias and gauge.bias not in [n for n, _, _ in carriers]:
-        carriers.append((gauge.bias, 0, 1))
-    for channel in range(len(weights[gauge.gain])):
-        change = {}
-        for name, axis, power in carriers:
-            part = torch.zeros_like(weights[name])
-            value = weights[name] + (gauge.offset if name == gauge.gain else 0.0)
-            part.select(axis, channel).copy_(power * value.select(axis, channel))
-            change[name] = part
+    carriers = [Carried(gauge.gain, 0, 1), *(Carried(r.weight, r.axis, -1) for r in gauge.reads), *gauge.others]
+    if gauge.bias and gauge.bias not in [c.weight for c in carriers]:
+        carriers.append(Carried(gauge.bias, 0, 1))
+    for one in torch.eye(len(weights[gauge.gain]), dtype=weights[gauge.gain].dtype):
+        change: Weights = {}
+        for carried in carriers:
+            value = weights[carried.weight] + (gauge.offset if carried.weight == gauge.gain else 0.0)
+            part = value - carried.scaled(value, 1 - carried.power * one)
+            change[carried.weight] = change.get(carried.weight, 0) + part
         yield change
 
 

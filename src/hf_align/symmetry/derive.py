@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
+from hf_align.symmetry.canonical import Carried
 from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
@@ -68,21 +69,24 @@ def _is_factor(gain: Gain) -> bool:
     return not gain.offset and op_name(gain.node) in ("mul", "batch_norm", "_native_batch_norm_legit_no_training")
 
 
-def _carriers(target: Axis, found: Interpretation) -> Iterable[tuple[str, int, int]]:
-    """The weights along a space: (name, axis, power)."""
+def _carriers(target: Axis, found: Interpretation) -> Iterable[Carried]:
+    """The weights along a space, or a part of which is."""
     for name, value in found.weights.items():
         for i, axis in enumerate(value.axes):
-            if axis.root.space is target.space:
-                yield name, i, 1 if axis.root.is_dual == target.is_dual else -1
+            start = 0
+            for part in axis.segments:
+                if part.root.space is target.space:
+                    yield Carried(name, i, 1 if part.root.is_dual == target.is_dual else -1, start)
+                start += part.size
 
 
 def _shares_target(gain: Gain, found: Interpretation) -> bool:
-    """Whether another gain writes or multiplies the same target, or it is only part of an axis of some weight."""
+    """Whether another gain writes or multiplies the same target, or it is only a factor of an axis of some weight."""
     target = gain.target.root.space
     if any(g is not gain and target in (g.target.root.space, g.source.root.space) for g in found.gains):
         return True
-    axes = [a.root for v in found.weights.values() for a in v.axes]
-    return any(atom.space is target for a in axes if a.space.kind is not Kind.ATOM for atom in a.atoms)
+    parts = [p.root for v in found.weights.values() for a in v.axes for p in a.segments]
+    return any(atom.space is target for p in parts if p.space.kind is not Kind.ATOM for atom in p.atoms)
 
 
 @dataclass(eq=False)
