@@ -22,6 +22,7 @@ from hf_align.symmetry.action import act
 from hf_align.symmetry.canonical import (
     CanonicalWeights,
     Carried,
+    CentreRows,
     CentreWriter,
     FoldIntoWriter,
     FoldNorm,
@@ -201,6 +202,8 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
             yield from _statistics_directions(gauge, weights)
         elif isinstance(gauge, CentreWriter):
             yield from _mean_directions(gauge, weights)
+        elif isinstance(gauge, CentreRows):
+            yield from _row_directions(gauge, weights)
     yield from translations(program, weights)
 
 
@@ -277,6 +280,16 @@ def _mean_directions(gauge: CentreWriter, weights: Weights) -> Iterator[Weights]
     for row in torch.eye(others, dtype=weight.dtype):
         shape = [n for i, n in enumerate(weight.shape) if i != gauge.axis]
         yield {gauge.parameter: row.reshape(shape).unsqueeze(gauge.axis).expand_as(weight)}
+
+
+def _row_directions(gauge: CentreRows, weights: Weights) -> Iterator[Weights]:
+    """w + 1_r vᵀ along the axis that is written."""
+    weight = weights[gauge.parameter]
+    for row in gauge.entries():
+        ones = torch.zeros(weight.shape[gauge.axis], dtype=weight.dtype).index_fill(0, row, 1.0)
+        for other in torch.eye(weight.numel() // len(ones), dtype=weight.dtype):
+            direction = torch.outer(ones, other)
+            yield {gauge.parameter: (direction if gauge.axis == 0 else direction.T).reshape(weight.shape)}
 
 
 def _flatten(change: Weights, weights: Weights) -> Tensor:

@@ -163,7 +163,7 @@ class _Classes:
         serials = {a.space.serial for a in atoms}
         relations = [r for r in self.relations if r[0].space.serial in serials]
         exponents, scalars = _common_scale(atoms, relations)
-        return _Class(size, _monomial_group(atoms, scalars), evidence, exponents)
+        return _Class(size, _monomial_group(atoms, scalars, exponents), evidence, exponents)
 
     def _all(self) -> list[_Class]:
         return list(dict.fromkeys(self.of_atom.values()))
@@ -279,12 +279,12 @@ def _is_discrete(klass: _Class) -> bool:
     return klass.group is None or isinstance(klass.group, ScaledPermutation)
 
 
-def _monomial_group(atoms: list[Axis], scalars: Scalars) -> Group | None:
-    """Permutations with factors; factors alone if any atom has its order fixed, one for each plane under rotary."""
+def _monomial_group(atoms: list[Axis], scalars: Scalars, exponents: dict[int, int]) -> Group | None:
+    """Permutations with factors; factors alone if any atom has its order fixed, one for each plane of what turns."""
     size = atoms[0].size
-    rotations = {a.space.bound.rotations for a in atoms} - {None}
-    if not rotations and not any(a.space.bound.fixed for a in atoms):
+    if not any(a.space.bound.fixed or a.space.bound.rotations for a in atoms):
         return group_of(monomial(scalars), size)
+    rotations = {a.space.bound.rotations for a in atoms if exponents[a.space.serial]} - {None}
     if scalars is Scalars.ONE or len(rotations) > 1:
         return None
     classes = next((r.classes for r in rotations if r is not None), tuple(range(size)))

@@ -280,6 +280,32 @@ class RotaryCommutant(_Dense):
         return torch.stack(basis)
 
 
+@dataclass(frozen=True)
+class RotaryUnitary(RotaryCommutant):
+    """The orthogonal maps that commute with rotary embedding, for lengths taken after it: U(m) and O."""
+
+    @property
+    def dimension(self) -> int:
+        still = len(self.rotations.still)
+        return sum(len(planes) ** 2 for planes in self.rotations.planes) + still * (still - 1) // 2
+
+    @property
+    def has_gauge(self) -> bool:
+        return False
+
+    def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
+        return self.nearest({1: self._noise(index, rng)})
+
+    def balance(self, grams: Cross) -> Matrix:
+        return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
+
+    def tangents(self) -> Tensor:
+        general = super().tangents()
+        skew = (general - general.mT) / 2
+        basis = torch.linalg.svd(skew.flatten(1), full_matrices=False)[2][: self.dimension]
+        return basis.view(-1, self.size, self.size)
+
+
 def _complex_polar(z: Tensor) -> Tensor:
     if z.shape[-1] == 1:
         size = z.abs()
@@ -427,7 +453,9 @@ def group_of(bound: Bound, size: int) -> Group | None:
     if bound.monomial is not None:
         return None if bound.rotations is not None else _MONOMIAL[bound.monomial](size)
     if bound.rotations is not None:
-        return None if bound.metric or bound.ones else RotaryCommutant(size, bound.rotations)
+        if bound.ones:
+            return None
+        return RotaryUnitary(size, bound.rotations) if bound.metric else RotaryCommutant(size, bound.rotations)
     if bound.ones:
         return OrthogonalFixingOnes(size)
     return Orthogonal(size) if bound.metric else GeneralLinear(size)
