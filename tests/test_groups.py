@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, PERMUTATION, Bound, Scalars, monomial
-from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.rotations import Rotations
 
 ROTARY = Rotations(6, (((0, 3),), ((1, 4),)), (2, 5))
@@ -137,3 +137,19 @@ def test_meet_is_a_semilattice(a: Bound, b: Bound, c: Bound) -> None:
     assert a.meet(b).meet(c) == a.meet(b.meet(c))
     assert a.meet(a) == a
     assert a.meet(FREE) == a
+
+
+def test_several_scales_are_balanced_and_matched_together() -> None:
+    group = g.TorusPermutation(7, (Scalars.NONZERO, Scalars.POSITIVE))
+    powers = ((1, 0), (0, 1), (-1, -1), (1, 1))
+    weights = {p: torch.randn(7, 30, generator=rng(i), dtype=torch.float64) for i, p in enumerate(powers)}
+    planted = group.random((), rng(9))
+
+    def balanced(rows: dict[Power, torch.Tensor]) -> dict[Power, torch.Tensor]:
+        gauge = group.balance({p: r @ r.T for p, r in rows.items()})
+        return {p: gauge.act(r.T, p).T for p, r in rows.items()}
+
+    ours, theirs = balanced({p: planted.act(r.T, p).T for p, r in weights.items()}), balanced(weights)
+    found = group.nearest({p: ours[p] @ theirs[p].T for p in powers})
+    for p in powers:
+        torch.testing.assert_close(found.act(theirs[p].T, p).T, ours[p])

@@ -231,6 +231,9 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "falcon mamba": lambda: hf.FalconMambaConfig(**MAMBA, time_step_rank=2, architectures=["FalconMambaForCausalLM"]),
     "mamba2": lambda: hf.Mamba2Config(**MAMBA, num_heads=2, head_dim=4, n_groups=1, chunk_size=4,
                                       architectures=["Mamba2ForCausalLM"]),
+    "recurrent gemma": lambda: hf.RecurrentGemmaConfig(
+        **DECODER, lru_width=8, block_types=["recurrent"], architectures=["RecurrentGemmaForCausalLM"]),
+    "lfm3": lambda: hf.Lfm3Config(**DECODER, layer_types=["conv"], conv_L_cache=2, architectures=["Lfm3ForCausalLM"]),
     "lora": lambda: AdaptedConfig(**{**llama().to_dict(), "architectures": ["AdaptedLlama"]}),
 }  # fmt: skip
 
@@ -836,13 +839,17 @@ def test_mamba_permutes_and_scales_its_channels() -> None:
     hidden = space(spec, "conv1d.weight", 0)
     assert hidden.group == ScaledPermutation(8)
     assert hidden == space(spec, "out_proj.weight", 1) == space(spec, "A_log", 0)
-    assert group(spec, "A_log", 1) == Permutation(3)
     assert group(spec, "dt_proj.weight", 1) == GeneralLinear(2)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Incomplete, reason="the scales of the states (B against C), and of C and D against the output"
-)
+def test_mamba_scales_its_states() -> None:
+    spec = sound("mamba")
+    states = [space(spec, "x_proj.weight", 0, segment=i) for i in (1, 2)]
+    assert states[0] == states[1] == space(spec, "A_log", 1)
+    assert states[0].group == ScaledPermutation(3)  # B against C
+
+
+@pytest.mark.xfail(strict=True, raises=Incomplete, reason="one number in C and D together against the output")
 def test_mamba_is_complete() -> None:
     complete("mamba")
 
@@ -855,12 +862,28 @@ def test_mamba_with_norms_on_its_projections() -> None:
 def test_mamba2_scales_its_convolution() -> None:
     spec = complete("mamba2")
     assert group(spec, "embeddings.weight", 1) == Orthogonal(8)
-    assert group(spec, "conv1d.weight", 0, segment=1) == Scaling(3, (0, 1, 2), (Scalars.NONZERO,))
+    assert group(spec, "conv1d.weight", 0, segment=1) == TorusPermutation(3, (Scalars.NONZERO,) * 2)  # B's and C's
 
 
-@pytest.mark.xfail(strict=True, reason="cumsum over chunks pins the heads and the states of Mamba-2")
 def test_mamba2_permutes_heads() -> None:
-    assert group(derived("mamba2"), "A_log", 0) == Permutation(2)
+    spec = sound("mamba2")
+    heads, units = (space(spec, "conv1d.weight", 0, factor=i) for i in range(2))
+    assert heads == space(spec, "A_log", 0) == space(spec, "out_proj.weight", 1, factor=0)
+    assert heads.group == Permutation(2)  # its scales are those of the units
+    assert (units.group, units.index) == (ScaledPermutation(4), (heads.name,))
+
+
+def test_blocks_of_a_recurrence_have_scales_of_their_own() -> None:
+    spec = complete("recurrent gemma")
+    blocks, units = (space(spec, "conv_1d.weight", 0, factor=i) for i in range(2))
+    assert blocks == space(spec, "input_gate_weight", 0)
+    assert blocks.group == Permutation(2)
+    assert (units.group, units.index) == (TorusPermutation(4, (Scalars.NONZERO,) * 2), (blocks.name,))
+
+
+def test_short_convolution_between_gates_has_four_scales() -> None:
+    spec = complete("lfm3")  # of B, C, x and the kernel; the output undoes all of them
+    assert group(spec, "conv.conv.weight", 0) == TorusPermutation(8, (Scalars.NONZERO,) * 4)
 
 
 def test_labels_of_a_classifier_are_pinned() -> None:

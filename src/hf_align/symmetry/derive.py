@@ -14,6 +14,7 @@ from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, TorusPermutation, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
+from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, torus
@@ -27,7 +28,7 @@ def derive(program: Program) -> SymmetrySpec:
     classes = _Classes(found)
     spaces = classes.spaces()
     parameters = {n: tuple(classes.actions(a) for a in v.axes) for n, v in found.weights.items()}
-    return SymmetrySpec(
+    spec = SymmetrySpec(
         model_type=program.config.model_type,
         spaces=spaces,
         parameters=parameters,
@@ -38,6 +39,7 @@ def derive(program: Program) -> SymmetrySpec:
         unknown_ops=found.unknown_ops,
         pinned=classes.pinned(),
     )
+    return without_repeated_scales(spec)
 
 
 def resolve_gains(found: Interpretation) -> list[Folding]:
@@ -183,10 +185,24 @@ class _Classes:
                     for klass in present:
                         together = present | beside
                         company[klass] = company.get(klass, together) & together
+        repeated = self._repeated()
         for klass in self._all():
-            around = company.get(klass, set())
-            outer = [o for o in around - {klass} if o.weights and klass not in company[o] and _is_discrete(o)]
+            around = [o for o in company.get(klass, set()) - {klass} if o.weights and _is_discrete(o)]
+            outer = [o for o in around if klass not in company[o] or (klass in repeated and o not in repeated)]
             klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
+
+    def _repeated(self) -> set[_Class]:
+        """The classes that meet themselves in one tensor. Of two that only come together, one that does has an element
+        for each entry of one that does not: a matrix for each block."""
+        found = set[_Class]()
+        for value in self._all_values():
+            together = [[self._of(x) for x in value.axes]]
+            together += [[self._of(f) for f in s.factors] for x in value.axes for s in x.segments]
+            found.update(*(x & y for parts in together for x, y in itertools.combinations(parts, 2)))
+        return found
+
+    def _of(self, axis: Axis) -> set[_Class]:
+        return {self.of_atom[a.space.serial] for a in axis.atoms}
 
     def _leaves(self, axis: Axis, chosen_too: bool) -> list[set[_Class]]:
         """The classes of each segment of an axis, and those from which an axis of it was chosen (a weight

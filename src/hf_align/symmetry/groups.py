@@ -307,14 +307,14 @@ class ScaledPermutation(Group):
 
     @property
     def dimension(self) -> int:
-        return self.size * len(self._continuous)
+        return self.size * len(self.continuous)
 
     @property
     def has_gauge(self) -> bool:
-        return bool(self._continuous)
+        return bool(self.continuous)
 
     @property
-    def _continuous(self) -> list[int]:
+    def continuous(self) -> list[int]:
         """Which of the scales change lengths."""
         return [k for k, s in enumerate(self.scales) if s in _CONTINUOUS]
 
@@ -360,11 +360,11 @@ class ScaledPermutation(Group):
 
         With scales exp x they become g_p exp(2 p·x), so x = -½ P⁺ log g for the matrix P of all powers.
         """
-        powers = torch.tensor(list(lengths), dtype=torch.float64)[:, self._continuous]
+        powers = torch.tensor(list(lengths), dtype=torch.float64)[:, self.continuous]
         g = torch.stack(list(lengths.values()), -1)
         logs = torch.where((g > 0).all(-1, keepdim=True), g.clamp_min(1e-300).log(), torch.zeros_like(g))
         scale = torch.ones(*g.shape[:-1], len(self.scales), dtype=torch.float64)
-        scale[..., self._continuous] = (-0.5 * logs @ torch.linalg.pinv(powers).T).exp()
+        scale[..., self.continuous] = (-0.5 * logs @ torch.linalg.pinv(powers).T).exp()
         return scale.mT
 
     def tangents(self) -> Tensor:
@@ -372,8 +372,8 @@ class ScaledPermutation(Group):
 
     def _along(self, runs: Tensor) -> Tensor:
         """[d, k, n]: each continuous scale of each run of entries; `runs` [m, n]."""
-        basis = torch.zeros(len(self._continuous), len(runs), len(self.scales), self.size, dtype=torch.float64)
-        for i, k in enumerate(self._continuous):
+        basis = torch.zeros(len(self.continuous), len(runs), len(self.scales), self.size, dtype=torch.float64)
+        for i, k in enumerate(self.continuous):
             basis[i, :, k] = runs
         return basis.flatten(0, 1)
 
@@ -434,7 +434,7 @@ class Scaling(ScaledPermutation):
 
     @property
     def dimension(self) -> int:
-        return len(set(self.classes)) * len(self._continuous)
+        return len(set(self.classes)) * len(self.continuous)
 
     def _members(self) -> Tensor:
         """[classes, size], one where a coordinate belongs to a class."""
