@@ -143,6 +143,7 @@ for op in ("mul", "div"):
     call(op, f, data(4), data(3, 4, draw=positive), label="a row by data")
     call(op, lambda x, w, f=f: f(x, 1 + w), X, weight(4, draw=positive), label="one and a gain")
     call(op, lambda x, y, f=f: f(x, y).sum(-1), X, Y, label="summed")
+call("mul", lambda x, y: aten.mul(x.exp(), torch.zeros(3, 4).double()) + y, X, Y, label="zeros, added to")
 call("div", lambda x: aten.div(ROW, x), X, label="constants by data")
 call("div", lambda x: aten.div(x, 0.7, rounding_mode="floor"), X, label="rounded")
 call("div", lambda x, w: aten.div(w, x), data(3, 4, draw=positive), weight(4), label="a weight by data")
@@ -336,6 +337,7 @@ for op in ("cat", "concat", "concatenate"):
     call(op, lambda x, y, f=f: f([x, y], 1), X, data(3, 2))
     call(op, lambda x, y, f=f: f([x, y, x], 0), X, data(2, 4), label="rows, one twice")
 call("cat", lambda x: aten.cat([x, numbers(3, 2)], 1), X, label="constants")
+call("cat", lambda x: aten.cat([torch.zeros(3, 4).double(), x], 0), X, label="zeros")
 call("stack", lambda x, y: aten.stack([x, y], 1), X, Y)
 for op in ("repeat", "tile"):
     f = getattr(aten, op)

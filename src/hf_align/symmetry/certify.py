@@ -30,7 +30,7 @@ from hf_align.symmetry.canonical import (
 )
 from hf_align.symmetry.count import jacobian, null_space, nullity, rows_of
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.elements import Element, Matrix, Monomial
+from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.translations import translations
 from hf_align.trace import Program, op_name, trace
@@ -230,10 +230,7 @@ def _derivative(
     where = where.reshape(index)
 
     def moved(t: Tensor) -> Weights:
-        if isinstance(one, Monomial):
-            element: Element = Monomial(one.order, one.scale + t * where[..., None] * tangent.diagonal())
-        else:
-            element = Matrix(one.as_matrix() + t * where[..., None, None] * tangent)
+        element = one.shifted(t * where[..., None, None] * tangent)
         return {n: act(w, n, spec, {space: element}) for n, w in weights.items()}
 
     return torch.func.jvp(moved, (torch.zeros(()).double(),), (torch.ones(()).double(),))[1]
