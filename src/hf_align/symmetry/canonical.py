@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,21 @@ class Read:
     bias: str | None
 
 
+class Carried(NamedTuple):
+    """A weight along what a norm writes: entries from `start` of one axis, as a reader (-1) or a writer (1)."""
+
+    weight: str
+    axis: int
+    power: int
+    start: int = 0
+
+    def scaled(self, tensor: Tensor, factors: Tensor) -> Tensor:
+        """The tensor with those entries times factors."""
+        every = torch.ones(tensor.shape[self.axis], dtype=factors.dtype)
+        every[self.start : self.start + len(factors)] = factors
+        return _along(tensor, self.axis, every)
+
+
 @dataclass(frozen=True)
 class FoldNorm(Gauge):
     """W diag(γ) replaces W, one replaces γ, and the bias β leaves the norm.
@@ -59,13 +75,13 @@ class FoldNorm(Gauge):
         exclusive: the reads are all that ever happens to the normalised value; else β stays, as β/γ.
         centred: the norm subtracts the mean.
         offset: what the architecture adds to the stored gain (γ = 1 + w).
-        others: (parameter, axis, power) of weights on the target that are no linear readers.
+        others: the weights on the target where they are no linear readers of it alone.
     """
 
     gain: str
     bias: str | None
     reads: tuple[Read, ...]
-    others: tuple[tuple[str, int, int], ...]
+    others: tuple[Carried, ...]
     centred: bool
     exclusive: bool
     offset: float = 0.0
@@ -74,7 +90,7 @@ class FoldNorm(Gauge):
     def targets(self) -> tuple[str, ...]:
         biases = [r.bias for r in self.reads if r.bias and self.bias]
         norm = [self.gain] + ([self.bias] if self.bias else [])
-        return (*norm, *(r.weight for r in self.reads), *biases, *(name for name, _, _ in self.others))
+        return (*norm, *(r.weight for r in self.reads), *biases, *(c.weight for c in self.others))
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = get(self.gain) + self.offset
@@ -88,8 +104,11 @@ class FoldNorm(Gauge):
             if name == read.bias:
                 assert self.bias is not None
                 return get(name) + get(read.weight).movedim(read.axis, -1) @ get(self.bias)
-        axis, power = next((a, p) for n, a, p in self.others if n == name)
-        return _along(get(name), axis, gain ** (-power))
+        folded = get(name)
+        for carried in self.others:
+            if carried.weight == name:
+                folded = carried.scaled(folded, gain ** (-carried.power))
+        return folded
 
     def _norm_bias(self, bias: Tensor, gain: Tensor) -> Tensor:
         if not self.exclusive:

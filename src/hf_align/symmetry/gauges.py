@@ -9,9 +9,16 @@ from typing import Any
 from torch import Tensor, fx
 
 from hf_align.symmetry.attention_biases import attention_biases
-from hf_align.symmetry.canonical import CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
-from hf_align.symmetry.interpreter import Gain, Interpretation, Reading, Value
-from hf_align.symmetry.passing import PASSES, is_centred, read_once, subtracts_mean
+from hf_align.symmetry.canonical import Carried, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
+from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
+from hf_align.symmetry.passing import (
+    PASSES,
+    SUMS_OF_PLACES,
+    gives_only_its_shape,
+    is_centred,
+    read_once,
+    subtracts_mean,
+)
 from hf_align.symmetry.row_means import centred_rows
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
@@ -22,12 +29,12 @@ class Folding:
     """A gain that leaves: into what reads its target, or into the weight that writes its source.
 
     Attributes:
-        carriers: (parameter, axis, power) of the weights along the target, when it was still a space of its own.
+        carriers: the weights along the target, when it was still a space of its own.
         writer: the reading that produces the source, if the gain goes there.
     """
 
     gain: Gain
-    carriers: tuple[tuple[str, int, int], ...]
+    carriers: tuple[Carried, ...]
     writer: Reading | None = None
 
 
@@ -74,7 +81,7 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
         exclusive = False
     reads = tuple(Read(r.weight, r.in_axis, r.bias) for r in readings if r) if exclusive else ()
     names = {gain.parameter, bias} | {r.weight for r in reads}
-    others = tuple(c for c in folding.carriers if c[0] not in names and not exclusive)
+    others = tuple(c for c in folding.carriers if c.weight not in names and not exclusive)
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
 
 
@@ -134,26 +141,19 @@ class _Means:
         """Whether every use of a node's value is blind to its mean along the axis with this atom."""
         key = (node, atom)
         if key not in self.memo:
-            values = self.found.values.get(node)
-            axes = [v.axes for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value)]
+            axes = [_axes(v) for v in members(self.found.values.get(node)) if isinstance(v, (Value, Product))]
             at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
             place = at[0] - len(axes[0]) if len(at) == 1 else 0
             self.memo[key] = bool(node.users) and place < 0 and all(self._use(u, node, atom, place) for u in node.users)
         return self.memo[key]
 
     def _use(self, user: fx.Node, node: fx.Node, atom: Axis, place: int) -> bool:
-        if _is_blind(user, node, place):
+        if _is_blind(user, node, place) or gives_only_its_shape(node, user):
             return True
         if op_name(user) == "topk":
             return self._chosen(user, place)
-        scaled = user in self.ones or (op_name(user) in ("mul", "div") and self._by_number(user, node))
+        scaled = user in self.ones or _is_scaled(user, node, place)
         return (scaled or _passes(user, node, place)) and self.is_lost(user, atom)
-
-    def _by_number(self, user: fx.Node, node: fx.Node) -> bool:
-        """Whether the other factor is one constant number."""
-        others = [a for a in user.all_input_nodes if a is not node]
-        constants = self.found.program.constants
-        return user.args[0] is node and all(a in constants and constants[a].numel() == 1 for a in others)
 
     def _chosen(self, user: fx.Node, place: int) -> bool:
         """The largest entries are the same ones; their own mean must be lost."""
@@ -162,6 +162,13 @@ class _Means:
             if child.args[1] == 0 and not self.is_lost(child, value.axes[place].root):
                 return False
         return True
+
+
+def _axes(value: Value | Product) -> tuple[Axis, ...]:
+    """The axes of a value; of an open product, those of its wider factor."""
+    if isinstance(value, Value):
+        return value.axes
+    return tuple(y if x.size == 1 else x for x, y in aligned(value.left.axes, value.right.axes))
 
 
 def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
@@ -176,11 +183,24 @@ def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
     return axis == -1 and subtracts_mean(user)
 
 
+def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether a value is multiplied or divided by one that does not vary along an axis (counted from behind)."""
+    if op_name(user) not in ("mul", "div") or user.args[0] is user.args[1]:
+        return False
+    (other,) = [a for a in user.args[:2] if a is not node]
+    if op_name(user) == "div" and other is user.args[0]:
+        return False
+    shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
+    return len(shape) < -axis or shape[axis] == 1
+
+
 def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
     name = op_name(user)
-    if name in PASSES or name in ("add", "sub", "cat"):
+    if name in PASSES or name in ("add", "sub", "cat", "concat"):
         return True
+    if name in SUMS_OF_PLACES:
+        return all(a is node for a in user.all_input_nodes)
     if name == "embedding":
         return user.args[0] is node
     if name == "linear" or name.startswith("conv"):

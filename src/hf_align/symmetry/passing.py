@@ -14,7 +14,17 @@ PASSES = frozenset((
     "_to_copy", "contiguous", "clone", "alias", "detach", "type_as", "narrow", "index", "index_select",
     "repeat_interleave", "repeat",
 ))
+SUMS_OF_PLACES = frozenset((
+    "mean", "sum", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d",
+))
+"""Where an axis survives them, these only add up entries that lie at other places beside it."""
 # fmt: on
+
+
+def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
+    """Whether an op looks at a value only for the shape or the type that its result shall have."""
+    return op_name(user) in ("expand_as", "view_as", "type_as") and user.args[0] is not node
 
 
 def read_once(reading: Reading, program: Program) -> bool:

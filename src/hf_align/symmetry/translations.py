@@ -8,7 +8,9 @@ embeddings, key biases, value against output biases, and the mean direction of w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +20,14 @@ from torch import Tensor, fx
 from hf_align.execute import call_wide
 from hf_align.symmetry.passing import is_centred, stored_matrix, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
+from hf_align.symmetry.tables import Tables
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
 _LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
-    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg",
+    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
 ))
 _LINEAR_AT_FIXED_PLACES = frozenset((
     "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
@@ -55,58 +58,107 @@ class _System:
         self.unknowns: list[dict[str, Tensor]] = []
         self.shift: dict[fx.Node, Any] = {}
         self.demands: list[Tensor] = []
-        self.free_readers: dict[fx.Node, tuple[int, Tensor]] = {}
-        self.free_tables: dict[fx.Node, tuple[int, Tensor]] = {}
+        self.tables = Tables(program)
+        self.free_readers: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
+        self.free_tables: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
         self._collect()
 
     # Unknowns: a basis of changes for each bias-like weight, and for each reader of a LayerNorm.
 
     def _collect(self) -> None:
-        spans: dict[fx.Node, tuple[int, int, str]] = {}
+        spans: dict[fx.Node, tuple[int, Tensor]] = {}
         for node, name in self.program.parameters.items():
             role = _role(node, self.program)
-            if role is None:
-                continue
-            weight = self.weights[name]
-            rows = torch.eye(weight.shape[-1] if role == _TABLE else weight.numel(), dtype=weight.dtype)
-            start = len(self.unknowns)
-            for row in rows:
-                change = row.expand_as(weight) if role == _TABLE else row.reshape(weight.shape)
-                self.unknowns.append({name: change})
-            spans[node] = (start, len(self.unknowns), role)
+            if role is not None:
+                spans[node] = (len(self.unknowns), self._basis(node, role))
+                for change in spans[node][1]:
+                    rows = change[self.tables.class_of_rows(node)] if role == _TABLE else change
+                    self.unknowns.append({name: rows})
         self._collect_readers()
-        for node, (start, stop, role) in spans.items():
-            name = self.program.parameters[node]
-            shape = self.weights[name].shape[-1:] if role == _TABLE else self.weights[name].shape
-            basis = torch.zeros(len(self.unknowns), *shape, dtype=self.weights[name].dtype)
-            basis[start:stop] = torch.eye(stop - start, dtype=basis.dtype).reshape(-1, *shape)
-            self.shift[node] = basis
+        for node, (start, basis) in spans.items():
+            self.shift[node] = basis.new_zeros(len(self.unknowns), *basis.shape[1:])
+            self.shift[node][start : start + len(basis)] = basis
+
+    def _basis(self, node: fx.Node, role: str) -> Tensor:
+        """One change for each entry, of a table for each entry of the rows of a class."""
+        shape = tuple(node.meta["val"].shape)
+        if role == _TABLE:
+            shape = (int(self.tables.class_of_rows(node).max()) + 1, *shape[1:])
+        return torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)
 
     def _collect_readers(self) -> None:
-        """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u = 1."""
+        """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u that are
+        alike for all rows of a class."""
+        readings: dict[fx.Node, dict[fx.Node, _LinearReading]] = defaultdict(dict)
         for node in self.program.graph.nodes:
-            read = _linear_reading(node, self.program)
-            if read is None:
+            if (read := _linear_reading(node, self.program)) is not None:
+                readings[read.weight][node] = read
+        for weight, found in readings.items():
+            lookups = [u for u in weight.users if not _leads_to(u, found)]
+            rows_out = {r.rows_out for r in found.values()}
+            if len(rows_out) == 1 and all(rows_out == {True} and u in self.tables.lookups for u in lookups):
+                self._free_reader(weight, found, lookups)
+
+    def _free_reader(self, weight: fx.Node, readings: Mapping[fx.Node, _LinearReading], lookups: list[fx.Node]) -> None:
+        rows_out = next(iter(readings.values())).rows_out
+        outputs, width = weight.meta["val"].shape if rows_out else weight.meta["val"].shape[::-1]
+        directions = torch.eye(outputs, dtype=torch.float64)
+        if lookups:
+            directions = torch.nn.functional.one_hot(self.tables.class_of_rows(weight)).double().T
+        blocks = [self._normed(r.source) for r in readings.values()]
+        for block in blocks[0]:
+            same = [next((b for b in found if b.matches(block)), None) for found in blocks]
+            if None in same:
                 continue
-            placeholder, source = read.weight, read.source
-            while op_name(source) in _LINEAR and len(source.all_input_nodes) == 1 and _same_last(source):
-                source = source.all_input_nodes[0]
-            lookups = [u for u in placeholder.users if u is not node and node not in _reached(u)]
-            tied = read.rows_out and all(_looked_up(u, placeholder, self.program) for u in lookups)
-            norm = self._norm(source)
-            if norm is not None and (tied or not lookups):
-                self._free_reader(node, placeholder, norm, read.rows_out, lookups)
+            start, row = len(self.unknowns), torch.zeros(width, dtype=torch.float64)
+            row[block.start : block.start + len(block.gain)] = 1 / block.gain
+            for u in directions:
+                change = torch.outer(u, row) if rows_out else torch.outer(row, u)
+                self.unknowns.append({self.program.parameters[weight]: change})
+            for node, found in zip(readings, same, strict=True):
+                assert found is not None
+                self.free_readers[node].append((start, (found.bias / found.gain).sum() * directions))
+            for lookup in lookups:
+                self.free_tables[lookup].append((start, row))
+
+    def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
+        """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
+        while (op_name(source) in _LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and _keeps_last(source)) or (
+            self._is_times_one(source)
+        ):
+            source = source.all_input_nodes[0]
+        if op_name(source) == "cat" and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
+            parts = []
+            for part in source.args[0]:  # type: ignore[union-attr]
+                assert isinstance(part, fx.Node)
+                parts += self._normed(part, start)
+                start += part.meta["val"].shape[-1]
+            return parts
+        norm = self._norm(source)
+        if norm is None:
+            return []
+        gain, bias = norm
+        return [_Normed(start, gain, torch.zeros_like(gain) if bias is None else bias)]
+
+    def _is_times_one(self, node: fx.Node) -> bool:
+        """Whether a value is only multiplied by a mask that hides nothing."""
+        mask = self.program.constants.get(operand(node, 1)) if op_name(node) == "mul" else None  # type: ignore[arg-type]
+        return isinstance(mask, Tensor) and bool((mask == 1).all()) and node.meta["val"].shape == (
+            node.all_input_nodes[0].meta["val"].shape)  # fmt: skip
 
     def _norm(self, source: fx.Node) -> tuple[Tensor, Tensor | None] | None:
         """(gain, bias) of a value that is γ ⊙ n + β with n of mean zero."""
-        ones = torch.ones(source.meta["val"].shape[-1], dtype=torch.float64) if source.op == "call_function" else None
-        if ones is None:
+        if source.op != "call_function":
             return None
+        ones = torch.ones(source.meta["val"].shape[-1:], dtype=torch.float64)
         if op_name(source) == "layer_norm":
             gain, bias = (self._weight(source, i) for i in (2, 3))
             return ones if gain is None else gain, bias
         weights = [i for i, a in enumerate(source.args) if isinstance(a, fx.Node) and self._is_vector(a)]
         others = [a for a in source.all_input_nodes if not self._is_vector(a)]
+        if op_name(source) == "add" and len(weights) == len(others) == 1:
+            norm = self._norm(others[0])
+            return None if norm is None or norm[1] is not None else (norm[0], self._weight(source, weights[0]))
         if op_name(source) == "mul" and len(weights) == len(others) == 1 and is_centred(others[0]):
             gain = self._weight(source, weights[0])
             return None if gain is None else (gain, None)
@@ -114,27 +166,6 @@ class _System:
 
     def _is_vector(self, node: fx.Node) -> bool:
         return _plain_weight(node)[0] in self.program.parameters and node.meta["val"].dim() == 1
-
-    def _free_reader(
-        self,
-        node: fx.Node,
-        placeholder: fx.Node,
-        norm: tuple[Tensor, Tensor | None],
-        rows_out: bool,
-        lookups: list[fx.Node],
-    ) -> None:
-        gain, bias = norm
-        weight = self.weights[self.program.parameters[placeholder]]
-        inverse = 1 / gain
-        outputs = weight.shape[0] if rows_out else weight.shape[1]
-        directions = torch.ones(1, outputs, dtype=weight.dtype) if lookups else torch.eye(outputs, dtype=weight.dtype)
-        start = len(self.unknowns)
-        for u in directions:
-            change = torch.outer(u, inverse) if rows_out else torch.outer(inverse, u)
-            self.unknowns.append({self.program.parameters[placeholder]: change})
-        constant = (bias * inverse).sum() if bias is not None else weight.new_zeros(())
-        self.free_readers[node] = (start, constant * directions)
-        self.free_tables.update((lookup, (start, inverse)) for lookup in lookups)
 
     def _weight(self, node: fx.Node, position: int) -> Tensor | None:
         argument = node.args[position] if len(node.args) > position else None
@@ -161,10 +192,7 @@ class _System:
         if read is not None:
             return self._affine(node, read)
         if node in self.free_tables:
-            start, row = self.free_tables[node]
-            change = row.new_zeros(len(self.unknowns), len(row))
-            change[start] = row
-            return self._fill(change, node)
+            return self._tied_lookup(node)
         moved = [a for a in node.all_input_nodes if a in self.shift]
         if not moved:
             return None
@@ -198,8 +226,7 @@ class _System:
         self._demand(self.shift.get(read.matrix))
         if read.source in self.shift:
             total = self.shift[read.source] @ self._matrix(read)
-        if node in self.free_readers:
-            start, added = self.free_readers[node]
+        for start, added in self.free_readers[node]:
             extra = added.new_zeros(len(self.unknowns), added.shape[1])
             extra[start : start + len(added)] = added
             total = _sum(total, extra)
@@ -292,8 +319,23 @@ class _System:
     def _lookup(self, node: fx.Node) -> Tensor:
         change, rows = self._shift_of(node, 0), operand(node, 1)
         assert change is not None and rows is not None
-        index = self.program.constants.get(rows)
-        return self._fill(change if index is None else change[:, index], node)
+        if rows in self.program.constants:
+            return self._fill(change[:, self.program.constants[rows]], node)
+        return self._fill(change[:, self._class_of_places(node)], node)
+
+    def _tied_lookup(self, node: fx.Node) -> Tensor:
+        """What the free changes of a reader add to the rows of the table that it is."""
+        classes = int(self.tables.class_of_rows(self.tables.lookups[node]).max()) + 1
+        change = torch.zeros(len(self.unknowns), classes, node.meta["val"].shape[-1], dtype=torch.float64)
+        for start, row in self.free_tables[node]:
+            for k in range(classes):
+                change[start + k, k] += row
+        return self._fill(change[:, self._class_of_places(node)], node)
+
+    def _class_of_places(self, node: fx.Node) -> Tensor:
+        """Numbers that depend on the weights may be any; no rows are told apart where there are such."""
+        classes = self.tables.class_of_places(node)
+        return torch.zeros(node.meta["val"].shape[:-1], dtype=torch.long) if classes is None else classes
 
     def _convolution(self, node: fx.Node) -> Tensor | None:
         self._demand(self._shift_of(node, 0))
@@ -357,6 +399,21 @@ class _System:
 
 
 @dataclass(frozen=True)
+class _Normed:
+    """Entries from `start` of an axis are γ ⊙ n + β, with n of mean zero."""
+
+    start: int
+    gain: Tensor
+    bias: Tensor
+
+    def matches(self, other: _Normed) -> bool:
+        """Whether the same entries have the same gain."""
+        return (
+            self.start == other.start and self.gain.shape == other.gain.shape and torch.allclose(self.gain, other.gain)
+        )
+
+
+@dataclass(frozen=True)
 class _LinearReading:
     """output = source · weight (or its transpose, if its rows are outputs) + bias; `matrix` is the weight as it is
     read."""
@@ -393,9 +450,9 @@ def _plain_weight(node: fx.Node) -> tuple[fx.Node, float]:
     return node, offset
 
 
-def _reached(user: fx.Node) -> set[fx.Node]:
-    """What only passes a weight on leads to its readers."""
-    return set(user.users) if op_name(user) in _LINEAR else set()
+def _leads_to(user: fx.Node, readers: Container[fx.Node]) -> bool:
+    """Whether a use of a weight is one of its readers, or only passes it on to them."""
+    return user in readers or (op_name(user) in _LINEAR and all(_leads_to(u, readers) for u in user.users))
 
 
 def _role(node: fx.Node, program: Program) -> str | None:
@@ -427,16 +484,20 @@ def _role(node: fx.Node, program: Program) -> str | None:
     return roles.pop() if len(roles) == 1 else None
 
 
-def _looked_up(user: fx.Node, table: fx.Node, program: Program) -> bool:
-    """Whether a use of a table looks up rows that the inputs choose."""
-    return op_name(user) == "embedding" and user.args[0] is table and user.args[1] not in program.constants
-
-
-def _same_last(node: fx.Node) -> bool:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    before, after = source.meta["val"], node.meta["val"]
-    return isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1] == after.shape[-1]
+def _keeps_last(node: fx.Node) -> bool:
+    """Whether an op leaves the last axis of its operand where it is, and as it is."""
+    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    if not (isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1:] == after.shape[-1:]):
+        return False
+    if op_name(node) == "permute":
+        return node.args[1][-1] in (-1, before.dim() - 1)  # type: ignore[index, operator]
+    if op_name(node) in ("transpose", "t", "select", "squeeze", "unsqueeze", "mean"):
+        dims = [d for a in node.args[1:3] for d in (a if isinstance(a, (list, tuple)) else [a])]
+        moved = {
+            int(d) % max(before.dim(), after.dim()) for d in dims if isinstance(d, int) and not isinstance(d, bool)
+        }
+        return bool(moved) and before.dim() - 1 not in moved
+    return True
 
 
 def _sum(a: Tensor | None, b: Tensor) -> Tensor:
