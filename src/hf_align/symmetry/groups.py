@@ -301,7 +301,7 @@ class RotaryUnitary(RotaryCommutant):
         return False
 
     def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
-        return self.nearest({1: self._noise(index, rng)})
+        return self.nearest({PRIMAL: self._noise(index, rng)})
 
     def balance(self, grams: Cross) -> Matrix:
         return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
