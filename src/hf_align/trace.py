@@ -256,12 +256,11 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
             try:
                 with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):  # a failed export prints its graph
                     exported = export(model, example)
+                if _has_plain_shapes(exported):
+                    return _program(model, exported, example, number)
+                vague.append(exported)
             except Exception as error:  # export fails in as many ways as there are models
                 reasons.append(_first_line(error))
-                continue
-            if _has_plain_shapes(exported):
-                return _program(model, exported, example, number)
-            vague.append(exported)
         if vague:
             return _program(model, vague[0], example, number)
     reason = reasons[0] if reasons else f"nothing is known about its arguments ({model.main_input_name})"
