@@ -1,8 +1,9 @@
 """From a config to a Program: the FX graph of one forward pass, with parameter names, and no weights.
 
 Weights are allocated on no device (`torch.empty` makes fake tensors, the buffers that a model computes for itself stay
-real), attention is forced to `eager`, and `torch.export` keeps layer_norm, softmax and linear whole. What does not
-depend on the inputs or the weights (masks, position ids, rotary tables) is evaluated: a rule may look at its values.
+real), attention is forced to `eager`, and `torch.export` keeps layer_norm, softmax and linear whole; where export
+cannot read the integers that decide a shape or a branch, the pass is recorded as it runs. What does not depend on the
+inputs or the weights (masks, position ids, rotary tables) is evaluated: a rule may look at its values.
 """
 
 from __future__ import annotations
