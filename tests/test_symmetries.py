@@ -200,6 +200,8 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
                                       num_attention_heads=2, intermediate_size=6, max_position_embeddings=10,
                                       architectures=["AlbertForMaskedLM"]),
     "audio": audio,
+    "ibert": lambda: hf.IBertConfig(**{**roberta().to_dict(), "architectures": ["IBertForTokenClassification"],
+                                       "num_labels": 9}),
     "bert pooler": lambda: bert(architectures=["BertForSequenceClassification"], num_labels=9),
     "neox": neox,
     "neox japanese": lambda: hf.GPTNeoXJapaneseConfig(vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2,
@@ -334,6 +336,11 @@ def outer(spec: SymmetrySpec, inner: SpaceSpec) -> list[tuple[Group | None, int]
     return [(spec.spaces[n].group, spec.spaces[n].size) for n in inner.index]
 
 
+def centred(spec: SymmetrySpec) -> set[str]:
+    """The parameters that lose a mean."""
+    return {n for g in spec.gauges if type(g).__name__ == "CentreWriter" for n in g.targets}
+
+
 def reverses_ones(found: Group | None) -> bool:
     """Whether some elements take the all-ones vector to its negative."""
     rng = torch.Generator().manual_seed(0)
@@ -386,8 +393,7 @@ def test_layer_norm_has_a_global_sign(case: str) -> None:
 
 def test_layer_norm_null_directions_of_writers_and_readers() -> None:
     spec = complete("starcoder2")  # its readers have no bias
-    centred = {n for g in spec.gauges if type(g).__name__ == "CentreWriter" for n in g.targets}
-    assert {n.rsplit(".", 2)[-2] for n in centred} >= {"embed_tokens", "o_proj", "c_proj"}
+    assert {n.rsplit(".", 2)[-2] for n in centred(spec)} >= {"embed_tokens", "o_proj", "c_proj"}
 
 
 def test_epsilon_of_a_norm_may_be_written_as_a_number() -> None:
@@ -399,9 +405,7 @@ def test_readers_of_an_average_of_normed_values_are_free_along_the_mean() -> Non
 
 
 def test_means_are_lost_behind_an_average_of_neighbours() -> None:
-    spec = complete("audio")
-    centred = {n for g in spec.gauges if type(g).__name__ == "CentreWriter" for n in g.targets}
-    assert any(n.endswith("out_proj.weight") for n in centred)
+    assert any(n.endswith("out_proj.weight") for n in centred(complete("audio")))
 
 
 def test_stream_that_lends_its_shape_to_a_bias_loses_its_mean() -> None:
@@ -675,6 +679,10 @@ def test_latent_attention_is_complete() -> None:
 
 def test_latent_attention_permutes_heads() -> None:
     assert group(derived("deepseek dense"), "o_proj.weight", 1, factor=0) == Permutation(2)
+
+
+def test_mean_along_the_last_axis_may_be_counted_from_the_front() -> None:
+    assert "output.dense.weight" in {n.split("0.")[-1] for n in centred(sound("ibert"))}
 
 
 @pytest.mark.parametrize("case", ["deberta v1", "deberta absolute"])
