@@ -35,6 +35,7 @@ from transformers.models.auto import modeling_auto
 
 from hf_align.errors import HfAlignError
 from hf_align.inputs import parts
+from hf_align.reduce import reduced
 from hf_align.shrink import ROOMY, TINY, shallow, shrink
 from hf_align.symmetry.certify import certify, random_inputs, random_weights, soundness
 from hf_align.symmetry.derive import derive
@@ -89,34 +90,47 @@ def classes() -> dict[str, str]:
 
 
 def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
-    """Ever larger copies of the default config, by how they were made; those that the config class refuses left out."""
+    """Copies of the default config, likely ones first, by how they were made; those that are refused left out."""
     default = CONFIG_MAPPING[row.model_type]()
     wanted = getattr(getattr(transformers, row.name, None), "config_class", type(default))
     if not isinstance(default, wanted):
         default = next((c for c in parts(default) if isinstance(c, wanted)), default)
     default.architectures = [row.name]
-    makers = {"tiny": lambda: shrink(default, 2, TINY), "roomy": lambda: shrink(default, 2, ROOMY),
-              "shallow": lambda: shallow(default)}  # fmt: skip
+    makers = {"reduced": lambda: reduced(default), "tiny": lambda: shrink(default, 2, TINY),
+              "roomy": lambda: shrink(default, 2, ROOMY), "shallow": lambda: shallow(default)}  # fmt: skip
     for kind, make in makers.items():
         try:
-            yield kind, make()
+            config = make()
         except Exception as error:
             row.reason = row.reason or f"config: {type(error).__name__}: {str(error).splitlines()[0][:150]}"
+            continue
+        if config is not None:
+            yield kind, config
 
 
 def measure(row: Row, counted: int) -> Row:
     """Fill a row in, as far as it gets."""
     for kind, config in copies(row):
-        try:
-            program = trace(config, length=10)
-        except (HfAlignError, AssertionError, RuntimeError, ValueError, TypeError, KeyError, IndexError,
-                AttributeError, ZeroDivisionError, NotImplementedError) as error:  # fmt: skip
-            row.reason = row.reason or f"trace: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        program = _traced(row, config)
+        if program is None:
             continue
+        smaller = None if kind == "reduced" else reduced(config, example=program.candidate)
+        found = None if smaller is None else _traced(row, smaller)
+        if smaller is not None and found is not None:
+            kind, config, program = "reduced", smaller, found
         row.copy, row.traced, row.reason = kind, True, ""
         _analyse(row, config, program, counted)
         return row
     return row
+
+
+def _traced(row: Row, config: PretrainedConfig) -> Program | None:
+    try:
+        return trace(config, length=10)
+    except (HfAlignError, AssertionError, RuntimeError, ValueError, TypeError, KeyError, IndexError,
+            AttributeError, ZeroDivisionError, NotImplementedError) as error:  # fmt: skip
+        row.reason = row.reason or f"trace: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        return None
 
 
 def _analyse(row: Row, config: PretrainedConfig, program: Program, counted: int) -> None:

@@ -143,6 +143,7 @@ for op in ("mul", "div"):
     call(op, f, data(4), data(3, 4, draw=positive), label="a row by data")
     call(op, lambda x, w, f=f: f(x, 1 + w), X, weight(4, draw=positive), label="one and a gain")
     call(op, lambda x, y, f=f: f(x, y).sum(-1), X, Y, label="summed")
+call("mul", lambda x, y: aten.mul(x.exp(), torch.zeros(3, 4).double()) + y, X, Y, label="zeros, added to")
 call("div", lambda x: aten.div(ROW, x), X, label="constants by data")
 call("div", lambda x: aten.div(x, 0.7, rounding_mode="floor"), X, label="rounded")
 call("div", lambda x, w: aten.div(w, x), data(3, 4, draw=positive), weight(4), label="a weight by data")
@@ -269,6 +270,17 @@ for op in ("grid_sampler", "grid_sampler_2d"):
     call(op, lambda x, g, f=f: f(x, g, 0, 0, False), data(2, 3, 4, 4), data(2, 3, 3, 2, draw=small))
     call(op, lambda x, f=f: f(x, numbers(2, 3, 3, 2).tanh(), 0, 0, False), data(2, 3, 4, 4),
          label="at constants")  # fmt: skip
+for op in ("fft_fft", "fft_ifft", "fft_rfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_rfftn"):
+    f = getattr(aten, op)
+    call(op, lambda x, f=f: torch.stack([aten.real(f(x)), aten.imag(f(x))]), Z)
+for op in ("fft_fftn", "fft_ifftn"):
+    f = getattr(aten, op)
+    call(op, lambda x, f=f: torch.stack([aten.real(f(x)), aten.imag(f(x))]), Z)
+    call(op, lambda x, f=f: aten.real(f(x, None, [1])), Z, label="along one axis")
+for op in ("fft_irfft", "fft_irfft2", "fft_irfftn"):
+    f = getattr(aten, op)
+    call(op, lambda x, f=f: f(torch.view_as_complex(x)), data(2, 3, 4, 2))
+call("col2im", lambda x: aten.col2im(x, [3, 3], [2, 2], [1, 1], [0, 0], [1, 1]), data(2, 12, 4))
 call("pixel_shuffle", lambda x: aten.pixel_shuffle(x, 2), data(2, 12, 2, 2))
 call("_weight_norm", lambda v, g: aten._weight_norm(v, g, 0), weight(3, 4, 2), weight(3, 1, 1))
 call("_weight_norm", lambda v, g: aten._weight_norm(v, g, 2), weight(3, 4, 2), weight(1, 1, 2), label="along the last")
@@ -300,6 +312,8 @@ call("squeeze", lambda x: aten.squeeze(x), data(3, 1, 4))
 call("squeeze", lambda x: aten.squeeze(x, 1), data(3, 1, 4), label="one")
 call("expand", lambda x: aten.expand(x, [2, 3, 4]), X, label="in front")
 call("expand", lambda x: aten.expand(x, [3, 4]), data(3, 1))
+call("broadcast_tensors", lambda x, y: aten.broadcast_tensors([x, y])[1] * x, X, data(4))
+call("broadcast_tensors", lambda x, y: aten.broadcast_tensors([x, y])[0] * y, data(3, 1), X, label="along one axis")
 call("expand_as", lambda x: aten.expand_as(x, torch.zeros(3, 4)), data(3, 1))
 call("broadcast_to", lambda x: aten.broadcast_to(x, [3, 4]), data(3, 1))
 call("slice", lambda x: aten.slice(x, 1, 1, 3), X)
@@ -323,6 +337,7 @@ for op in ("cat", "concat", "concatenate"):
     call(op, lambda x, y, f=f: f([x, y], 1), X, data(3, 2))
     call(op, lambda x, y, f=f: f([x, y, x], 0), X, data(2, 4), label="rows, one twice")
 call("cat", lambda x: aten.cat([x, numbers(3, 2)], 1), X, label="constants")
+call("cat", lambda x: aten.cat([torch.zeros(3, 4).double(), x], 0), X, label="zeros")
 call("stack", lambda x, y: aten.stack([x, y], 1), X, Y)
 for op in ("repeat", "tile"):
     f = getattr(aten, op)
@@ -428,6 +443,8 @@ for op in ("linalg_vector_norm", "linalg_norm", "norm"):
     call(op, lambda x, f=f: f(x), X, label="of all")
     call(op, lambda x, f=f: f(x, 3, [0, 1]) if f is not aten.linalg_norm else f(x, 1, [0, 1]), X, label="of both axes")
 call("linalg_norm", lambda x: aten.linalg_norm(x, "nuc"), X, label="nuclear")
+call("mse_loss", lambda x, y: aten.mse_loss(x, y), X, Y)
+call("mse_loss", lambda x, y: aten.mse_loss(x, y, 0), X, Y, label="each")
 for op in ("var", "std"):
     f = getattr(aten, op)
     call(op, lambda x, f=f: f(x, [1]), X)

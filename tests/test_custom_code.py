@@ -84,7 +84,7 @@ def test_its_groups(registered: None) -> None:
     assert sorted(groups.values()) == ["GeneralLinear", "Orthogonal", "Permutation", "PositiveScaledPermutation",
                                        "Scaling"]  # fmt: skip
     ((inner,),) = (axis[0] for axis in spec.parameters["blocks.0.down.weight"][1:])
-    assert inner.power == 2 and groups[str(inner.space)] == "PositiveScaledPermutation"
+    assert inner.power == (2,) and groups[str(inner.space)] == "PositiveScaledPermutation"
 
 
 def test_align_keeps_the_function(registered: None, tmp_path: Path) -> None:

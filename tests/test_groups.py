@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.rotations import Rotations
 
 ROTARY = Rotations(6, (((0, 3),), ((1, 4),)), (2, 5))
@@ -18,7 +19,7 @@ TWICE = Rotations(6, (((0, 1), (2, 3)),), (4, 5))
 GROUPS = [
     g.GeneralLinear(5), g.Orthogonal(5), g.OrthogonalFixingOnes(5), g.RotaryCommutant(6, ROTARY),
     g.RotaryCommutant(6, TWICE), g.ScaledPermutation(5), g.PositiveScaledPermutation(5), g.SignedPermutation(5),
-    g.Permutation(5),
+    g.Permutation(5), g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)),
 ]  # fmt: skip
 PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
 
@@ -33,7 +34,7 @@ def rng(seed: int) -> torch.Generator:
 def test_an_element_is_its_matrix(group: g.Group, seed: int) -> None:
     x, y = group.random((2, 3), rng(seed)), group.random((2, 3), rng(seed + 1))
     tensor = torch.randn(2, 3, 4, group.size, generator=rng(seed), dtype=torch.float64)
-    for power in (1, -1):
+    for power in (PRIMAL, DUAL):
         expected = torch.einsum("hgab,hgrb->hgra", x.as_matrix(power), tensor)
         torch.testing.assert_close(x.act(tensor, power), expected)
     torch.testing.assert_close((x @ y).as_matrix(), x.as_matrix() @ y.as_matrix())
@@ -49,8 +50,9 @@ def test_the_lie_algebra_has_the_stated_dimension_and_stays_in_the_group(group: 
         return
     assert torch.linalg.matrix_rank(basis.reshape(len(basis), -1)) == group.dimension
     random = group.random((), rng(0)).as_matrix()
+    monomial_ = isinstance(group, g.ScaledPermutation)
     for tangent in basis:
-        small = torch.matrix_exp(0.1 * tangent)
+        small = (0.1 * tangent).exp().prod(0).diag() if monomial_ else torch.matrix_exp(0.1 * tangent)
         if isinstance(group, g.RotaryCommutant):
             turn = _rotation(group.rotations)
             torch.testing.assert_close(small @ turn, turn @ small)
@@ -81,34 +83,34 @@ def test_random_rotary_elements_commute_with_the_rotations(group: g.RotaryCommut
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=10, deadline=None)
 def test_nearest_beats_every_other_element_of_unit_length(group: g.Group, seed: int) -> None:
-    cross = {1: torch.randn(group.size, group.size, generator=rng(seed), dtype=torch.float64)}
+    cross = {PRIMAL: torch.randn(group.size, group.size, generator=rng(seed), dtype=torch.float64)}
     best = group.nearest(cross)
-    value = float((best.as_matrix() * cross[1]).sum())
+    value = float((best.as_matrix() * cross[PRIMAL]).sum())
     assert value == pytest.approx(float(group.score(cross)))
     for other_seed in range(20):
         other = group.random((), rng(other_seed))
         if group.has_gauge:
-            other = group.nearest({1: other.as_matrix()})
-        assert float((other.as_matrix() * cross[1]).sum()) <= value + 1e-9
+            other = group.nearest({PRIMAL: other.as_matrix()})
+        assert float((other.as_matrix() * cross[PRIMAL]).sum()) <= value + 1e-9
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=repr)
 def test_nearest_recovers_an_element(group: g.Group) -> None:
     planted = group.random((), rng(3))
-    planted = group.nearest({1: planted.as_matrix()}) if group.has_gauge else planted
+    planted = group.nearest({PRIMAL: planted.as_matrix()}) if group.has_gauge else planted
     points = torch.randn(40, group.size, generator=rng(4), dtype=torch.float64)
-    moved = planted.act(points, 1)
-    found = group.nearest({1: moved.T @ points})
+    moved = planted.act(points, PRIMAL)
+    found = group.nearest({PRIMAL: moved.T @ points})
     torch.testing.assert_close(found.as_matrix(), planted.as_matrix())
 
 
 @pytest.mark.parametrize("group", [x for x in GROUPS if x.has_gauge], ids=repr)
 def test_balancing_makes_the_grams_equal(group: g.Group) -> None:
     rows = torch.randn(2, group.size, 30, generator=rng(5), dtype=torch.float64)
-    grams = {1: rows[0] @ rows[0].T, -1: 4 * rows[1] @ rows[1].T}
+    grams = {PRIMAL: rows[0] @ rows[0].T, DUAL: 4 * rows[1] @ rows[1].T}
     element = group.balance(grams)
-    primal = element.as_matrix() @ grams[1] @ element.as_matrix().T
-    dual = element.as_matrix(-1) @ grams[-1] @ element.as_matrix(-1).T
+    primal = element.as_matrix() @ grams[PRIMAL] @ element.as_matrix().T
+    dual = element.as_matrix(DUAL) @ grams[DUAL] @ element.as_matrix(DUAL).T
     if isinstance(group, g.GeneralLinear):
         torch.testing.assert_close(primal, dual)
     torch.testing.assert_close(primal.trace(), dual.trace())
@@ -135,3 +137,19 @@ def test_meet_is_a_semilattice(a: Bound, b: Bound, c: Bound) -> None:
     assert a.meet(b).meet(c) == a.meet(b.meet(c))
     assert a.meet(a) == a
     assert a.meet(FREE) == a
+
+
+def test_several_scales_are_balanced_and_matched_together() -> None:
+    group = g.TorusPermutation(7, (Scalars.NONZERO, Scalars.POSITIVE))
+    powers = ((1, 0), (0, 1), (-1, -1), (1, 1))
+    weights = {p: torch.randn(7, 30, generator=rng(i), dtype=torch.float64) for i, p in enumerate(powers)}
+    planted = group.random((), rng(9))
+
+    def balanced(rows: dict[Power, torch.Tensor]) -> dict[Power, torch.Tensor]:
+        gauge = group.balance({p: r @ r.T for p, r in rows.items()})
+        return {p: gauge.act(r.T, p).T for p, r in rows.items()}
+
+    ours, theirs = balanced({p: planted.act(r.T, p).T for p, r in weights.items()}), balanced(weights)
+    found = group.nearest({p: ours[p] @ theirs[p].T for p in powers})
+    for p in powers:
+        torch.testing.assert_close(found.act(theirs[p].T, p).T, ours[p])

@@ -112,8 +112,6 @@ NEEDLESS = {
     ("lower", "matmul of a batch with one"): "the batch axis of one operand alone is free",
     ("lower", "any of all"): "zeros and ones: only those that vanish count",
     ("lower", "all of all"): "zeros and ones: only those that vanish count",
-    ("unify", "scatter constants by data"): "constants that are scattered pin more than they must",
-    ("unify", "scatter_add constants by data"): "constants that are scattered pin more than they must",
 }
 """Demands that are not needed for what the check sees: where a rule could allow more."""
 
@@ -145,6 +143,7 @@ def test_a_rule_that_returns_its_operand_is_caught(name: str, monkeypatch: pytes
 
 GL, O, O1 = "GeneralLinear", "Orthogonal", "OrthogonalFixingOnes"  # noqa: E741
 S, SIGNED, POSITIVE, SCALED = "Permutation", "SignedPermutation", "PositiveScaledPermutation", "ScaledPermutation"
+TORUS = "TorusPermutation"
 ALLOWED = {
     "neg": (GL, GL),
     "view split": (GL, GL, GL),
@@ -164,7 +163,7 @@ ALLOWED = {
     "scaled_dot_product_attention grouped": (GL, GL, S, S),
     "conv2d without bias": (GL, GL, GL),
     "conv2d in groups": (GL, GL, O1, S),
-    "conv2d by channel": (O1, SCALED),
+    "conv2d by channel": (O1, TORUS),
     "conv_transpose2d": (GL, GL, O1),
     "avg_pool2d": (GL, GL),
     "max_pool2d": (POSITIVE, POSITIVE),
@@ -174,10 +173,12 @@ ALLOWED = {
     "tanh": (SIGNED, SIGNED),
     "add data": (GL, GL),
     "add a row": (GL, O1),
-    "mul data": (SCALED, SCALED),
+    "mul data": (TORUS, TORUS),
     "mul a gain, along": (GL,),
     "mul a number": (GL, GL),
     "mul constants": (GL,),
+    "mul zeros, added to": (GL, GL, S, S),
+    "cat zeros": (GL, GL, GL),
     "mul summed": (GL, S),
     "where zeros": (GL,),
     "glu": (S, SCALED),

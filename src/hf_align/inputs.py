@@ -100,13 +100,15 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
         batch, length: token ids are [batch, length] (or shorter, where the config has fewer positions).
     """
     config = model.config
-    parameters = frozenset(inspect.signature(model.forward).parameters)
+    signature = inspect.signature(model.forward).parameters
+    parameters = frozenset(signature)
+    needed = {n for n, p in signature.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     positions = [getattr(c, n, None) for c in parts(config) for n in ("max_position_embeddings", "n_positions")]
     length = min([length, *(p for p in positions if isinstance(p, int) and p > 2)])
     read = _Reader(config, parameters, batch, length)
     allowed = _allowed_tokens(config)
     for arguments in _candidates(read, getattr(model, "main_input_name", "input_ids")):
-        if arguments and arguments.keys() <= parameters:
+        if arguments and needed <= arguments.keys() <= parameters:
             names = [
                 n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
             ]
@@ -118,7 +120,7 @@ def _candidates(read: _Reader, main: str) -> Iterator[dict[str, Tensor]]:
                    "input_features": _spectra}  # fmt: skip
     first = by_modality.get(main, _others)
     yield from first(read)
-    for family in (_text, _images, _waves, _spectra, _others):
+    for family in (_rare, _text, _images, _waves, _spectra, _others):
         if family is not first:
             yield from family(read)
 
@@ -135,7 +137,10 @@ def _text(read: _Reader) -> Iterator[dict[str, Tensor]]:
             yield {**plain, **image}
         break
     yield {**plain, **decoder}
-    yield {**plain, **decoder, "attention_mask": torch.ones(read.batch, read.length, dtype=torch.long)}
+    masks = {"attention_mask": torch.ones(read.batch, read.length, dtype=torch.long)}
+    yield {**plain, **decoder, **masks}
+    if decoder:
+        yield {**plain, **decoder, **masks, "decoder_attention_mask": torch.ones_like(decoder["decoder_input_ids"])}
     yield plain
     for image in _images(read):
         yield {**plain, **image}
@@ -146,6 +151,39 @@ def _text(read: _Reader) -> Iterator[dict[str, Tensor]]:
         yield {**plain, **sound}
     for longer in (32, 64, 128):
         yield {**plain, "input_ids": read.ids(longer)}
+
+
+def _rare(read: _Reader) -> Iterator[dict[str, Tensor]]:
+    """What few models ask for, all of it at once."""
+    channels = read.number("num_channels", "in_channels", default=3)
+    width = read.number("hidden_size", default=8)
+    image = {"pixel_values": read.floats(channels, *_sides(read))}
+    plain = {"input_ids": read.ids(read.length)}
+    seen = read.number("visual_feat_dim", default=width), read.number("visual_pos_dim", default=4)
+    yield {**plain, "visual_feats": read.floats(5, seen[0]), "visual_pos": read.floats(5, seen[1])}
+    yield {
+        **plain,
+        "pixel_values": read.floats(2, channels, *_sides(read)),
+        "image_attention_mask": torch.ones(read.batch, read.length, 2, dtype=torch.long),
+    }
+    queries = read.number("latent_query_num", default=4)
+    long = read.ids(queries + read.length)
+    mask = (torch.arange(long.shape[1]) < queries).long().expand_as(long).contiguous()
+    yield {**image, "input_ids": long, "image_embeds_position_mask": mask}
+    yield {**image, **plain, "qformer_input_ids": read.ids(read.length)}
+    yield {**image, "inputs_embeds": read.floats(read.length, width), "action_embeds": read.floats(4, width)}
+    yield {
+        "states": read.floats(4, read.number("state_dim", default=width)),
+        "actions": read.floats(4, read.number("act_dim", default=width)),
+        "returns_to_go": read.floats(4, 1),
+        "timesteps": torch.arange(4).expand(read.batch, 4).contiguous(),
+    }
+    bins = read.number("input_feat_size", default=128)
+    yield {"audio_mel": read.floats(64, bins), "audio_mel_mask": torch.zeros(read.batch, 64, dtype=torch.bool)}
+    layers = len(read.field("target_layer_ids", default=[0]))
+    yield {"noise_embeds": read.floats(4, width), "context_hidden_states": read.floats(read.length, layers * width)}
+    yield {"input_values": read.floats(1, 9600), "input_features": read.floats(32, 160)}
+    yield {"hidden_states": read.floats(1, 9600)}
 
 
 def _has_decoder(read: _Reader) -> bool:
@@ -172,7 +210,8 @@ def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
     yield image
     mask = torch.ones(read.batch, height, width, dtype=torch.long)
     yield {**image, "pixel_mask": mask}
-    yield {**image, "prompt_pixel_values": image["pixel_values"], "prompt_masks": image["pixel_values"]}
+    halves = ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    yield {name: read.floats(channels, height // 2, width) for name in halves}
     yield {"pixel_values": video}
     yield {"pixel_values": read.floats(2, channels, height, width)}
     yield from _patches(read, channels)
@@ -193,13 +232,24 @@ def _sides(read: _Reader) -> tuple[int, int]:
 def _patches(read: _Reader, channels: int) -> Iterator[dict[str, Tensor]]:
     """Images already cut into patches, as towers of any resolution want them."""
     patch = read.number("patch_size", default=14)
-    frames = read.number("temporal_patch_size", default=1)
+    frames = read.number("temporal_patch_size", "patch_temporal", default=1)
     grid = torch.tensor([[1, 4, 4]])
     for name in ("grid_thw", "image_grid_thw", "image_grid_hws"):
         for size in (channels * frames * patch * patch, channels * patch * patch):
             for main in ("pixel_values", "hidden_states"):
                 yield {main: torch.zeros(16, size), name: grid}
         yield {"pixel_values": torch.zeros(16, channels, patch, patch), name: grid}
+        flat = torch.zeros(16, channels * patch * patch)
+        yield {"pixel_values": flat, name: grid, "merge_sizes": torch.tensor([2])}
+        merged = patch * read.number("spatial_merge_size", default=2)
+        yield {"pixel_values": torch.zeros(16, merged, merged, channels), name: grid}
+    yield {"pixel_values": torch.zeros(1, channels, patch, 16 * patch), "target_sizes": grid[:, 1:]}
+    side = 2 * read.number("pooling_kernel_size", default=2)
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).expand(read.batch, side * side, 2)
+    yield {
+        "pixel_values": read.floats(side * side, channels * patch * patch),
+        "pixel_position_ids": places.contiguous(),
+    }
     count = read.number("num_patches", default=16)
     rows = torch.tensor([[4, count // 4]]).expand(read.batch, 2).contiguous()
     flat = read.floats(count, channels * patch * patch)
@@ -217,7 +267,8 @@ def _waves(read: _Reader) -> Iterator[dict[str, Tensor]]:
     decoder: dict[str, Tensor] = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
     if "decoder_input_values" in read.parameters:
         decoder = {"decoder_input_values": read.floats(6, bins)}
-    for shape in ((2000,), (channels, 2000), (frames, bins), (4000,), (1, 9600), (channels, 4000)):
+    token = read.number("samples_per_token", default=96)
+    for shape in ((2000,), (channels, 2000), (frames, bins), (4000,), (1, 9600), (channels, 4000), (20 * token,)):
         yield {"input_values": read.floats(*shape), **decoder}
     if "input_ids" in read.parameters:
         yield {"input_ids": read.ids(read.length), "input_values": read.floats(2000)}
@@ -232,7 +283,10 @@ def _spectra(read: _Reader) -> Iterator[dict[str, Tensor]]:
                            default=160)  # fmt: skip
     frames = read.number("max_source_positions", default=32)
     decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
-    for shape in ((bins, 2 * frames), (64, bins), (bins, 64), (64, features), (1, 1001, 64), (4, 1001, 64)):
+    window = 2 * read.number("n_window", default=50)
+    shapes = ((bins, 2 * frames), (64, bins), (bins, 64), (64, features), (1, 1001, 64), (4, 1001, 64), (64, 128),
+              (bins, 8 * read.length), (bins, window))  # fmt: skip
+    for shape in shapes:
         example = {"input_features": read.floats(*shape), **decoder}
         yield example
         for name in ("input_features_mask", "attention_mask", "feature_attention_mask"):

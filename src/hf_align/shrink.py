@@ -50,7 +50,8 @@ _FIELDS: dict[str, str] = {
              "encoder_embed_dim projector_hidden_size text_width vision_width hidden_dims lru_width linear_width "
              "d_latents audio_hidden_size output_hidden_size encoder_width decoder_width "
              "vision_output_dim feature_size aggregation_hidden_size vision_embed_dim input_hidden_size conv_dim_first "
-             "stem_hidden_channels codebook_dim depth_hidden_size global_hidden_size output_dim",
+             "stem_hidden_channels codebook_dim depth_hidden_size global_hidden_size output_dim upsample_groups "
+             "condition_dim",
     "heads": "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
              "decoder_num_attention_heads encoder_num_attention_heads attention_heads vision_heads text_heads "
              "num_self_attention_heads num_cross_attention_heads num_query_heads index_n_heads "
@@ -102,6 +103,8 @@ _AT_MOST: dict[str, int] = {
     "codebook_size": 16,
     "entity_vocab_size": 12,
     "chunk_size": 4,
+    "local_attn_chunk_length": 4,
+    "lsh_attn_chunk_length": 4,
     "context_size": 8,
     "feature_projection_input_dim": 8,
     "num_conv_pos_embeddings": 4,
@@ -123,7 +126,21 @@ _KV_HEADS = frozenset(("num_key_value_heads", "n_kv_heads", "num_kv_heads", "mul
 _PER_STAGE = ("hidden_sizes", "embed_dims", "dims", "encoder_hidden_sizes", "neck_hidden_sizes", "depths", "layer_dims")
 
 
-_DERIVED = frozenset(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names", "qk_head_dim"))
+_NEEDED_BY: dict[str, dict[str, Any]] = {
+    "conv_L_cache": {"layer_types": ["conv", "full_attention"]},
+    "mlp_layer_types": {"mlp_layer_types": ["dense", "sparse"]},
+    "indexer_n_heads": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 4, "indexer_budget": 4,
+                        "indexer_compress_ratio": 2},
+    "axial_pos_shape": {"is_decoder": True, "num_buckets": 4},
+    "vocabulary_map": {"vocabulary_map": {"<image>": 4}},
+    "kv_n_heads": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "pad_head_dim_to_multiple_of": {"num_key_value_heads": 2},
+    "projector_scale_factors": {"projector_scale_factors": [1.0]},
+}  # fmt: skip
+"""What a model needs although its config leaves it open, by a field that such models have."""
+
+_DERIVED = frozenset(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names", "qk_head_dim",
+                      "hybrid_layer_ids"))  # fmt: skip
 """What a config computes from its other fields."""
 
 
@@ -133,22 +150,34 @@ def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> Pr
     Ratios that matter are kept: grouped queries stay grouped, partial rotary stays partial, one layer of each kind
     stays.
     """
-    fields = _small(config.to_dict(), config, layers, sizes)
-    _keep_tokens_inside(fields, sizes.vocabulary)
-    with quiet():
-        small = type(config).from_dict(fields)
-    small.architectures = config.architectures
-    return small
+    return with_fields(config, small_fields(config, layers, sizes))
 
 
 def shallow(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
     """The config with its own sizes and few layers."""
+    return with_fields(config, shallow_fields(config, layers))
+
+
+def small_fields(config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[str, Any]:
+    """What `shrink` sets, whether or not the config class accepts it."""
+    fields = _small(config.to_dict(), config, layers, sizes)
+    keep_tokens_inside(fields, sizes.vocabulary)
+    return fields
+
+
+def shallow_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
+    """What `shallow` sets."""
     fields = copy.deepcopy(config.to_dict())
     _few_layers(fields, layers)
+    return fields
+
+
+def with_fields(config: PretrainedConfig, fields: dict[str, Any]) -> PretrainedConfig:
+    """A config of the same class and architecture."""
     with quiet():
-        small = type(config).from_dict(fields)
-    small.architectures = config.architectures
-    return small
+        made = type(config).from_dict(copy.deepcopy(fields))
+    made.architectures = config.architectures
+    return made
 
 
 def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[str, Any]:
@@ -159,7 +188,10 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
     before = dict(fields)
     for key, value in before.items():
         if key in _DERIVED:
-            del fields[key]
+            if value and isinstance(value, list) and isinstance(value[0], int) and key == "out_features":
+                fields[key] = [sizes.width] * len(value)
+            else:
+                del fields[key]
             continue
         name = key if key in _ROLE or key in _LAYERS or key in _AT_MOST else aliases.get(key, key)
         sub = vars(config).get(key)
@@ -181,6 +213,8 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = 1.0 if value == 1.0 else 0.5
         elif name == "rotary_dim" and isinstance(value, int):
             fields[key] = sizes.head_dim // 2
+    if before.get("attention_hidden_size") and before["attention_hidden_size"] == 2 * before.get("hidden_size", 0):
+        fields["attention_hidden_size"] = 2 * sizes.width
     _few_layers(fields, layers, before)
     _fit_rope(fields, sizes)
     _fit_layers(fields, layers, sizes)
@@ -194,6 +228,8 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
 
 
 def _sized(value: Any, size: int, name: str) -> Any:
+    if value == 0 and name == "qk_rope_head_dim":
+        return 0
     if isinstance(value, int) or (value is None and name == "n_inner"):
         return size
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
@@ -208,7 +244,7 @@ def _few_layers(fields: dict[str, Any], layers: int, before: Mapping[str, Any] |
     for key, value in before.items():
         if key in _LAYERS and isinstance(value, int) and not isinstance(value, bool):
             fields[key] = min(value, layers)
-        elif isinstance(value, (list, tuple)) and len(value) in depths and len(value) > layers:
+        elif isinstance(value, (list, tuple)) and key in fields and len(value) in depths and len(value) > layers:
             fields[key] = _one_of_each(list(fields[key]), layers)
 
 
@@ -217,6 +253,8 @@ def _fit_rope(fields: dict[str, Any], sizes: Sizes) -> None:
     rope = fields.get("rope_parameters", fields.get("rope_scaling"))
     if "rope_parameters" in fields and rope is None:
         fields["rope_parameters"] = rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if rope == {} and fields.get("layer_types"):
+        rope.update({kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in fields["layer_types"]})
     for part in [rope, *rope.values()] if isinstance(rope, dict) else []:
         if isinstance(part, dict):
             if isinstance(part.get("partial_rotary_factor"), float):
@@ -232,12 +270,25 @@ def _fit_rope(fields: dict[str, Any], sizes: Sizes) -> None:
 
 def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
     """Layers with settings of their own: the first of them becomes the last layer."""
+    for key in ("vision_feature_layer", "vision_feature_layers"):
+        if isinstance(fields.get(key), list):
+            fields[key] = [1, 0]
+    if "delay_pattern" in fields:
+        fields["delay_pattern"] = fields["delay_pattern"][: _AT_MOST["num_channels"]]
+    if "axial_pos_embds_dim" in fields:
+        fields |= {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [3, sizes.width - 3]}
+    if "hybrid" in (kinds := fields.get("layers_block_type") or ()):  # its attention is shared: one is none
+        fields["layers_block_type"] = [*(k for k in kinds if k != "hybrid"), "hybrid", "hybrid"]
+        fields["num_hidden_layers"] = len(fields["layers_block_type"])
     special = fields.get("per_layer_config")
     if isinstance(special, dict) and special:
         first = special[min(special, key=int)]
         sized = {k: _sized(v, getattr(sizes, _ROLE[k]), k) if k in _ROLE else v for k, v in first.items()}
         for key in _KV_HEADS & sized.keys():
-            sized[key] = max(1, sizes.heads // 2)
+            equal = first[key] == first.get("num_attention_heads")
+            sized[key] = sizes.heads if equal else max(1, sizes.heads // 2)
+        if "qk_nope_head_dim" in sized:
+            fields["head_dim"] = sizes.plain_head_dim + sizes.head_dim
         fields["per_layer_config"] = {type(min(special, key=int))(layers - 1): sized}
 
 
@@ -265,14 +316,19 @@ def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
     for key, value in needed.items():
         if key in fields and fields[key] is None and not (key == "head_dim" and "kv_lora_rank" in fields):
             fields[key] = value
+    if "top_k_experts" in fields and "enable_moe_block" not in fields and fields.get("num_experts") is None:
+        fields |= {"num_experts": sizes.experts, "top_k_experts": 2}
+    for mark, more in _NEEDED_BY.items():
+        if mark in fields:
+            fields.update({k: v for k, v in more.items() if not fields.get(k)})
 
 
-def _keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
+def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
     """Special tokens that the vocabulary no longer has become its last ones."""
     last = vocabulary - 1
     for group in _nested(fields):
         for key, value in group.items():
-            if not key.endswith(("token_id", "token_index", "token_idx")):
+            if not str(key).endswith(("token_id", "token_index", "token_idx")):
                 continue
             if isinstance(value, int) and value >= vocabulary:
                 group[key] = last

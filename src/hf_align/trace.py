@@ -8,10 +8,11 @@ depend on the inputs or the weights (masks, position ids, rotary tables) is eval
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -29,16 +31,20 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.inputs import Example, examples, parts
+from hf_align.record import ONLY_SHAPES, record
 
 _BATCH = 2
 _LENGTH = 7
 _HELPERS = (
+    f"{Path(__file__).parent}/",
     f"{Path(torch.__file__).parent}/",
     *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("integrations", "utils")),
 )
 """Where a frame says less about a model than the frame that called it."""
 
 
+_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
+"""Loops over time that are one op: written out step by step, they are made of ops that have rules."""
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
 
@@ -132,15 +138,15 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Model constructors warn about sizes that are unusual only because they are small."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.CRITICAL)
+    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            transformers.logging.set_verbosity(level)
+            logging.disable(level)
 
 
 def read_config(model: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -248,25 +254,37 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
     for number, example in enumerate(examples(model, batch, length)):
         if number < candidate:
             continue
-        for export in (_export, _export_prepared):
+        vague: list[torch.export.ExportedProgram] = []
+        for export in (_export, _record, _export_prepared):
             try:
-                with torch.no_grad(), quiet():
-                    exported = export(model, dict(example.arguments))
+                with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):  # a failed export prints its graph
+                    exported = export(model, example)
             except Exception as error:  # export fails in as many ways as there are models
                 reasons.append(_first_line(error))
                 continue
-            return _program(model, exported, example, number)
+            if _has_plain_shapes(exported):
+                return _program(model, exported, example, number)
+            vague.append(exported)
+        if vague:
+            return _program(model, vague[0], example, number)
     reason = reasons[0] if reasons else f"nothing is known about its arguments ({model.main_input_name})"
     raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason}")
 
 
-def _export(model: PreTrainedModel, arguments: dict[str, Any]) -> torch.export.ExportedProgram:
-    return torch.export.export(model, (), arguments, strict=False)
+def _export(model: PreTrainedModel, example: Example) -> torch.export.ExportedProgram:
+    return torch.export.export(model, (), dict(example.arguments), strict=False)
 
 
-def _export_prepared(model: PreTrainedModel, arguments: dict[str, Any]) -> torch.export.ExportedProgram:
+def _record(model: PreTrainedModel, example: Example) -> torch.export.ExportedProgram:
+    """As the forward pass runs, with all that is neither a weight nor free at its value."""
+    free = {name: value for name, value in example.arguments.items() if example.is_free(name)}
+    weights = set(dict(model.named_parameters())) | set(_trained_buffers(model))
+    return torch.export.export(record(model, example.arguments, weights, list(free)), (), free, strict=False)
+
+
+def _export_prepared(model: PreTrainedModel, example: Example) -> torch.export.ExportedProgram:
     """As transformers' own exporter prepares a model: loops over data replaced, what they count given as arguments."""
-    _, prepared, flags = prepare_for_export(model, arguments)
+    _, prepared, flags = prepare_for_export(model, dict(example.arguments))
     exporter_dynamo.register_cache_pytrees_for_model(model)
     with (
         apply_patches("dynamo"),
@@ -277,6 +295,11 @@ def _export_prepared(model: PreTrainedModel, arguments: dict[str, Any]) -> torch
         return torch.export.export(model, (), dict(prepared), strict=False)
 
 
+def _has_plain_shapes(exported: torch.export.ExportedProgram) -> bool:
+    """Whether no size was left open: export gives a name to an integer that it cannot read."""
+    return not any(free_unbacked_symbols(node.meta.get("val")) for node in exported.graph.nodes)
+
+
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -285,9 +308,11 @@ def _first_line(error: Exception) -> str:
 def _program(
     model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example, candidate: int
 ) -> Program:
-    if any(_writes_in_place(node) for node in exported.graph.nodes):
+    calls = [n for n in exported.graph.nodes if n.op == "call_function"]
+    recurrent = {n.target: decomposition_table[n.target] for n in calls if op_name(n) in _RECURRENT}
+    if recurrent or any(_writes_in_place(n) for n in calls):
         with torch.no_grad(), quiet():
-            exported = exported.run_decompositions({})
+            exported = exported.run_decompositions(recurrent)
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):
@@ -297,6 +322,7 @@ def _program(
     saved, statistics = inventory(model), _trained_buffers(model)
     signature = exported.graph_signature
     parameters, arguments, constants = {}, {}, {}
+    given = exported.example_inputs[1] if exported.example_inputs else {}
     for node in graph.nodes:
         if node.op != "placeholder":
             continue
@@ -312,7 +338,7 @@ def _program(
         elif node.name in example.arguments and example.is_free(node.name):
             arguments[node] = node.name
         else:
-            constants[node] = example.arguments.get(node.name, node.meta.get("val"))
+            constants[node] = given.get(node.name, node.meta.get("val"))
     _evaluate_constants(graph, constants)
     return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants,
                    example, candidate)  # fmt: skip
@@ -358,15 +384,11 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             if node.op != "call_function":
                 continue
             known = all(a in constants for a in node.all_input_nodes)
-            if known or op_name(node) in _ONLY_SHAPES:
+            if known or op_name(node) in ONLY_SHAPES or op_name(node) == "sym_size":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
                 value = node.target(*args, **kwargs)
                 blank = "empty" in op_name(node) and isinstance(value, Tensor)  # whatever memory held is no constant
                 constants[node] = torch.zeros_like(value) if blank else value
-
-
-_ONLY_SHAPES = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
-                          "new_empty", "sym_size"))  # fmt: skip
 
 
 def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_align.matching.cross import Weights, cross
 from hf_align.symmetry.action import Block, blocks
-from hf_align.symmetry.elements import Element
+from hf_align.symmetry.elements import PRIMAL, Element, Power
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -43,7 +43,7 @@ def start(spec: SymmetrySpec, space: str, a: Weights, b: Weights) -> Element | N
     total = torch.stack(list(points.values())).sum(0)
     if not isinstance(group, ScaledPermutation):
         total = _extend(total, list(_circuits(spec, space, a)), list(_circuits(spec, space, b)))
-    return group.nearest({1: total})
+    return group.nearest({PRIMAL: total})
 
 
 def _extend(points: Tensor, of_a: list[Tensor], of_b: list[Tensor]) -> Tensor:
@@ -64,12 +64,16 @@ def _circuits(spec: SymmetrySpec, space: str, weights: Weights) -> Iterator[Tens
         sides = [(p, r) for name in spec.uses(inner) for p, r in _sides(spec, name, space, inner, weights[name])]
         free = isinstance(spec.spaces[inner].group, ScaledPermutation) and not spec.spaces[inner].group.has_gauge  # type: ignore[union-attr]
         for (p, x), (q, y) in itertools.combinations_with_replacement(sides, 2):
-            if x.shape == y.shape and (p + q == 0 or free):
+            if x.shape == y.shape and (_cancel(p, q) or free):
                 circuit = (x @ y.T).double()
                 yield circuit / circuit.norm().clamp_min(1e-300)
 
 
-def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _cancel(p: Power, q: Power) -> bool:
+    return p == tuple(-x for x in q)
+
+
+def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor) -> Iterator[tuple[Power, Tensor]]:
     """The weight between a space and an inner space as rows [n, index · m], other permuted axes summed out."""
     for block in blocks(spec, name):
         ours, theirs = list(block.occurrences(space)), list(block.occurrences(inner))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_align.symmetry.action import Elements, occurrences
+from hf_align.symmetry.elements import Power
 from hf_align.symmetry.spec import SymmetrySpec
 
 Weights = Mapping[str, Tensor]
@@ -15,7 +16,7 @@ Weights = Mapping[str, Tensor]
 
 def cross(
     spec: SymmetrySpec, space: str, a: Weights, b: Weights, elements: Elements, only: Iterable[str] | None = None
-) -> dict[int, Tensor]:
+) -> dict[Power, Tensor]:
     """M[a, b] = Σ A[a, ·] B[b, ·] over every weight that carries the space, by power of the action.
 
     Args:
@@ -25,7 +26,7 @@ def cross(
     Returns:
         power -> [*index, n, n] float64.
     """
-    total: dict[int, Tensor] = {}
+    total: dict[Power, Tensor] = {}
     for name in spec.uses(space) if only is None else only:
         rows_a = occurrences(a[name], name, spec, space)
         rows_b = occurrences(b[name], name, spec, space, elements)

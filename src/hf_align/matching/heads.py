@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_align.matching.cross import Weights
 from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
-from hf_align.symmetry.elements import Element, Monomial
+from hf_align.symmetry.elements import PRIMAL, Element, Monomial, Power
 from hf_align.symmetry.groups import ScaledPermutation, assign
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -58,7 +58,7 @@ class _Pairs:
     the block has no sub-heads or no inner space)."""
 
     inner: str | None
-    power: int
+    power: Power
     has_subheads: bool
     fit: Tensor
 
@@ -91,7 +91,7 @@ def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: E
             inner, x = _arrange(block, tree, block.factored(a[name]))
             _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, spec, others))
             fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double()
-            power = next((f.power for f in block.factors if f.space == inner), 1) if inner else 1
+            power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
             yield _Pairs(inner, power, x.shape[1] > 1, fit)
 
 
@@ -109,9 +109,9 @@ def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor
     return inner, view.reshape(*view.shape[:3], -1)
 
 
-def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[int, Tensor]:
+def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[Power, Tensor]:
     """[h, h', n, n'] by power, sub-heads paired by `order` [h, h', g]."""
-    total: dict[int, Tensor] = {}
+    total: dict[Power, Tensor] = {}
     for p in pairs:
         if p.inner == space:
             total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + _paired(p, order)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_align.symmetry.elements import Element
+from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.spec import Factor, Segment, SymmetrySpec, extent
 
 Elements = Mapping[str, Element]
@@ -97,7 +97,7 @@ def act_on_block(
     return view
 
 
-def _along(view: Tensor, axis: int, index: list[int], element: Element, power: int) -> Tensor:
+def _along(view: Tensor, axis: int, index: list[int], element: Element, power: Power) -> Tensor:
     front = list(range(len(index)))
     arranged = view.movedim([*index, axis], [*front, -1])
     return element.act(arranged, power).movedim([*front, -1], [*index, axis])
@@ -105,7 +105,7 @@ def _along(view: Tensor, axis: int, index: list[int], element: Element, power: i
 
 def occurrences(
     tensor: Tensor, name: str, spec: SymmetrySpec, space: str, elements: Elements | None = None
-) -> Iterator[tuple[int, Tensor]]:
+) -> Iterator[tuple[Power, Tensor]]:
     """Every place where a space moves a parameter, as (power, rows [*index, n, rest]).
 
     With `elements`, all other axes are moved by them; the axis itself stands still.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.canonical import CanonicalWeights
-from hf_align.symmetry.elements import Element, Monomial, load_element
+from hf_align.symmetry.elements import Element, Monomial, Power, load_element
 from hf_align.symmetry.spec import SymmetrySpec
 
 
@@ -60,7 +60,7 @@ def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor]) -> dict[str, Elem
     for name, space in spec.spaces.items():
         if space.group is None or not space.group.has_gauge:
             continue
-        grams: dict[int, Tensor] = {}
+        grams: dict[Power, Tensor] = {}
         for parameter in spec.uses(name):
             for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
                 grams[power] = grams.get(power, torch.zeros(())) + rows @ rows.mT

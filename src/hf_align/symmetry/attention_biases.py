@@ -1,25 +1,20 @@
-"""Key and value biases: constants that attention does not see, or only passes on.
-
-Every entry of a bias is followed as a label: the graph's own reshapes, splits and transposes are run on the numbers of
-the entries, so that any way of fusing and interleaving queries, keys and values is understood.
-"""
+"""Key and value biases: constants that attention does not see, or only passes on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.execute import call_wide
-from hf_align.symmetry.canonical import DropKeyBias, Gauge, MoveValueBias, Runs
+from hf_align.symmetry.canonical import DropKeyBias, Gauge, MoveValueBias
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, reaches_softmax, read_once, sums_to_one
+from hf_align.symmetry.labels import move, numbered, only_moves, present, runs
+from hf_align.symmetry.passing import read_once, sums_to_one
+from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import op_name
 
-_NOBODY = -1
 _PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}
 """Where the left factor stands among the operands."""
 
@@ -39,9 +34,8 @@ def attention_biases(found: Interpretation) -> Iterator[Gauge]:
     for reading in found.readings.values():
         if reading.bias is None or not read_once(reading, found.program):
             continue
-        shape = reading.node.meta["val"].shape
-        labels = torch.arange(shape[-1]).expand(shape)
-        yield from _gauges(reading.bias, shape[-1], list(_fates(reading.node, labels, found)))
+        size = reading.node.meta["val"].shape[-1]
+        yield from _gauges(reading.bias, size, list(_fates(reading.node, numbered(reading.node), found)))
 
 
 def _gauges(bias: str, size: int, fates: list[_Fate]) -> Iterator[Gauge]:
@@ -54,21 +48,10 @@ def _gauges(bias: str, size: int, fates: list[_Fate]) -> Iterator[Gauge]:
         elif fate.output is not None and fate.read is not None and bool(alone[entries.bool()].all()):
             output = fate.output
             assert output.bias is not None
-            read = _runs(fate.read)
-            yield MoveValueBias(bias, _runs(entries.nonzero()[:, 0]), read, output.weight, output.in_axis, output.bias)
+            read = runs(fate.read)
+            yield MoveValueBias(bias, runs(entries.nonzero()[:, 0]), read, output.weight, output.in_axis, output.bias)
     if keys.any():
-        yield DropKeyBias(bias, _runs(keys.nonzero()[:, 0]))
-
-
-def _runs(entries: Tensor) -> Runs:
-    """Consecutive numbers as [start, stop)."""
-    runs: list[tuple[int, int]] = []
-    for entry in entries.tolist():
-        if runs and runs[-1][1] == entry:
-            runs[-1] = (runs[-1][0], entry + 1)
-        else:
-            runs.append((entry, entry + 1))
-    return tuple(runs)
+        yield DropKeyBias(bias, runs(keys.nonzero()[:, 0]))
 
 
 def _fates(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[_Fate]:
@@ -76,14 +59,14 @@ def _fates(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[_Fa
     if not (labels >= 0).any():
         return
     for user in node.users:
-        if _only_moves(user, node, found):
-            moved = _move(user, node, labels, found)
+        if only_moves(user, node, found):
+            moved = move(user, node, labels, found)
             for after, part in moved:
                 yield from _fates(after, part, found)
         elif _is_right_factor(node, user):
             yield _key_or_value(user, labels, found)
         else:
-            yield _Fate(_present(labels))
+            yield _Fate(present(labels))
 
 
 def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
@@ -92,60 +75,23 @@ def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
     return at is not None and [i for i, a in enumerate(user.args) if a is node] == [at + 1]
 
 
-def _present(labels: Tensor) -> Tensor:
-    return labels[labels >= 0].unique()
-
-
-def _only_moves(user: fx.Node, node: fx.Node, found: Interpretation) -> bool:
-    """Whether an op rearranges the entries of this operand, by fixed numbers, beside nothing or other activations."""
-    name = op_name(user)
-    if name in ("cat", "stack", "slice_scatter", "copy"):
-        return True
-    return name in PASSES and all(a is node or a in found.program.constants for a in user.all_input_nodes)
-
-
-def _move(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[tuple[fx.Node, Tensor]]:
-    """The labels of what an op makes of its operand; entries of other operands are nobody's."""
-
-    def lookup(other: fx.Node) -> Any:
-        if other is node:
-            return labels
-        value = found.program.constants.get(other)
-        if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
-            return value
-        return torch.full(other.meta["val"].shape, _NOBODY)
-
-    if op_name(user) in ("to", "_to_copy", "dropout", "type_as", "detach"):
-        yield user, labels
-        return
-    args, kwargs = fx.node.map_arg((user.args, user.kwargs), lookup)
-    result = call_wide(user, args, kwargs)
-    if isinstance(result, Tensor):
-        yield user, result
-        return
-    for child in user.users:
-        which = child.args[1]
-        assert isinstance(which, int)
-        yield child, result[which]
-
-
 def _key_or_value(product: fx.Node, labels: Tensor, found: Interpretation) -> _Fate:
     """A key if the same for every position (the last axis), a value if the same for every row that is summed."""
-    present = _present(labels)
+    entries = present(labels)
     if bool((labels == labels[..., :1]).all()) and reaches_softmax(product, found.program):
-        return _Fate(present, is_key=True)
+        return _Fate(entries, is_key=True)
     if not bool((labels == labels[..., :1, :]).all()) or not sums_to_one(product.args[_PRODUCTS[op_name(product)]]):
-        return _Fate(present)
+        return _Fate(entries)
     mixed = labels[..., :1, :].expand(product.meta["val"].shape)
     outputs = list(_readers(product, mixed, found))
     if len(outputs) != 1 or outputs[0] is None:
-        return _Fate(present)
+        return _Fate(entries)
     output, read = outputs[0]
     rows = read.reshape(-1, read.shape[-1])
     usable = output.bias is not None and read_once(output, found.program)
     if not usable or not bool((rows == rows[:1]).all()) or bool((rows[0] < 0).any()):
-        return _Fate(present)
-    return _Fate(present, output=output, read=rows[0])
+        return _Fate(entries)
+    return _Fate(entries, output=output, read=rows[0])
 
 
 def _readers(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[tuple[Reading, Tensor] | None]:
@@ -154,8 +100,8 @@ def _readers(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[t
         reading = found.readings.get(user)
         if reading is not None and reading.input is node:
             yield reading, labels
-        elif _only_moves(user, node, found):
-            for after, part in _move(user, node, labels, found):
+        elif only_moves(user, node, found):
+            for after, part in move(user, node, labels, found):
                 yield from _readers(after, part, found)
         else:
             yield None

@@ -5,7 +5,8 @@ Every gauge rewrites single tensors, from a few others, so that a checkpoint is 
 
 * the gain of a norm moves into its readers, and its bias into theirs; a gain on what one weight writes, into that;
 * the statistics of a BatchNorm move into its gain and bias;
-* what writes a LayerNorm stream loses its mean, and so do the readers of its output, and what a softmax reads;
+* what writes a LayerNorm stream, or a head that is normalised, loses its mean, and so do the readers of its output,
+  and what a softmax reads;
 * the key bias is dropped (softmax does not see it), the value bias moves into the output bias (attention rows sum
   to one).
 """
@@ -142,6 +143,31 @@ class CentreWriter(Gauge):
     def fix(self, name: str, get: Get) -> Tensor:
         weight = get(name)
         return weight - weight.mean(self.axis, keepdim=True)
+
+
+@dataclass(frozen=True)
+class CentreRows(Gauge):
+    """w - mean(w) over some entries of the axis that it writes, for each row of them that a norm centres by itself."""
+
+    parameter: str
+    axis: int
+    rows: tuple[Runs, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.parameter,)
+
+    def entries(self) -> Iterator[Tensor]:
+        """The entries of each row."""
+        for row in self.rows:
+            yield torch.cat([torch.arange(start, stop) for start, stop in row])
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight = get(name).clone()
+        for row in self.entries():
+            part = weight.index_select(self.axis, row)
+            weight.index_copy_(self.axis, row, part - part.mean(self.axis, keepdim=True))
+        return weight
 
 
 @dataclass(frozen=True)

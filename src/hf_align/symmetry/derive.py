@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
 from hf_align.symmetry.canonical import Carried
+from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
-from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, group_of
+from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, TorusPermutation, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
+from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
+from hf_align.symmetry.torus import AtomicRelation, Torus, torus
 from hf_align.trace import Evidence, Program, op_name
 
 
@@ -27,7 +29,7 @@ def derive(program: Program) -> SymmetrySpec:
     classes = _Classes(found)
     spaces = classes.spaces()
     parameters = {n: tuple(classes.actions(a) for a in v.axes) for n, v in found.weights.items()}
-    return SymmetrySpec(
+    spec = SymmetrySpec(
         model_type=program.config.model_type,
         spaces=spaces,
         parameters=parameters,
@@ -38,6 +40,7 @@ def derive(program: Program) -> SymmetrySpec:
         unknown_ops=found.unknown_ops,
         pinned=classes.pinned(),
     )
+    return without_repeated_scales(spec)
 
 
 def resolve_gains(found: Interpretation) -> list[Folding]:
@@ -94,7 +97,7 @@ class _Class:
     """Atoms that share one permutation (or one atom alone).
 
     Attributes:
-        exponents: by atom, the power of the class's common scale.
+        exponents: by atom, the power of each of the class's scales.
         weights: the parameters that carry it.
         outer: the classes over which its element may differ, outermost first.
     """
@@ -102,7 +105,7 @@ class _Class:
     size: int
     group: Group | None
     evidence: list[Evidence]
-    exponents: dict[int, int] = field(default_factory=dict)
+    exponents: Mapping[int, Power] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     outer: tuple[_Class, ...] = ()
     name: str = ""
@@ -159,11 +162,11 @@ class _Classes:
         evidence = list(dict.fromkeys(e for a in atoms for e in a.space.evidence))
         size = atoms[0].size
         if len(atoms) == 1 and not any(atoms[0].space is r[0].space for r in self.relations):
-            return _Class(size, group_of(atoms[0].space.bound, size), evidence, {atoms[0].space.serial: 1})
+            return _Class(size, group_of(atoms[0].space.bound, size), evidence, {atoms[0].space.serial: PRIMAL})
         serials = {a.space.serial for a in atoms}
         relations = [r for r in self.relations if r[0].space.serial in serials]
-        exponents, scalars = _common_scale(atoms, relations)
-        return _Class(size, _monomial_group(atoms, scalars), evidence, exponents)
+        scales = torus(atoms, relations)
+        return _Class(size, _monomial_group(atoms, scales), evidence, scales.exponents)
 
     def _all(self) -> list[_Class]:
         return list(dict.fromkeys(self.of_atom.values()))
@@ -186,10 +189,24 @@ class _Classes:
                     for klass in present:
                         together = present | beside
                         company[klass] = company.get(klass, together) & together
+        repeated = self._repeated()
         for klass in self._all():
-            around = company.get(klass, set())
-            outer = [o for o in around - {klass} if o.weights and klass not in company[o] and _is_discrete(o)]
+            around = [o for o in company.get(klass, set()) - {klass} if o.weights and _is_discrete(o)]
+            outer = [o for o in around if klass not in company[o] or (klass in repeated and o not in repeated)]
             klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
+
+    def _repeated(self) -> set[_Class]:
+        """The classes that meet themselves in one tensor. Of two that only come together, one that does has an element
+        for each entry of one that does not: a matrix for each block."""
+        found = set[_Class]()
+        for value in self._all_values():
+            together = [[self._of(x) for x in value.axes]]
+            together += [[self._of(f) for f in s.factors] for x in value.axes for s in x.segments]
+            found.update(*(x & y for parts in together for x, y in itertools.combinations(parts, 2)))
+        return found
+
+    def _of(self, axis: Axis) -> set[_Class]:
+        return {self.of_atom[a.space.serial] for a in axis.atoms}
 
     def _leaves(self, axis: Axis, chosen_too: bool) -> list[set[_Class]]:
         """The classes of each segment of an axis, and those from which an axis of it was chosen (a weight
@@ -264,8 +281,8 @@ class _Classes:
         klass = self.of_atom[atom.root.space.serial]
         if klass.group is None:
             return Factor(atom.size, klass.name) if klass in self._indexing() else Factor(atom.size, pin=klass.name)
-        exponent = klass.exponents.get(atom.root.space.serial, 0)
-        return Factor(atom.size, klass.name, -exponent if atom.root.is_dual else exponent)
+        power = klass.exponents[atom.root.space.serial]
+        return Factor(atom.size, klass.name, tuple(-e for e in power) if atom.root.is_dual else power)
 
 
 def _stretched(factor: Factor, behind: int) -> Factor:
@@ -279,19 +296,20 @@ def _is_discrete(klass: _Class) -> bool:
     return klass.group is None or isinstance(klass.group, ScaledPermutation)
 
 
-def _monomial_group(atoms: list[Axis], scalars: Scalars) -> Group | None:
-    """Permutations with factors; factors alone if any atom has its order fixed, one for each plane under rotary."""
+def _monomial_group(atoms: list[Axis], scales: Torus) -> Group | None:
+    """Permutations with factors; factors alone if any atom has its order fixed, one for each plane of what turns."""
     size = atoms[0].size
-    rotations = {a.space.bound.rotations for a in atoms} - {None}
-    if not rotations and not any(a.space.bound.fixed for a in atoms):
-        return group_of(monomial(scalars), size)
-    if scalars is Scalars.ONE or len(rotations) > 1:
+    if not any(a.space.bound.fixed or a.space.bound.rotations for a in atoms):
+        kinds = scales.kinds
+        return TorusPermutation(size, kinds) if len(kinds) > 1 else group_of(monomial(kinds[0]), size)
+    rotations = {a.space.bound.rotations for a in atoms if any(scales.exponents[a.space.serial])} - {None}
+    if scales.kinds == (Scalars.ONE,) or len(rotations) > 1:
         return None
     classes = next((r.classes for r in rotations if r is not None), tuple(range(size)))
-    return Scaling(size, classes, scalars)
+    return Scaling(size, classes, scales.kinds)
 
 
-def _atomic_relations(found: Interpretation) -> Iterable[tuple[Axis, Axis, Axis]]:
+def _atomic_relations(found: Interpretation) -> Iterable[AtomicRelation]:
     for relation in found.relations:
         pairs: list[tuple[Axis, Axis]] = []
         pair_atoms(relation.left, relation.right, lambda x, y, into=pairs: into.append((x, y)))  # type: ignore[misc]
@@ -299,72 +317,6 @@ def _atomic_relations(found: Interpretation) -> Iterable[tuple[Axis, Axis, Axis]
         pair_atoms(relation.product, relation.left, lambda x, y, into=results: into.append((x, y)))  # type: ignore[misc]
         for (x, y), (z, _) in zip(pairs, results, strict=True):
             yield z.root, x.root, y.root
-
-
-def _common_scale(atoms: list[Axis], relations: list[tuple[Axis, Axis, Axis]]) -> tuple[dict[int, int], Scalars]:
-    """The exponent of one common scale for each atom, and which factors that scale may have.
-
-    Solves s(product) = s(left) + s(right) over the logarithms of the scales, with s = 0 where an atom admits no scale;
-    where only zero is left, the same for the signs. Of several independent solutions the first is kept, which is
-    sound, and which the certificate would expose.
-    """
-    order = sorted({a.space.serial: a for a in atoms}.values(), key=lambda a: a.space.serial)
-    column = {a.space.serial: i for i, a in enumerate(order)}
-    rows: list[list[Fraction]] = []
-    for product, left, right in relations:
-        row = [Fraction(0)] * len(order)
-        for atom, sign in ((product, 1), (left, -1), (right, -1)):
-            row[column[atom.space.serial]] += -sign if atom.is_dual else sign
-        rows.append(row)
-    for pinned in ((Scalars.ONE, Scalars.SIGN), (Scalars.ONE,)):
-        still = [
-            [Fraction(int(j == i)) for j in range(len(order))]
-            for i, atom in enumerate(order)
-            if atom.space.bound.fixed or atom.space.bound.monomial in pinned
-        ]
-        solution = _kernel_vector(rows + still, len(order))
-        if solution is not None:
-            exponents = {a.space.serial: solution[i] for i, a in enumerate(order)}
-            return exponents, _allowed(order, exponents)
-    return dict.fromkeys(column, 1), Scalars.ONE
-
-
-def _allowed(atoms: list[Axis], exponents: dict[int, int]) -> Scalars:
-    """Which factors the common scale may have: an odd power must stay in what its atom admits, an even one is
-    positive anyway."""
-    scalars = Scalars.NONZERO
-    for atom in atoms:
-        own = atom.space.bound.monomial or Scalars.NONZERO
-        exponent = exponents[atom.space.serial]
-        if exponent % 2 or (exponent and own is Scalars.SIGN):
-            scalars = scalars.meet(own)
-    return scalars
-
-
-def _kernel_vector(rows: list[list[Fraction]], width: int) -> list[int] | None:
-    """A primitive integer vector of the kernel, or None if there is only zero."""
-    pivots: list[int] = []
-    reduced: list[list[Fraction]] = []
-    for row in rows:
-        for pivot, done in zip(pivots, reduced, strict=True):
-            row = [x - row[pivot] * y for x, y in zip(row, done, strict=True)]
-        lead = next((i for i, x in enumerate(row) if x), None)
-        if lead is None:
-            continue
-        row = [x / row[lead] for x in row]
-        reduced = [[x - r[lead] * y for x, y in zip(r, row, strict=True)] for r in reduced]
-        pivots.append(lead)
-        reduced.append(row)
-    free = next((i for i in range(width) if i not in pivots), None)
-    if free is None:
-        return None
-    vector = [Fraction(int(i == free)) for i in range(width)]
-    for pivot, row in zip(pivots, reduced, strict=True):
-        vector[pivot] = -row[free]
-    common = 1
-    for x in vector:
-        common = common * x.denominator // math.gcd(common, x.denominator)
-    return [int(x * common) for x in vector]
 
 
 def _common_module(names: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Elements of the groups: what is stored in an alignment and applied to weights.
 
 An element may differ over the index set of its space (one matrix per head); then its arrays carry the index axes in
-front. `act` moves one tensor axis, `power` says how: +1 primal, -1 dual (g⁻ᵀ), 0 only the permutation of a monomial
-element; a squared ReLU gives powers beyond these.
+front. `act` moves one tensor axis, `power` says how: (1,) primal, (-1,) dual (g⁻ᵀ). A monomial element may have several
+independent scales, and then one exponent for each; (0,) is the permutation alone, and a squared ReLU gives a two.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Power = tuple[int, ...]
+PRIMAL: Power = (1,)
+DUAL: Power = (-1,)
+
 
 class Element(ABC):
     """A member of a group, [*index, n, n] as a matrix."""
 
     @abstractmethod
-    def as_matrix(self, power: int = 1) -> Tensor:
+    def as_matrix(self, power: Power = PRIMAL) -> Tensor:
         """The map as dense matrices [*index, n, n], float64: the oracle for every other method."""
 
     @abstractmethod
@@ -28,7 +32,7 @@ class Element(ABC):
     def __matmul__(self, other: Element) -> Element: ...
 
     @abstractmethod
-    def act(self, tensor: Tensor, power: int) -> Tensor:
+    def act(self, tensor: Tensor, power: Power) -> Tensor:
         """Move the last axis of `tensor` [*index, ..., n]; the axes in between are untouched."""
 
     @abstractmethod
@@ -37,7 +41,11 @@ class Element(ABC):
 
     def dual(self) -> Matrix:
         """The inverse transpose."""
-        return Matrix(self.as_matrix(-1))
+        return Matrix(self.as_matrix(DUAL))
+
+    @abstractmethod
+    def shifted(self, by: Tensor) -> Element:
+        """The element with `by` added to its continuous coordinates."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,10 @@ class Matrix(Element):
 
     matrix: Tensor
 
-    def as_matrix(self, power: int = 1) -> Tensor:
-        if power == 1:
+    def as_matrix(self, power: Power = PRIMAL) -> Tensor:
+        if power == PRIMAL:
             return self.matrix
-        if power == -1:
+        if power == DUAL:
             return torch.linalg.inv(self.matrix).mT
         raise ValueError(f"a dense element has no power {power}")
 
@@ -59,11 +67,14 @@ class Matrix(Element):
     def __matmul__(self, other: Element) -> Matrix:
         return Matrix(self.matrix @ other.as_matrix())
 
-    def act(self, tensor: Tensor, power: int) -> Tensor:
+    def act(self, tensor: Tensor, power: Power) -> Tensor:
         matrix = self.as_matrix(power).to(tensor)
         index = matrix.shape[:-2]
         flat = tensor.reshape(*index, -1, tensor.shape[-1])
         return (flat @ matrix.mT).reshape(tensor.shape)
+
+    def shifted(self, by: Tensor) -> Matrix:
+        return Matrix(self.matrix + by)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix}
@@ -71,33 +82,44 @@ class Matrix(Element):
 
 @dataclass(frozen=True)
 class Monomial(Element):
-    """A permutation and factors: (g x)[i] = scale[i] · x[order[i]]; both are [*index, n]."""
+    """A permutation and factors: (g x)[i] = Π_k scale[k, i]^power[k] · x[order[i]]; `order` is [*index, n] and `scale`
+    [*index, k, n]."""
 
     order: Tensor
     scale: Tensor
 
     @classmethod
     def permutation(cls, order: Tensor) -> Monomial:
-        return cls(order, torch.ones(order.shape, dtype=torch.float64))
+        return cls(order, torch.ones(order.shape, dtype=torch.float64).unsqueeze(-2))
 
-    def as_matrix(self, power: int = 1) -> Tensor:
+    def factors(self, power: Power) -> Tensor:
+        """What multiplies each entry, [*index, n]."""
+        return (self.scale ** torch.tensor(power)[:, None]).prod(-2)
+
+    def as_matrix(self, power: Power = PRIMAL) -> Tensor:
         eye = torch.eye(self.order.shape[-1], dtype=torch.float64)
-        return self.scale[..., None] ** power * eye[self.order]
+        return self.factors(power)[..., None] * eye[self.order]
 
     def inverse(self) -> Monomial:
         order = self.order.argsort(-1)
-        return Monomial(order, 1 / self.scale.gather(-1, order))
+        return Monomial(order, 1 / self._reordered(order))
 
     def __matmul__(self, other: Element) -> Element:
         if not isinstance(other, Monomial):
             return Matrix(self.as_matrix() @ other.as_matrix())
-        return Monomial(other.order.gather(-1, self.order), self.scale * other.scale.gather(-1, self.order))
+        return Monomial(other.order.gather(-1, self.order), self.scale * other._reordered(self.order))
 
-    def act(self, tensor: Tensor, power: int) -> Tensor:
+    def _reordered(self, order: Tensor) -> Tensor:
+        return torch.take_along_dim(self.scale, order.unsqueeze(-2), -1)
+
+    def act(self, tensor: Tensor, power: Power) -> Tensor:
         between = tensor.dim() - self.order.dim()
         shape = (*self.order.shape[:-1], *(1,) * between, self.order.shape[-1])
         moved = torch.take_along_dim(tensor, self.order.view(shape), -1)
-        return moved if power == 0 else moved * (self.scale.view(shape) ** power).to(tensor)
+        return moved * self.factors(power).view(shape).to(tensor) if any(power) else moved
+
+    def shifted(self, by: Tensor) -> Monomial:
+        return Monomial(self.order, self.scale + by)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"order": self.order, "scale": self.scale}

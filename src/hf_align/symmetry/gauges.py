@@ -19,6 +19,7 @@ from hf_align.symmetry.passing import (
     read_once,
     subtracts_mean,
 )
+from hf_align.symmetry.row_means import centred_rows
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 
@@ -41,7 +42,13 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     """The gauges of an architecture in the order in which they must be fixed."""
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
     ones = frozenset(f.gain.node for f in folded if f.writer is not None)
-    return (*statistics, *_gains(found, folded), *attention_biases(found), *_centred_writers(found, ones))
+    return (
+        *statistics,
+        *_gains(found, folded),
+        *attention_biases(found),
+        *_centred_writers(found, ones),
+        *centred_rows(found),
+    )
 
 
 def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:

@@ -2,7 +2,7 @@
 
 A cross matrix M[a, b] = Σ A[a, ·] B[b, ·] compares coordinate a of the target with coordinate b of the source; the
 nearest element of a group maximises ⟨g, M⟩, that is, brings gB closest to A. Cross matrices come by power of the
-action (+1 primal, -1 dual, 0 permutation only), for a scale moves them differently.
+action (primal, dual, permutation only), for a scale moves them differently.
 
 Sources: Procrustes and assignment as in Git Re-Basin (arXiv 2209.04836, section 3.2) and Theus et al. (2506.22712,
 section 4); balancing by the geometric mean of two Grams, after which the general linear gauge is reduced to an
@@ -11,8 +11,11 @@ orthogonal one.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,11 +24,15 @@ from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
 from hf_align.symmetry.bounds import Bound, Scalars
-from hf_align.symmetry.elements import Element, Matrix, Monomial
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix, Monomial, Power
 from hf_align.symmetry.rotations import Rotations
 
-Cross = Mapping[int, Tensor]
+Cross = Mapping[Power, Tensor]
 """Cross matrices [*index, n, n] float64, by power."""
+_CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
+_SIGNED = (Scalars.SIGN, Scalars.NONZERO)
+_MOST_SIGNS = 4
+"""Whose combinations are all tried for every pair of entries."""
 
 
 def polar(m: Tensor) -> Tensor:
@@ -89,7 +96,7 @@ class Group(ABC):
 
     @abstractmethod
     def tangents(self) -> Tensor:
-        """A basis [k, n, n] of the Lie algebra; k = 0 for a discrete group."""
+        """A basis of the Lie algebra in the coordinates of an element: [d, n, n], of k scales [d, k, n]."""
 
     def balance(self, grams: Cross) -> Element:
         """The gauge in which primal and dual weights have equal Grams; the identity where there is none."""
@@ -98,7 +105,7 @@ class Group(ABC):
     def score(self, cross: Cross) -> Tensor:
         """max ⟨g, M⟩ [*index]."""
         element = self.nearest(cross)
-        return torch.stack([(element.as_matrix(p).sign() * m).sum((-1, -2)) if isinstance(element, Monomial)
+        return torch.stack([(element.as_matrix(p) * m).sum((-1, -2)) if isinstance(element, Monomial)
                             else (element.as_matrix() * m).sum((-1, -2)) for p, m in cross.items()]).sum(0)  # fmt: skip
 
 
@@ -156,9 +163,9 @@ class GeneralLinear(Orthogonal):
         return Matrix(super().random(index, rng).matrix @ stretch)
 
     def balance(self, grams: Cross) -> Matrix:
-        if not {1, -1} <= set(grams):
+        if not {PRIMAL, DUAL} <= set(grams):
             return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
-        return Matrix(geometric_mean_gauge(grams[1], grams[-1]))
+        return Matrix(geometric_mean_gauge(grams[PRIMAL], grams[DUAL]))
 
     def tangents(self) -> Tensor:
         return torch.eye(self.size**2, dtype=torch.float64).view(-1, self.size, self.size)
@@ -256,10 +263,10 @@ class RotaryCommutant(_Dense):
         return torch.stack([*parts, torch.linalg.svdvals(still).sum(-1)]).sum(0)
 
     def balance(self, grams: Cross) -> Matrix:
-        if not {1, -1} <= set(grams):
+        if not {PRIMAL, DUAL} <= set(grams):
             return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
-        primal, still_primal = self._restrict(grams[1])
-        dual, still_dual = self._restrict(grams[-1])
+        primal, still_primal = self._restrict(grams[PRIMAL])
+        dual, still_dual = self._restrict(grams[DUAL])
         blocks = [geometric_mean_gauge(p, d) for p, d in zip(primal, dual, strict=True)]
         return Matrix(self._assemble(blocks, geometric_mean_gauge(still_primal, still_dual)))
 
@@ -280,6 +287,32 @@ class RotaryCommutant(_Dense):
         return torch.stack(basis)
 
 
+@dataclass(frozen=True)
+class RotaryUnitary(RotaryCommutant):
+    """The orthogonal maps that commute with rotary embedding, for lengths taken after it: U(m) and O."""
+
+    @property
+    def dimension(self) -> int:
+        still = len(self.rotations.still)
+        return sum(len(planes) ** 2 for planes in self.rotations.planes) + still * (still - 1) // 2
+
+    @property
+    def has_gauge(self) -> bool:
+        return False
+
+    def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
+        return self.nearest({1: self._noise(index, rng)})
+
+    def balance(self, grams: Cross) -> Matrix:
+        return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
+
+    def tangents(self) -> Tensor:
+        general = super().tangents()
+        skew = (general - general.mT) / 2
+        basis = torch.linalg.svd(skew.flatten(1), full_matrices=False)[2][: self.dimension]
+        return basis.view(-1, self.size, self.size)
+
+
 def _complex_polar(z: Tensor) -> Tensor:
     if z.shape[-1] == 1:
         size = z.abs()
@@ -294,47 +327,88 @@ class ScaledPermutation(Group):
     scalars: ClassVar[Scalars] = Scalars.NONZERO
 
     @property
+    def scales(self) -> tuple[Scalars, ...]:
+        """For each independent scale of an entry, which factors it may have."""
+        return (self.scalars,)
+
+    @property
     def dimension(self) -> int:
-        return self.size if self.has_gauge else 0
+        return self.size * len(self.continuous)
 
     @property
     def has_gauge(self) -> bool:
-        return self.scalars in (Scalars.POSITIVE, Scalars.NONZERO)
+        return bool(self.continuous)
+
+    @property
+    def continuous(self) -> list[int]:
+        """Which of the scales change lengths."""
+        return [k for k, s in enumerate(self.scales) if s in _CONTINUOUS]
+
+    def _signs(self) -> list[tuple[int, ...]]:
+        """All signs that the scales of an entry may have together, none first."""
+        return list(
+            itertools.product(*((1, -1) if s in (Scalars.SIGN, Scalars.NONZERO) else (1,) for s in self.scales))
+        )
 
     def identity(self, index: tuple[int, ...]) -> Monomial:
-        return Monomial.permutation(torch.arange(self.size).expand(*index, -1).contiguous())
+        order = torch.arange(self.size).expand(*index, -1).contiguous()
+        return Monomial(order, torch.ones(*index, len(self.scales), self.size, dtype=torch.float64))
 
     def random(self, index: tuple[int, ...], rng: Generator) -> Monomial:
-        noise = torch.randn(3, *index, self.size, generator=rng, dtype=torch.float64)
-        scale = torch.ones_like(noise[0])
-        if self.has_gauge:
-            scale = (0.5 * noise[1]).exp()
-        if self.scalars in (Scalars.SIGN, Scalars.NONZERO):
-            scale = scale * torch.where(noise[2] < 0, -1.0, 1.0)
-        return Monomial(noise[0].argsort(-1), scale)
+        order = torch.rand(*index, self.size, generator=rng, dtype=torch.float64).argsort(-1)
+        return Monomial(order, self._random_scale((*index, self.size), rng))
+
+    def _random_scale(self, shape: tuple[int, ...], rng: Generator) -> Tensor:
+        """Of entries of a shape [*index, n], as [*index, k, n]."""
+        noise = torch.randn(2, *shape, len(self.scales), generator=rng, dtype=torch.float64)
+        size = torch.tensor([s in _CONTINUOUS for s in self.scales])
+        sign = torch.tensor([s in _SIGNED for s in self.scales])
+        return ((0.5 * noise[0] * size).exp() * torch.where(sign & (noise[1] < 0), -1.0, 1.0)).mT
 
     def nearest(self, cross: Cross) -> Monomial:
-        even = torch.stack([m for p, m in cross.items() if p % 2 == 0] or [torch.zeros_like(_total(cross))]).sum(0)
-        odd = torch.stack([m for p, m in cross.items() if p % 2] or [torch.zeros_like(even)]).sum(0)
-        signed = self.scalars in (Scalars.SIGN, Scalars.NONZERO)
-        order = assign(even + odd.abs() if signed else even + odd)
-        chosen = odd.gather(-1, order.unsqueeze(-1)).squeeze(-1)
-        scale = torch.where(chosen < 0, -1.0, 1.0).double() if signed else torch.ones_like(chosen)
-        return Monomial(order, scale)
+        order = assign(functools.reduce(torch.maximum, (_signed(cross, s) for s in self._signs())))
+        chosen = {p: m.gather(-1, order.unsqueeze(-1)).squeeze(-1) for p, m in cross.items()}
+        return Monomial(order, self._nearest_signs(chosen))
+
+    def _nearest_signs(self, fit: Cross) -> Tensor:
+        """The signs [*index, k, n] that fit best, entry by entry; `fit` [*index, n]."""
+        signs = self._signs()
+        best = torch.stack([_signed(fit, s) for s in signs]).argmax(0)
+        return torch.tensor(signs, dtype=torch.float64)[best].mT
 
     def balance(self, grams: Cross) -> Monomial:
-        element = self.identity(tuple(next(iter(grams.values())).shape[:-2]))
-        if not self.has_gauge or not {1, -1} <= set(grams):
-            return element
-        primal, dual = grams[1].diagonal(dim1=-2, dim2=-1), grams[-1].diagonal(dim1=-2, dim2=-1)
-        usable = (primal > 0) & (dual > 0)
-        ratio = torch.where(usable, dual / primal.clamp_min(1e-300), torch.ones_like(primal))
-        return Monomial(element.order, ratio**0.25)
+        lengths = {p: m.diagonal(dim1=-2, dim2=-1) for p, m in grams.items()}
+        element = self.identity(tuple(next(iter(lengths.values())).shape[:-1]))
+        return Monomial(element.order, self._even_scale(lengths))
+
+    def _even_scale(self, lengths: Cross) -> Tensor:
+        """The positive scales [*index, k, n] that bring the squared lengths g_p of an entry closest to each other.
+
+        With scales exp x they become g_p exp(2 p·x), so x = -½ P⁺ log g for the matrix P of all powers.
+        """
+        powers = torch.tensor(list(lengths), dtype=torch.float64)[:, self.continuous]
+        g = torch.stack(list(lengths.values()), -1)
+        logs = torch.where((g > 0).all(-1, keepdim=True), g.clamp_min(1e-300).log(), torch.zeros_like(g))
+        scale = torch.ones(*g.shape[:-1], len(self.scales), dtype=torch.float64)
+        scale[..., self.continuous] = (-0.5 * logs @ torch.linalg.pinv(powers).T).exp()
+        return scale.mT
 
     def tangents(self) -> Tensor:
-        if not self.has_gauge:
-            return torch.zeros(0, self.size, self.size, dtype=torch.float64)
-        return torch.diag_embed(torch.eye(self.size, dtype=torch.float64))
+        return self._along(torch.eye(self.size, dtype=torch.float64))
+
+    def _along(self, runs: Tensor) -> Tensor:
+        """[d, k, n]: each continuous scale of each run of entries; `runs` [m, n]."""
+        basis = torch.zeros(len(self.continuous), len(runs), len(self.scales), self.size, dtype=torch.float64)
+        for i, k in enumerate(self.continuous):
+            basis[i, :, k] = runs
+        return basis.flatten(0, 1)
+
+
+def _signed(fit: Cross, signs: tuple[int, ...]) -> Tensor:
+    """Σ_p Π_k sign_k^p_k M_p."""
+    return torch.stack(
+        [math.prod(s ** abs(e) for s, e in zip(signs, p, strict=False)) * m for p, m in fit.items()]
+    ).sum(0)
 
 
 @dataclass(frozen=True)
@@ -359,22 +433,34 @@ class Permutation(ScaledPermutation):
 
 
 @dataclass(frozen=True)
+class TorusPermutation(ScaledPermutation):
+    """Permutations times several independent factors: units whose uses share an order but not a scale, as where two
+    linear maps meet in an elementwise product."""
+
+    kinds: tuple[Scalars, ...]
+
+    @property
+    def scales(self) -> tuple[Scalars, ...]:
+        return self.kinds
+
+
+@dataclass(frozen=True)
 class Scaling(ScaledPermutation):
     """Factors alone, the order is fixed: a gain between spaces whose own maps are pinned.
 
-    `classes` labels coordinates that must share a factor (the two of a rotary plane).
+    `classes` labels coordinates that must share their factors (the two of a rotary plane).
     """
 
     classes: tuple[int, ...]
-    kind: Scalars
+    kinds: tuple[Scalars, ...]
+
+    @property
+    def scales(self) -> tuple[Scalars, ...]:
+        return self.kinds
 
     @property
     def dimension(self) -> int:
-        return len(set(self.classes)) if self.has_gauge else 0
-
-    @property
-    def has_gauge(self) -> bool:
-        return self.kind in (Scalars.POSITIVE, Scalars.NONZERO)
+        return len(set(self.classes)) * len(self.continuous)
 
     def _members(self) -> Tensor:
         """[classes, size], one where a coordinate belongs to a class."""
@@ -383,36 +469,22 @@ class Scaling(ScaledPermutation):
 
     def random(self, index: tuple[int, ...], rng: Generator) -> Monomial:
         members = self._members()
-        noise = torch.randn(2, *index, len(members), generator=rng, dtype=torch.float64)
-        scale = (0.5 * noise[0]).exp() if self.has_gauge else torch.ones_like(noise[0])
-        if self.kind in (Scalars.SIGN, Scalars.NONZERO):
-            scale = scale * torch.where(noise[1] < 0, -1.0, 1.0)
-        return Monomial(self.identity(index).order, scale @ members)
+        return Monomial(self.identity(index).order, self._random_scale((*index, len(members)), rng) @ members)
 
     def nearest(self, cross: Cross) -> Monomial:
-        members = self._members()
-        odd = [m.diagonal(dim1=-2, dim2=-1) for p, m in cross.items() if p % 2]
-        first = next(iter(cross.values())).diagonal(dim1=-2, dim2=-1)
-        fit = (torch.stack(odd).sum(0) if odd else torch.zeros_like(first)) @ members.T
-        signed = self.kind in (Scalars.SIGN, Scalars.NONZERO)
-        scale = torch.where((fit < 0) & torch.tensor(signed), -1.0, 1.0).double()
-        return Monomial(self.identity(tuple(first.shape[:-1])).order, scale @ members)
+        return self._by_class(cross, self._nearest_signs)
 
     def balance(self, grams: Cross) -> Monomial:
-        first = next(iter(grams.values()))
-        element = self.identity(tuple(first.shape[:-2]))
-        if not self.has_gauge or not {1, -1} <= set(grams):
-            return element
+        return self._by_class(grams, self._even_scale)
+
+    def _by_class(self, matrices: Cross, choose: Callable[[Cross], Tensor]) -> Monomial:
         members = self._members()
-        primal, dual = (grams[p].diagonal(dim1=-2, dim2=-1) @ members.T for p in (1, -1))
-        usable = (primal > 0) & (dual > 0)
-        ratio = torch.where(usable, dual / primal.clamp_min(1e-300), torch.ones_like(primal))
-        return Monomial(element.order, ratio**0.25 @ members)
+        total = {p: m.diagonal(dim1=-2, dim2=-1) @ members.T for p, m in matrices.items()}
+        index = tuple(next(iter(total.values())).shape[:-1])
+        return Monomial(self.identity(index).order, choose(total) @ members)
 
     def tangents(self) -> Tensor:
-        if not self.has_gauge:
-            return torch.zeros(0, self.size, self.size, dtype=torch.float64)
-        return torch.diag_embed(self._members())
+        return self._along(self._members())
 
 
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
@@ -427,7 +499,9 @@ def group_of(bound: Bound, size: int) -> Group | None:
     if bound.monomial is not None:
         return None if bound.rotations is not None else _MONOMIAL[bound.monomial](size)
     if bound.rotations is not None:
-        return None if bound.metric or bound.ones else RotaryCommutant(size, bound.rotations)
+        if bound.ones:
+            return None
+        return RotaryUnitary(size, bound.rotations) if bound.metric else RotaryCommutant(size, bound.rotations)
     if bound.ones:
         return OrthogonalFixingOnes(size)
     return Orthogonal(size) if bound.metric else GeneralLinear(size)

@@ -13,13 +13,14 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.bounds import FIXED, FREE, ONES, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
 from hf_align.symmetry.spaces import (
     Axis,
     Kind,
     SpaceMismatchError,
     bind,  # fmt: skip
+    cut,
     direct_sum,
     fresh,
     lower,
@@ -155,7 +156,7 @@ class Call:
         return argument
 
     def value(self, argument: Any) -> Value:
-        """The axes of a tensor argument; the axes of a constant tensor are pinned."""
+        """The axes of a tensor argument; the axes of a constant tensor are pinned, but of zeros: any g leaves them."""
         found = self.raw(argument)
         if isinstance(found, Product):
             return self.settle(found)
@@ -181,7 +182,8 @@ class Call:
         if argument in self.found.values:
             return self.found.values[argument]
         tensor = self.found.program.constants[argument]
-        return Value(tuple(fresh(n, FIXED) for n in tensor.shape))
+        nothing = tensor.is_floating_point() and not tensor.any()
+        return Value(tuple(fresh(n, FREE if nothing else FIXED) for n in tensor.shape))
 
     def unify(self, a: Axis, b: Axis, role: str) -> None:
         unify(a, b, evidence(self.node, role))
@@ -221,8 +223,11 @@ class Call:
 
 
 def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
-    """See `Call.tie`."""
+    """See `Call.tie`; of sums, segment by segment."""
     require_same_order(left, right)
+    sizes = _common_segments(left, right)
+    if len(sizes) > 1:
+        return direct_sum(tie(x, y, found, node) for x, y in zip(cut(left, sizes), cut(right, sizes), strict=True))
     _mould(left, right)
     atoms: list[tuple[Axis, Axis]] = []
     pair_atoms(left, right, lambda x, y: atoms.append((x, y)))
@@ -231,11 +236,18 @@ def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
     for x, y in atoms:
         lower(x, monomial(Scalars.NONZERO), why)
         lower(y, monomial(Scalars.NONZERO), why)
-        result = fresh(x.size, monomial(Scalars.NONZERO))
+        pinned = x.root.space.bound.fixed and y.root.space.bound.fixed
+        result = fresh(x.size, FIXED if pinned else monomial(Scalars.NONZERO))
         result.space.evidence.append(why)
         found.relations.append(Relation(result, x, y))
-        by_left[x.root.space.serial] = result
+        unify(result, by_left.setdefault(x.root.space.serial, result))
     return _rebuild(left, by_left)
+
+
+def _common_segments(left: Axis, right: Axis) -> list[int]:
+    """The sizes of the segments of two axes, cut where either is."""
+    ends = {end for axis in (left, right) for end in itertools.accumulate(s.size for s in axis.segments)}
+    return [b - a for a, b in itertools.pairwise(sorted(ends | {0}))]
 
 
 def refine(relations: Sequence[Relation]) -> None:
@@ -257,7 +269,13 @@ def _mould(left: Axis, right: Axis) -> None:
     kinds = (left.space.kind, right.space.kind)
     if Kind.ATOM in kinds and kinds != (Kind.ATOM, Kind.ATOM):
         atom, compound = (left, right) if kinds[0] is Kind.ATOM else (right, left)
-        bind(atom, _rebuild(compound, {a.root.space.serial: fresh(a.size) for a in compound.atoms}))
+        if compound.space.kind is Kind.SUM:  # one space may fill several segments, but need not in the atom
+            parts = [fresh(s.size) for s in compound.segments]
+            bind(atom, direct_sum(parts))
+            for part, segment in zip(parts, compound.segments, strict=True):
+                _mould(part, segment)
+        else:
+            bind(atom, _rebuild(compound, {a.root.space.serial: fresh(a.size) for a in compound.atoms}))
 
 
 def _rebuild(axis: Axis, replacement: dict[int, Axis]) -> Axis:

@@ -22,6 +22,7 @@ from hf_align.symmetry.canonical import CanonicalWeights
 from hf_align.symmetry.certify import random_elements, random_inputs, random_weights, transform, with_eps
 from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.derive import derive
+from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.override_file import Override, OverrideFile, Pin, SetBound, SpaceRef, Tie, read_overrides
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
@@ -30,7 +31,7 @@ from hf_align.trace import Evidence, Program, trace
 _TOLERANCE = 1e-9
 _BELOW: dict[str, frozenset[str]] = {
     "Permutation": frozenset(["SignedPermutation", "PositiveScaledPermutation", "ScaledPermutation",
-                              "OrthogonalFixingOnes", "Orthogonal", "GeneralLinear"]),
+                              "TorusPermutation", "OrthogonalFixingOnes", "Orthogonal", "GeneralLinear"]),
     "SignedPermutation": frozenset(["ScaledPermutation", "Orthogonal", "GeneralLinear"]),
     "PositiveScaledPermutation": frozenset(["ScaledPermutation", "GeneralLinear"]),
     "ScaledPermutation": frozenset(["GeneralLinear"]),
@@ -191,7 +192,7 @@ def _pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:
     spaces = {n: s for n, s in spec.spaces.items() if n != name}
     pinned = {**spec.pinned, name: replace(space, index=())}
     return _with_factors(
-        replace(spec, spaces=spaces, pinned=pinned), name, lambda f: replace(f, space=None, power=1, pin=name)
+        replace(spec, spaces=spaces, pinned=pinned), name, lambda f: replace(f, space=None, power=PRIMAL, pin=name)
     )
 
 
@@ -201,7 +202,7 @@ def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> Symmet
         raise HfAlignError(f"other spaces differ along {name}, which can only be permuted or pinned")
     if name in spec.spaces:
         powers = {f.power for axes in spec.parameters.values() for a in axes for s in a for f in s if f.space == name}
-        if not isinstance(group, groups.ScaledPermutation) and not powers <= {1, -1}:
+        if not isinstance(group, groups.ScaledPermutation) and not powers <= {PRIMAL, DUAL}:
             raise HfAlignError(f"{name} acts by other powers than 1 and -1, which only scales have")
         return replace(spec, spaces={**spec.spaces, name: space})
     if group.name not in _SELF_DUAL:

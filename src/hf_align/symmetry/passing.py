@@ -1,4 +1,4 @@
-"""What happens to a value on its way: ops that only pass it on, and whether a softmax ends it."""
+"""What happens to a value on its way: ops that only pass it on, and what they leave of it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,10 @@ def read_once(reading: Reading, program: Program) -> bool:
     return all(len(p.users) == 1 for p in placeholders)
 
 
-def reaches_softmax(node: fx.Node, program: Program) -> bool:
-    """Whether a constant along the last axis is lost in a softmax on every way."""
-    constants = program.constants
-
-    def ok(user: fx.Node) -> bool:
-        if op_name(user) == "softmax":
-            return user.args[1] in (-1, user.meta["val"].dim() - 1)
-        scalar = op_name(user) in ("mul", "div") and not any(
-            a is not node and (a not in constants or constants[a].numel() > 1) for a in user.all_input_nodes
-        )
-        joined = op_name(user) in ("add", "masked_fill", "where", "maximum") or (
-            op_name(user) == "max" and len(user.all_input_nodes) == 2
-        )
-        mask = joined and all(a is node or a in constants for a in user.all_input_nodes)
-        reshaped = op_name(user) in ("view", "reshape", "_unsafe_view") and (
-            user.meta["val"].shape[-1] == node.meta["val"].shape[-1])  # fmt: skip
-        passes = reshaped or op_name(user) in ("to", "_to_copy", "dropout", "contiguous", "clone")
-        return (scalar or mask or passes) and reaches_softmax(user, program)
-
-    return bool(node.users) and all(ok(u) for u in node.users)
-
-
 def sums_to_one(node: object) -> bool:
     """Whether a value comes out of a softmax over its last axis."""
     while isinstance(node, fx.Node) and op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "expand", "clone",
-                                                          "view", "_unsafe_view", "reshape"):  # fmt: skip
+                                                          "view", "_unsafe_view", "reshape", "type_as"):  # fmt: skip
         before = node.all_input_nodes[0]
         if before.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
             return False

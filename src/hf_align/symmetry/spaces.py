@@ -170,6 +170,11 @@ def bind(axis: Axis, target: Axis) -> None:
         atom.space.evidence.extend(axis.space.evidence)
 
 
+def _stands_still(axis: Axis) -> bool:
+    """Whether nothing moves an axis, so that it may be cut anywhere."""
+    return all(a.space.bound.fixed for a in axis.atoms)
+
+
 def split_product(axis: Axis, outer: int) -> tuple[Axis, Axis]:
     """Factor an axis as (outer, rest); refines atoms where it must.
 
@@ -210,6 +215,8 @@ def _split_sum_into_rows(axis: Axis, outer: int) -> tuple[Axis, Axis]:
     """A sum of blocks seen as rows: all rows share one space, and the order of the rows is fixed."""
     row = axis.size // outer
     if any(s.size % row for s in axis.segments):
+        if _stands_still(axis):
+            return fresh(outer, FIXED), fresh(row, FIXED)
         raise SpaceMismatchError(f"segments {[s.size for s in axis.segments]} are not whole rows of {row}")
     highs, low = [], None
     for segment in axis.segments:
@@ -243,6 +250,8 @@ def split_sum(axis: Axis, first: int) -> tuple[Axis, Axis]:
     if axis.space.kind is Kind.PRODUCT:
         factors = axis.factors
         row = axis.size // factors[0].size
+        if first % row and _stands_still(axis):
+            return fresh(first, FIXED), fresh(axis.size - first, FIXED)
         if first % row:
             raise SpaceMismatchError(f"a cut at {first} falls inside a row of {row}")
         head, tail = split_sum(factors[0], first // row)

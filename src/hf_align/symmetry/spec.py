@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hf_align.symmetry.canonical import Gauge
+from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.groups import Group
 from hf_align.trace import Evidence
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor of a segment: the space that moves it and by which power (+1 primal, -1 dual); pinned if None.
+    """One factor of a segment: the space that moves it and by which power (one for each of its scales);
+    pinned if None.
 
     Attributes:
         within: (start, extent) where this and the factors behind it are only a part of what is left of the axis.
@@ -22,7 +24,7 @@ class Factor:
 
     size: int
     space: str | None = None
-    power: int = 1
+    power: Power = PRIMAL
     within: tuple[int, int] | None = None
     pin: str | None = None
 
@@ -128,6 +130,7 @@ def format_axis(axis: AxisActions) -> str:
     """`4:heads^1 * 32:value^1 + …`."""
 
     def factor(f: Factor) -> str:
-        return str(f.size) if f.space is None else f"{f.size}:{f.space}^{f.power}"
+        power = f.power[0] if len(f.power) == 1 else f.power
+        return str(f.size) if f.space is None else f"{f.size}:{f.space}^{power}"
 
     return " + ".join(" * ".join(factor(f) for f in segment) for segment in axis)

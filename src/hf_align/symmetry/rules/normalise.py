@@ -163,6 +163,16 @@ def vector_norm(call: Call) -> Value:
     return Value(_without(value.axes, reduced, len(call.shape)))
 
 
+@rule("mse_loss")
+def squared_distance(call: Call) -> Value:
+    """y = Σ (a - b)²: orthogonal maps of both at once along every axis."""
+    left, right = call.value(call.argument(0)).axes, call.value(call.argument(1)).axes
+    call.lower_all((*left, *right), METRIC if not call.shape else FIXED, "norm")
+    for a, b in zip(left, right, strict=True):
+        call.unify(a, b, "sum")
+    return Value(left if call.shape else ())
+
+
 @rule("var", "std")
 def variance(call: Call) -> Value:
     """y = Σ_i (x_i - mean x)² / n."""

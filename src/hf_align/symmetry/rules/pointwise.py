@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.spaces import Axis, cut, fresh
+from hf_align.trace import op_name
 
 
 @rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",
@@ -130,6 +131,8 @@ def multiplication(call: Call) -> object:
                 return _gain(call, weight, value)
         return Product(a, b)
     value, constant = (left, right) if _is_data(call, left) else (right, left)
+    if "mul" in op_name(call.node) and not torch.any(_as_tensor(call.constant(constant))):  # as well 0 · gx, for any g
+        return Value(tuple(fresh(n) for n in call.shape))
     axes = call.value(value).axes
     if value is right and "div" in str(call.node.target):
         call.lower_all(axes, PERMUTATION, "divisor")

@@ -152,10 +152,21 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
 def expand(call: Call) -> Value:
     """Copies along an axis of size one: every g with g1 = 1 leaves them alone."""
     value = call.value(call.argument(0))
-    axes = [*(fresh(1) for _ in range(len(call.shape) - len(value.axes))), *value.axes]
-    unchanged = all(a.size == n for a, n in zip(axes, call.shape, strict=True))
-    return Value(tuple(_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)),
-                 value.parameter if unchanged else None, points_to=value.points_to)  # fmt: skip
+    unchanged = value.parameter is not None and call.shape == tuple(a.size for a in value.axes)
+    axes = _broadcast(call, value.axes, call.shape).axes
+    return Value(axes, value.parameter if unchanged else None, points_to=value.points_to)
+
+
+@rule("broadcast_tensors")
+def broadcast_tensors(call: Call) -> tuple[Value, ...]:
+    """Copies of each tensor along the axes that it has not, up to the shape of all."""
+    return tuple(_broadcast(call, call.value(x).axes, r.shape) for x, r in
+                 zip(call.argument(0), call.node.meta["val"], strict=True))  # fmt: skip
+
+
+def _broadcast(call: Call, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Value:
+    padded = (*(fresh(1) for _ in range(len(shape) - len(axes))), *axes)
+    return Value(tuple(_copies(call, a, n) for a, n in zip(padded, shape, strict=True)))
 
 
 def _copies(call: Call, axis: Axis, size: int) -> Axis:

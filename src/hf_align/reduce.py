@@ -1,0 +1,346 @@
+"""A copy small enough to count null directions on, found by trying: sizes are lowered while the model still runs.
+
+`shrink` knows what most fields are for. Where it leaves large sizes, or fields that do not go together, this is delta
+debugging of the config: first what of the tiny copy goes together with the rest, then every size that is still large,
+fields of one value together, then one by one. A trial builds the model and runs it on zeros, a few hundredths of a
+second. The order is fixed and so is the number of trials: the same config gives the same copy.
+
+What makes an architecture itself is kept: depth, two heads, fewer key heads than query heads, fewer experts chosen
+than there are, and no size of one, at which more is symmetric than in the original.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.errors import HfAlignError
+from hf_align.inputs import examples
+from hf_align.shrink import ROOMY, TINY, keep_tokens_inside, shallow_fields, small_fields, with_fields
+from hf_align.trace import build_without_weights, inventory, quiet
+
+WANTED = 2500
+"""Parameters up to which the null directions are counted in seconds."""
+_TRIALS = 500
+_SECONDS = 40.0
+_LARGEST = 1_000_000_000
+_LENGTH = 10
+_LARGE = 16
+_RATIOS = (8, 6, 4, 3, 2)
+_GONE = object()
+
+Fields = dict[str, Any]
+Path = tuple[str | int, ...]
+
+_LEAST: tuple[tuple[str, int, int], ...] = (
+    (
+        r"token|_ids?$|idx|index$|seed|version|offset|every|interval|period|step$|rate$|beam|sample_size|stages|levels",
+        0,
+        0,
+    ),
+    (r"section$", 1, 1),
+    (r"vocab|codebook_size|codes|buckets|bins$", 16, 16),
+    (r"position|seq_len|ctx|length|chunk|window|context", 16, 12),
+    (r"kv_heads|key_value_heads|kv_groups", 1, 1),
+    (r"head_dim|d_kv|head_size|d_head|headdim", 4, 4),
+    (r"heads|n_head|num_head", 2, 2),
+    (r"depth|layers|block|repeat", 2, 2),
+    (r"top_?k|per_tok|moe_k", 2, 2),
+    (r"experts", 4, 3),
+    (r"kernel|stride|patch|pool", 3, 2),
+    (r"rank|latent|state", 5, 3),
+    (r"intermediate|ffn|ff_|d_ff|inner|mlp|expert", 6, 4),
+    (r"label", 9, 5),
+    (r"group", 2, 2),
+    (r"channels", 8, 4),
+    (r"", 8, 6),
+)
+"""How small a field may become, by a word in its name, and if need be. Nought: it is no size."""
+_RATIO = re.compile(r"ratio|expan|mult|ffn_factor")
+_MULTIPLIER = re.compile(r"multiplier|coefficient")
+_STAGES = re.compile(r"stage|level|block|layer|conv|pool")
+
+
+@dataclass
+class Search:
+    """The smallest config found so far that runs.
+
+    Attributes:
+        example: the number among `inputs.examples` that it is run with; None takes the first that works.
+    """
+
+    config: PretrainedConfig
+    wanted: int
+    example: int | None = None
+    fields: Fields = field(default_factory=dict)
+    parameters: int | None = None
+    trials: int = _TRIALS
+    seen: set[str] = field(default_factory=set)
+    until: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
+
+    @property
+    def done(self) -> bool:
+        return (
+            self.trials <= 0
+            or time.monotonic() > self.until
+            or (self.parameters is not None and self.parameters <= self.wanted)
+        )
+
+    def attempt(self, fields: Fields, *, allow_equal: bool = False) -> bool:
+        """Take these fields if the model runs with them and is smaller."""
+        key = repr(fields)
+        if self.done or key in self.seen:
+            return False
+        self.seen.add(key)
+        if self.parameters is not None and not _same_kind(self.fields, fields):
+            return False
+        self.trials -= 1
+        limit = None if self.parameters is None else self.parameters - (not allow_equal)
+        try:
+            parameters = self._run(fields, limit)
+        except Exception:  # a model that does not go together fails in its own way
+            return False
+        if parameters is None:
+            return False
+        self.fields, self.parameters = fields, parameters
+        return True
+
+    def _run(self, fields: Fields, limit: int | None) -> int | None:
+        """The number of parameters; None if there are more than the limit, or too many to run."""
+        model = build_without_weights(with_fields(self.config, fields))
+        shapes = inventory(model).shapes
+        parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
+        if limit is not None and parameters > limit:
+            return None
+        if parameters > _LARGEST:
+            return None
+        self.example = run_on_zeros(model, self.example)
+        return parameters
+
+
+def reduced(
+    config: PretrainedConfig, layers: int = 2, *, wanted: int = WANTED, example: int | None = None
+) -> PretrainedConfig | None:
+    """A copy with at most the wanted number of parameters, or with as few as can be reached; None if nothing runs.
+
+    Args:
+        config: any config; its tiny copy is returned as it is if it runs and is small enough.
+        example: the number among `inputs.examples` that the copy must run with.
+    """
+    tiny = small_fields(config, layers, TINY)
+    search = Search(config, wanted, example)
+    starts = (tiny, small_fields(config, layers, ROOMY), shallow_fields(config, layers))
+    if not any(search.attempt(start) for start in starts):
+        return None
+    _towards(search, tiny)
+    _lower(search)
+    return with_fields(config, search.fields)
+
+
+def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
+    """Run a model of `build_without_weights`, whatever its size: all weights are views of one zero.
+
+    Returns:
+        The number of the first example that works.
+
+    Raises:
+        HfAlignError: none does.
+    """
+    zero = torch.zeros(())
+    weights = {name: zero.expand(p.shape) for name, p in model.named_parameters()}
+    reasons = []
+    for number, candidate in enumerate(examples(model, 2, _LENGTH)):
+        if example is not None and number != example:
+            continue
+        try:
+            with torch.no_grad(), quiet():
+                torch.func.functional_call(model, weights, (), dict(candidate.arguments))
+        except Exception as error:  # examples are guesses
+            reasons.append(f"{type(error).__name__}: {error}")
+            continue
+        return number
+    raise HfAlignError(reasons[0] if reasons else "no example")
+
+
+def _towards(search: Search, target: Fields) -> None:
+    """Take over from the target what goes together with the rest."""
+    for _ in range(2):
+        _adopt(search, list(_differences(search.fields, target)))
+
+
+def _adopt(search: Search, changes: list[tuple[Path, Any]]) -> None:
+    if not changes or search.done or search.attempt(_changed(search.fields, dict(changes)), allow_equal=True):
+        return
+    if len(changes) > 1:
+        _adopt(search, changes[: len(changes) // 2])
+        _adopt(search, changes[len(changes) // 2 :])
+
+
+def _differences(fields: Fields, target: Fields, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key in fields:
+        value, wanted = fields[key], target.get(key, _GONE)
+        if isinstance(value, dict) and isinstance(wanted, dict):
+            yield from _differences(value, wanted, (*above, key))
+        elif value != wanted:
+            yield (*above, key), wanted
+
+
+def _lower(search: Search) -> None:
+    """Lower sizes until there are few enough parameters or nothing helps."""
+    for tight in (False, True):
+        before = None
+        while not search.done and before != search.parameters:
+            before = search.parameters
+            _one_by_one(search, tight, "vocab")
+            _one_by_one(search, tight, "position")
+            _scale(search)
+            _by_value(search, tight)
+            _one_by_one(search, tight)
+            _lower_ratios(search)
+            _shorten(search)
+
+
+def _scale(search: Search) -> None:
+    """All large sizes divided by one number: what is a sum or a product of others stays so."""
+    for ratio in _RATIOS:
+        while _attempt_any(search, [{
+            path: value // ratio
+            for path, value in _sizes(search.fields)
+            if value >= _LARGE and value % ratio == 0 and value // ratio >= _least(path, tight=False)
+        }]):  # fmt: skip
+            pass
+
+
+def _by_value(search: Search, tight: bool) -> None:
+    """Fields of one value are often one size."""
+    for value in sorted({v for _, v in _sizes(search.fields)}, reverse=True):
+        group = [path for path, v in _sizes(search.fields) if v == value and v > _least(path, tight)]
+        if len(group) > 1:
+            ladder = _ladder(value, min(_least(p, tight) for p in group))
+            _attempt_any(search, [{p: max(n, _least(p, tight)) for p in group} for n in ladder])
+
+
+def _one_by_one(search: Search, tight: bool, word: str = "") -> None:
+    for path, value in sorted(_sizes(search.fields), key=lambda x: -x[1]):
+        if word in _name(path) and value > _least(path, tight):
+            _attempt_any(search, [{path: n} for n in _ladder(value, _least(path, tight))])
+
+
+def _lower_ratios(search: Search) -> None:
+    """What multiplies a width, or all of them."""
+    for path, value in _leaves(search.fields):
+        if _MULTIPLIER.search(_name(path)) and isinstance(value, float) and value > 0.01:
+            _attempt_any(search, [{path: part * value} for part in (0.01, 0.05, 0.125, 0.25, 0.5)])
+        if _RATIO.search(_name(path)) and not isinstance(value, bool) and value > 2:
+            _attempt_any(search, [{path: type(value)(1.5)}, {path: type(value)(2)}])
+
+
+def _shorten(search: Search) -> None:
+    """Lists of one length have an entry for each stage: keep the first stages or the last, and say how many."""
+    lengths = {len(value) for _, value in _lists(search.fields)}
+    for length in sorted(n for n in lengths if n > 2):
+        for kept in range(2, length):
+            lists = [(p, v) for p, v in _lists(search.fields) if len(v) == length]
+            first: dict[Path, Any] = {p: v[:kept] for p, v in lists}
+            last: dict[Path, Any] = {p: v[-kept:] for p, v in lists}
+            counts: dict[Path, Any] = {
+                p: v - length + kept
+                for p, v in _leaves(search.fields)
+                if v in (length, length - 1) and isinstance(p[-1], str) and _STAGES.search(p[-1])
+            }
+            all_counts = {p: n for p, n in counts.items() if n == kept}
+            if _attempt_any(search, [first | all_counts, first | counts, first, last | all_counts, last]):
+                break
+
+
+def _attempt_any(search: Search, changes: list[dict[Path, Any]]) -> bool:
+    return any(change and search.attempt(_changed(search.fields, change)) for change in changes)
+
+
+def _changed(fields: Fields, changes: Mapping[Path, Any]) -> Fields:
+    fields = copy.deepcopy(fields)
+    for path, value in changes.items():
+        holder: Any = fields
+        for key in path[:-1]:
+            holder = holder[key]
+        if value is _GONE:
+            del holder[path[-1]]
+        else:
+            holder[path[-1]] = copy.deepcopy(value)
+    vocabularies = [v for p, v in changes.items() if "vocab_size" in _name(p) and isinstance(v, int) and v > 4]
+    if vocabularies:
+        keep_tokens_inside(fields, min(vocabularies))
+    return fields
+
+
+def _ladder(value: int, least: int) -> list[int]:
+    """Smaller sizes, the smallest first."""
+    steps = {least, *(least * n for n in (2, 3, 4, 8, 16, 32)), value // 2, value // 4}
+    return sorted(n for n in steps if least <= n < value)
+
+
+def _sizes(fields: Fields) -> list[tuple[Path, int]]:
+    """Every field that says how large something is, not how many entries the lists have."""
+    lengths = {len(value) for _, value in _lists(fields)} - {1, 2}
+    return [
+        (path, value)
+        for path, value in _leaves(fields)
+        if isinstance(value, int) and value > 1 and _least(path, tight=False)
+        if not (value in lengths and _STAGES.search(str(path[-1])))
+    ]
+
+
+def _leaves(fields: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every number, with the keys that lead to it."""
+    items: Any = fields.items() if isinstance(fields, dict) else enumerate(fields)
+    for key, value in items:
+        if isinstance(value, (dict, list)) and key not in ("id2label", "label2id"):
+            yield from _leaves(value, (*above, key))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield (*above, key), value
+
+
+def _lists(fields: Fields, above: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            yield from _lists(value, (*above, key))
+        elif isinstance(value, list):
+            yield (*above, key), value
+
+
+def _name(path: Path) -> str:
+    return next(str(key) for key in reversed(path) if not isinstance(key, int))
+
+
+def _least(path: Path, tight: bool) -> int:
+    comfortable, least = next((c, t) for words, c, t in _LEAST if re.search(words, _name(path)))
+    return least if tight else comfortable
+
+
+def _same_kind(before: Fields, after: Fields) -> bool:
+    """Whether what was fewer than something else still is: key heads than query heads, chosen experts than experts."""
+    for fewer, more in ((r"kv_heads|key_value_heads", r"(?<!key_value_)(?<!kv_)heads$"),
+                        (r"experts_per_tok|top_?k(_experts)?$|moe_k$", r"experts$")):  # fmt: skip
+        for old, new in zip(_groups(before), _groups(after), strict=False):
+            was, now = (_smallest(g, fewer) < _smallest(g, more) for g in (old, new))
+            if was and not now:
+                return False
+    return True
+
+
+def _groups(fields: Fields) -> Iterator[Fields]:
+    yield fields
+    for value in fields.values():
+        if isinstance(value, dict):
+            yield from _groups(value)
+
+
+def _smallest(group: Fields, words: str) -> float:
+    return min((v for k, v in group.items() if isinstance(v, int) and re.search(words, str(k)) and v), default=0.0)

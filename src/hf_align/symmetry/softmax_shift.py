@@ -1,0 +1,81 @@
+"""Where a constant added along the last axis is lost: softmax(x + c1) = softmax(x), through scales and masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.trace import Program, op_name
+
+_NOTHING = -1e3
+"""A score from which on down an exponential is nothing beside the others of its row."""
+_PASSES = frozenset(("view", "reshape", "_unsafe_view", "to", "_to_copy", "dropout", "contiguous", "clone", "type_as"))
+
+
+def reaches_softmax(node: fx.Node, program: Program) -> bool:
+    """Whether a constant along the last axis is lost in a softmax on every way."""
+    return bool(node.users) and all(_is_lost(user, node, program) for user in node.users)
+
+
+def _is_lost(user: fx.Node, node: fx.Node, program: Program) -> bool:
+    name = op_name(user)
+    if name == "softmax":
+        return user.args[1] in (-1, user.meta["val"].dim() - 1)
+    if user.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
+        return False
+    if name in ("mul", "div"):
+        stays = _is_scaled(user, node) or _is_hidden_later(user, node, program)
+    elif name in ("where", "masked_fill", "maximum", "max"):
+        stays = _is_hidden(user, node, program)
+    else:
+        stays = name in ("add", "sub") or (name in _PASSES and user.args[0] is node)
+    return stays and reaches_softmax(user, program)
+
+
+def _other(user: fx.Node, node: fx.Node) -> Any:
+    return user.args[1] if user.args[0] is node else user.args[0]
+
+
+def _is_scaled(user: fx.Node, node: fx.Node) -> bool:
+    """x·s or x/s, s the same along the last axis: the constant is another one."""
+    other = _other(user, node)
+    if other is node or (op_name(user) == "div" and user.args[0] is not node):
+        return False
+    return not isinstance(other, fx.Node) or other.meta["val"].dim() == 0 or other.meta["val"].shape[-1] == 1
+
+
+def _is_hidden_later(user: fx.Node, node: fx.Node, program: Program) -> bool:
+    """x·m with m of zeros and ones, where what is added next leaves nothing of the entries that are zero."""
+    mask = program.constants.get(_other(user, node))
+    if op_name(user) != "mul" or not isinstance(mask, Tensor) or not bool(((mask == 0) | (mask == 1)).all()):
+        return False
+    added = [program.constants.get(_other(u, user)) for u in user.users if op_name(u) == "add"]
+    return len(added) == len(user.users) and all(
+        isinstance(a, Tensor) and bool(((mask == 1) | (a <= _NOTHING)).all()) for a in added
+    )
+
+
+def _is_hidden(user: fx.Node, node: fx.Node, program: Program) -> bool:
+    """Some entries replaced by a score of which nothing stays, and which ones no weight decides."""
+    operands = [a for a in user.args if a is not node]
+    if op_name(user) in ("where", "masked_fill"):
+        condition = user.args[0 if op_name(user) == "where" else 1]
+        operands.remove(condition)
+        if condition is node or _depends_on_weights(condition, program):
+            return False
+    values = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in operands]
+    return len(values) == 1 and values[0] is not None and bool((torch.as_tensor(values[0]) <= _NOTHING).all())
+
+
+def _depends_on_weights(node: Any, program: Program) -> bool:
+    stack, seen = [node], set()
+    while stack:
+        node = stack.pop()
+        if node in program.parameters:
+            return True
+        if isinstance(node, fx.Node) and node not in seen and node not in program.constants:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False

@@ -1,0 +1,120 @@
+"""One forward pass, written down as it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from transformers import PreTrainedModel
+
+from hf_align.execute import execute
+from hf_align.record import record
+from hf_align.symmetry.certify import random_inputs, random_weights, soundness
+from hf_align.symmetry.derive import derive
+from hf_align.trace import op_name, trace
+
+
+class Branch(nn.Module):
+    """Does what some value says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+        return self.linear(x) if kind.sum() > 0 else x
+
+
+class Rows(nn.Module):
+    """Writes what it computes into rows of a tensor of zeros, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        out = torch.zeros(int(lengths.sum()), 4)
+        start = 0
+        for length in lengths.tolist():
+            out[start : start + length] = self.linear(x[start : start + length])
+            start += length
+        kept = torch.ones_like(x[:, 0]).bool()
+        kept[0] = False
+        out[kept] *= 2
+        return torch.softmax(out, -1)
+
+
+def recorded(model: nn.Module, free: str, **arguments: Tensor) -> fx.GraphModule:
+    return record(model, arguments, [name for name, _ in model.named_parameters()], [free])
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_branch_on_the_question_is_taken(kind: int) -> None:
+    model, x = Branch(), torch.randn(3, 4)
+    graph = recorded(model, "x", x=x, kind=torch.tensor([kind]))
+    torch.testing.assert_close(graph(x)[0], model(x, torch.tensor([kind])))
+    assert [op_name(n) for n in graph.graph.nodes if n.op == "call_function"] == ["linear"] * kind
+
+
+def test_a_branch_on_an_input_is_refused() -> None:
+    with pytest.raises(DataDependentOutputException):
+        recorded(Branch(), "kind", x=torch.randn(3, 4), kind=torch.tensor([1]))
+
+
+def test_a_branch_on_a_weight_is_refused() -> None:
+    class Gate(Branch):
+        def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+            return super().forward(x, self.linear.weight)
+
+    with pytest.raises(DataDependentOutputException):
+        recorded(Gate(), "x", x=torch.randn(3, 4), kind=torch.tensor([1]))
+
+
+def test_what_is_written_into_zeros_is_written_down() -> None:
+    model, lengths = Rows(), torch.tensor([2, 3, 1])
+    graph = recorded(model, "x", x=torch.zeros(6, 4), lengths=lengths)
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(graph(x)[0], model(x, lengths))
+    ops = [op_name(n) for n in graph.graph.nodes if n.op == "call_function"]
+    assert ops.count("linear") == 3
+    assert ops.count("softmax") == 1
+
+
+TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grid_thw": (
+        "Qwen3VLVisionModel",
+        dict(depth=1, hidden_size=8, num_heads=2, intermediate_size=6, patch_size=2, out_hidden_size=8,
+             num_position_embeddings=16, deepstack_visual_indexes=[]),
+    ),
+    "spatial_shapes": (
+        "Siglip2VisionModel",
+        dict(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=6, patch_size=2,
+             num_patches=16),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("argument", TOWERS)
+def test_a_tower_whose_shapes_an_argument_decides(argument: str) -> None:
+    name, sizes = TOWERS[argument]
+    build: type[PreTrainedModel] = getattr(transformers, name)
+    config = build.config_class(**sizes, architectures=[name])
+    program = trace(config)
+    assert argument in program.example.arguments
+    assert argument not in program.inputs.values()
+
+    model = build._from_config(config, attn_implementation="eager").eval()
+    rng = torch.Generator().manual_seed(0)
+    inputs = {n: v.float() for n, v in random_inputs(program, rng).items()}
+    with torch.no_grad():
+        expected = model(**{**program.example.arguments, **inputs})[0]
+        found = execute(program, dict(model.named_parameters()), inputs)
+    torch.testing.assert_close(found, expected)
+
+    spec = derive(program)
+    assert not spec.unknown_ops
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9

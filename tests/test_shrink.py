@@ -1,0 +1,90 @@
+"""Small copies for the certificate: small, of the same kind, and they run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import transformers
+from transformers import PretrainedConfig
+
+from hf_align.reduce import WANTED, reduced, run_on_zeros
+from hf_align.shrink import shrink
+from hf_align.trace import build_without_weights, inventory
+
+
+def parameters(config: PretrainedConfig) -> int:
+    shapes = inventory(build_without_weights(config)).shapes.values()
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def default(model_type: str, architecture: str) -> PretrainedConfig:
+    return transformers.AutoConfig.for_model(model_type, architectures=[architecture])
+
+
+def copy_of(model_type: str, architecture: str) -> PretrainedConfig:
+    small = reduced(default(model_type, architecture))
+    assert small is not None
+    return small
+
+
+def test_a_tiny_copy_that_runs_is_kept_as_it_is() -> None:
+    config = default("llama", "LlamaForCausalLM")
+    small = reduced(config)
+    assert small is not None and small.to_dict() == shrink(config).to_dict()
+
+
+def test_sizes_that_have_no_known_name_are_lowered() -> None:
+    config = default("roc_bert", "RoCBertForCausalLM")
+    assert parameters(shrink(config)) > 1_000_000
+    small = reduced(config)
+    assert small is not None and parameters(small) <= WANTED
+    assert small.shape_vocab_size == small.pronunciation_vocab_size == 16
+
+
+def test_sizes_that_do_not_go_together_are_left_out() -> None:
+    """A latent of 5 beside a rotary part of 4 is odd, which this attention's view as complex numbers refuses."""
+    config = default("deepseek_v2", "DeepseekV2ForCausalLM")
+    with pytest.raises(Exception, match="divisible by 2"):
+        run_on_zeros(build_without_weights(shrink(config)))
+    small = reduced(config)
+    assert small is not None and parameters(small) <= WANTED
+    assert small.num_experts_per_tok < small.n_routed_experts
+
+
+def test_the_same_copy_every_time() -> None:
+    assert copy_of("swin", "SwinForImageClassification").to_dict() == (
+        copy_of("swin", "SwinForImageClassification").to_dict()
+    )
+
+
+def test_layers_of_each_kind_and_grouped_queries_stay() -> None:
+    small = copy_of("gemma4_text", "Gemma4ForCausalLM")
+    assert parameters(small) <= WANTED
+    assert small.num_hidden_layers == 2 and len(set(small.layer_types)) == 2
+    assert 1 <= small.num_key_value_heads < small.num_attention_heads
+
+
+def test_stages_are_fewer_but_more_than_one() -> None:
+    """Four stages double the width three times."""
+    small = copy_of("poolformer", "PoolFormerForImageClassification")
+    assert parameters(small) <= WANTED
+    assert len(small.hidden_sizes) == len(small.depths) == small.num_encoder_blocks >= 2
+    assert len(copy_of("swinv2", "Swinv2ForImageClassification").depths) == 2
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("cohere_compass_text", "CohereCompassForCausalLM"),
+        ("dbrx", "DbrxForCausalLM"),
+        ("dots3_note_text", "Dots3NoteForCausalLM"),
+        ("lfm2_moe", "Lfm2MoeForCausalLM"),
+        ("qwen4_exp", "Qwen4ExpForCausalLM"),
+        ("reformer", "ReformerModelWithLMHead"),
+        ("zamba", "ZambaForCausalLM"),
+        ("zamba2", "Zamba2ForCausalLM"),
+    ],
+)
+def test_what_configs_leave_open_is_filled_in(model_type: str, architecture: str) -> None:
+    assert run_on_zeros(build_without_weights(shrink(default(model_type, architecture)))) == 0

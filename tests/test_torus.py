@@ -1,0 +1,53 @@
+"""The independent scales of atoms that elementwise products join."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_align.symmetry.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.spaces import fresh
+from hf_align.symmetry.torus import torus
+
+POSITIVE, SIGN, NONZERO = monomial(Scalars.POSITIVE), monomial(Scalars.SIGN), monomial(Scalars.NONZERO)
+BOUNDS = [FIXED, PERMUTATION, POSITIVE, SIGN, NONZERO]
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "kinds"),
+    [(PERMUTATION, NONZERO, [Scalars.NONZERO]), (POSITIVE, NONZERO, [Scalars.POSITIVE, Scalars.NONZERO]),
+     (SIGN, NONZERO, [Scalars.NONZERO, Scalars.SIGN]), (SIGN, SIGN, [Scalars.SIGN]),
+     (POSITIVE, SIGN, [Scalars.POSITIVE, Scalars.SIGN]),
+     (PERMUTATION, FIXED, [Scalars.ONE]), (NONZERO, NONZERO, [Scalars.NONZERO] * 2)],
+)  # fmt: skip
+def test_a_gated_unit(gate: Bound, up: Bound, kinds: list[Scalars]) -> None:
+    product, left, right = fresh(4, NONZERO), fresh(4, gate), fresh(4, up)
+    found = torus([product, left, right], [(product, left, right)])
+    assert sorted(found.kinds) == sorted(kinds)
+
+
+def test_a_square_has_the_square_of_a_scale() -> None:
+    square, root = fresh(4, NONZERO), fresh(4, NONZERO)
+    found = torus([square, root], [(square, root, root)])
+    assert found.kinds == (Scalars.NONZERO,)
+    assert found.exponents == {square.space.serial: (2,), root.space.serial: (1,)}
+
+
+@given(st.lists(st.sampled_from(BOUNDS), min_size=5, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_scales_solve_every_equation_within_the_bounds(bounds: list[Bound], duals: list[bool]) -> None:
+    atoms = [fresh(4, b) for b in bounds]
+    axes = [a.dual if d else a for a, d in zip(atoms, duals, strict=True)]
+    relations = [(axes[0], axes[1], axes[2]), (axes[3], axes[2], axes[4])]
+    found = torus(atoms, relations)
+    if found.kinds == (Scalars.ONE,):
+        return
+    for k, kind in enumerate(found.kinds):
+        power = {a.space.serial: found.exponents[a.space.serial][k] for a in atoms}
+        for relation in relations:
+            product, left, right = (-power[a.space.serial] if a.is_dual else power[a.space.serial] for a in relation)
+            assert product == left + right or (kind is Scalars.SIGN and (product - left - right) % 2 == 0)
+        for atom, bound in zip(atoms, bounds, strict=True):
+            exponent, own = power[atom.space.serial], Scalars.ONE if bound.fixed else bound.monomial
+            assert not exponent or own is Scalars.NONZERO or own is kind or (
+                own is Scalars.POSITIVE and kind is Scalars.NONZERO and exponent % 2 == 0)  # fmt: skip
