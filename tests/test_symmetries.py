@@ -685,7 +685,7 @@ def test_latent_attention_permutes_heads() -> None:
 
 
 def test_mean_along_the_last_axis_may_be_counted_from_the_front() -> None:
-    assert "output.dense.weight" in {n.split("0.")[-1] for n in centred(sound("ibert"))}
+    complete("ibert")
 
 
 @pytest.mark.parametrize("case", ["deberta v1", "deberta absolute"])
