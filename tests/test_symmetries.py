@@ -201,6 +201,9 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
                                       num_attention_heads=2, intermediate_size=6, max_position_embeddings=10,
                                       architectures=["AlbertForMaskedLM"]),
     "audio": audio,
+    "blenderbot": lambda: hf.BlenderbotSmallConfig(
+        **{**SEQ2SEQ, "decoder_start_token_id": 1}, is_encoder_decoder=False, is_decoder=True,
+        architectures=["BlenderbotSmallForCausalLM"]),
     "ibert": lambda: hf.IBertConfig(**{**roberta().to_dict(), "architectures": ["IBertForTokenClassification"],
                                        "num_labels": 9}),
     "bert pooler": lambda: bert(architectures=["BertForSequenceClassification"], num_labels=9),
@@ -417,12 +420,11 @@ def test_stream_that_lends_its_shape_to_a_bias_loses_its_mean() -> None:
 
 
 def test_readers_that_layers_share_are_free_along_the_mean() -> None:
-    """Missing is one: the first layer reads what no norm wrote, and may be written with some of it along the mean."""
-    certificate = measured("albert")
-    assert certificate.sound
-    assert certificate.leak < 1e-8
-    assert certificate.nullity - certificate.found == 1
-    assert not any("ffn" in name for name in certificate.missing)
+    complete("albert")  # its first layer reads what no norm wrote: the stream may be sheared along the mean
+
+
+def test_stream_behind_a_norm_that_others_write_too_is_sheared() -> None:
+    complete("blenderbot")
 
 
 def test_gain_written_as_one_plus_w_is_folded() -> None:
