@@ -703,7 +703,7 @@ def test_norm_behind_a_tied_table_is_complete() -> None:
     strict=True,
     raises=Incomplete,
     reason="a table that only a norm of its own reads takes up any small change of that norm's gain and bias, "
-    "and of what the stream behind it is rotated by",
+    "and rotations of the stream behind it; of relative embeddings also x + u hᵀx, with h = 1/γ of the stream's norm",
 )
 @pytest.mark.parametrize("case", ["bloom", "deberta"])
 @pytest.mark.slow
