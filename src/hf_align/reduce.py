@@ -158,6 +158,7 @@ def reduced(
     if search.parameters is not None and search.parameters > _SLOW:
         _scale(search)
     _towards(search, tiny)
+    _lower_images(search)
     _lower(search)
     return with_fields(config, search.fields)
 
@@ -208,6 +209,14 @@ def _differences(fields: Fields, target: Fields, above: Path = ()) -> Iterator[t
             yield from _differences(value, wanted, (*above, key))
         elif value != wanted:
             yield (*above, key), wanted
+
+
+def _lower_images(search: Search) -> None:
+    """Fewer positions save no parameter, but most of the time of the count."""
+    sides = [path for path, value in _leaves(search.fields) if _name(path) in ("image_size", "img_size") and value > 8]
+    for side in (8, 16, 32) if sides else ():
+        if search.attempt(_changed(search.fields, dict.fromkeys(sides, side)), allow_equal=True):
+            break
 
 
 def _lower(search: Search) -> None:
