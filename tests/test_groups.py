@@ -19,7 +19,8 @@ TWICE = Rotations(6, (((0, 1), (2, 3)),), (4, 5))
 GROUPS = [
     g.GeneralLinear(5), g.Orthogonal(5), g.OrthogonalFixingOnes(5), g.RotaryCommutant(6, ROTARY),
     g.RotaryCommutant(6, TWICE), g.ScaledPermutation(5), g.PositiveScaledPermutation(5), g.SignedPermutation(5),
-    g.Permutation(5), g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)),
+    g.Permutation(5), g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)), g.RotaryUnitary(6, ROTARY),
+    g.RotaryUnitary(6, TWICE),
 ]  # fmt: skip
 PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
 

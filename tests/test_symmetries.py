@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.symmetry.bounds import Scalars
+from hf_align.symmetry.canonical import CentreRows, DropKeyBias
 from hf_align.symmetry.certify import Certificate, certify, random_inputs, random_weights, soundness, with_eps
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.groups import (
@@ -28,6 +29,7 @@ from hf_align.symmetry.groups import (
     Permutation,
     PositiveScaledPermutation,
     RotaryCommutant,
+    RotaryUnitary,
     ScaledPermutation,
     Scaling,
     SignedPermutation,
@@ -146,6 +148,40 @@ def audio() -> PretrainedConfig:
                                       architectures=["Qwen2AudioEncoder"])  # fmt: skip
 
 
+def persimmon() -> PretrainedConfig:
+    sizes = {k: v for k, v in DECODER.items() if k not in ("num_key_value_heads", "head_dim")}
+    return hf.PersimmonConfig(**sizes, architectures=["PersimmonForCausalLM"])
+
+
+def openai_gpt() -> PretrainedConfig:
+    return hf.OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=8, n_layer=1, n_head=2, n_positions=16,
+                              architectures=["OpenAIGPTLMHeadModel"])  # fmt: skip
+
+
+def nystromformer() -> PretrainedConfig:
+    return hf.NystromformerConfig(vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                  intermediate_size=6, max_position_embeddings=12, segment_means_seq_len=10,
+                                  num_landmarks=10, conv_kernel_size=3, num_labels=9, pad_token_id=0,
+                                  architectures=["NystromformerForTokenClassification"])  # fmt: skip
+
+
+def yoso() -> PretrainedConfig:
+    return hf.YosoConfig(vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                         intermediate_size=6, max_position_embeddings=12, num_labels=9, pad_token_id=0,
+                         architectures=["YosoForTokenClassification"])  # fmt: skip
+
+
+def xlnet() -> PretrainedConfig:
+    return hf.XLNetConfig(vocab_size=VOCABULARY, d_model=8, n_layer=1, n_head=2, d_inner=6,
+                          architectures=["XLNetLMHeadModel"])  # fmt: skip
+
+
+def dpr() -> PretrainedConfig:
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6)
+    return hf.DPRConfig(vocab_size=VOCABULARY, max_position_embeddings=12, **sizes, pad_token_id=0, projection_dim=5,
+                        architectures=["DPRQuestionEncoder"])  # fmt: skip
+
+
 def clip() -> PretrainedConfig:
     sizes = dict(hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, projection_dim=5)
     text = dict(vocab_size=VOCABULARY, max_position_embeddings=10, bos_token_id=0, eos_token_id=22, pad_token_id=1)
@@ -241,6 +277,14 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "starcoder2": lambda: decoder("Starcoder2Config", "Starcoder2ForCausalLM", use_bias=False),
     "deepseek dense": lambda: decoder("DeepseekV3Config", "DeepseekV3ForCausalLM", first_k_dense_replace=1, **MLA),
     "deepseek experts": lambda: decoder("DeepseekV3Config", "DeepseekV3ForCausalLM", first_k_dense_replace=0, **MLA),
+    "nanochat": lambda: decoder("NanoChatConfig", "NanoChatForCausalLM"),
+    "hunyuan": lambda: decoder("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM"),
+    "persimmon": persimmon,
+    "openai-gpt": openai_gpt,
+    "nystromformer": nystromformer,
+    "yoso": yoso,
+    "xlnet": xlnet,
+    "dpr": dpr,
     "deberta": deberta,
     "deberta absolute": lambda: deberta(relative_attention=False, position_biased_input=True,
                                         max_position_embeddings=10),
@@ -650,9 +694,53 @@ def test_deberta_carries_the_relative_embeddings_along() -> None:
     assert group(spec, "key_proj.weight", 0) == group(spec, "query_proj.weight", 0) == GeneralLinear(4)
 
 
-@pytest.mark.xfail(strict=True, reason="repeat of the position projections over the batch pins the heads beside it")
 def test_deberta_permutes_heads() -> None:
-    assert group(derived("deberta"), "query_proj.weight", 0, factor=0) == Permutation(2)
+    assert group(sound("deberta"), "query_proj.weight", 0, factor=0) == Permutation(2)
+
+
+def test_lengths_taken_after_rotary_leave_a_rotation_of_each_pair_and_head() -> None:
+    spec = complete("nanochat")
+    qk = space(spec, "k_proj.weight", 0)
+    assert isinstance(qk.group, RotaryUnitary)
+    assert qk.group.dimension == 2
+    assert outer(spec, qk) == [(Permutation(2), 2)]
+
+
+def test_a_gain_behind_rotary_scales_each_coordinate() -> None:
+    qk = group(complete("hunyuan"), "key_layernorm.weight", 0)
+    assert isinstance(qk, Scaling)
+    assert qk.dimension == 4
+
+
+def test_heads_that_a_layer_norm_centres_lose_the_mean_of_their_rows() -> None:
+    spec = complete("persimmon")
+    (gauge,) = [g for g in spec.gauges if isinstance(g, CentreRows) and g.parameter.endswith("query_key_value.weight")]
+    assert sorted(gauge.rows) == [((4 * i, 4 * i + 4),) for i in (0, 1, 3, 4)]  # q, k, v of one head, then the other
+
+
+def test_key_bias_is_free_behind_a_mask_that_the_inputs_make() -> None:
+    spec = complete("dpr")
+    assert any(isinstance(g, DropKeyBias) for g in spec.gauges)
+
+
+def test_key_bias_is_free_where_hidden_scores_are_multiplied_away() -> None:
+    spec = complete("openai-gpt")
+    assert any(isinstance(g, DropKeyBias) for g in spec.gauges)
+
+
+def test_a_shift_by_relative_positions_leaves_the_heads() -> None:
+    spec = sound("xlnet")
+    assert group(spec, "rel_attn.q", 1) == Permutation(2)
+    assert group(spec, "rel_attn.q", 2) == GeneralLinear(4)
+
+
+def test_queries_and_keys_of_unit_length_leave_rotations_of_a_head() -> None:
+    spec = sound("yoso")
+    assert group(spec, "key.weight", 0) == group(spec, "value.weight", 0) == Orthogonal(4)
+
+
+def test_a_convolution_over_positions_alone_leaves_the_values_of_a_head() -> None:
+    assert group(complete("nystromformer"), "value.weight", 0) == GeneralLinear(4)
 
 
 def test_softcap_on_logits_costs_nothing() -> None:

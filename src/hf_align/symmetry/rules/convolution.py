@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
@@ -17,9 +19,21 @@ def convolution(call: Call) -> Value:
         return transposed_convolution(call)
     value, weight = call.value(call.argument(0)), call.value(call.argument(1))
     spatial = len(weight.axes) - 2
-    _pin_grid(call, value, weight, spatial)
+    alone = [i for i in range(-spatial, 0) if _is_seen_alone(call, i)]
+    _pin_grid(call, value, weight, [i for i in range(-spatial, 0) if i not in alone])
     out = _grouped(call, value.axes[-spatial - 1], weight.axes[0], weight.axes[1], _groups(call))
-    return _with_places(call, value, out, spatial)
+    return _with_places(call, value, out, spatial, alone)
+
+
+def _is_seen_alone(call: Call, axis: int) -> bool:
+    """Whether the kernel has one cell along an axis, counted from behind, and gives every place its own result."""
+    before, kernel = (call.argument(i).meta["val"].shape[axis] for i in (0, 1))
+    strides, pads = ([n] if isinstance(n, int) else n for n in (call.argument(3, "stride", 1),
+                                                                call.argument(4, "padding", 0)))  # fmt: skip
+    if isinstance(pads, str):
+        pads = [0]
+    step, pad = (numbers[axis] if len(numbers) > 1 else numbers[0] for numbers in (strides, pads))
+    return kernel == 1 and step == 1 and pad == 0 and before == call.shape[axis]
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -27,7 +41,7 @@ def transposed_convolution(call: Call) -> Value:
     """y_op = Σ_ci W_coi x_c(p-i) + b_o."""
     value, weight = call.value(call.argument(0)), call.value(call.argument(1))
     spatial = len(weight.axes) - 2
-    _pin_grid(call, value, weight, spatial)
+    _pin_grid(call, value, weight, range(-spatial, 0))
     groups = _groups(call)
     channels, out = value.axes[-spatial - 1], weight.axes[1]
     if groups > 1:
@@ -35,7 +49,7 @@ def transposed_convolution(call: Call) -> Value:
         out = fresh(out.size * groups, FIXED)
     else:
         call.unify(channels, weight.axes[0].dual, "linear")
-    return _with_places(call, value, out, spatial)
+    return _with_places(call, value, out, spatial, ())
 
 
 def _is_transposed(call: Call) -> bool:
@@ -46,9 +60,9 @@ def _groups(call: Call) -> int:
     return int(call.argument(8 if op_name(call.node) == "convolution" else 6, "groups", 1))
 
 
-def _pin_grid(call: Call, value: Value, weight: Value, spatial: int) -> None:
+def _pin_grid(call: Call, value: Value, weight: Value, mixed: Iterable[int]) -> None:
     call.lower_all(weight.axes[2:], FIXED, "kernel")
-    call.lower_all(value.axes[-spatial:], FIXED, "positions")
+    call.lower_all((value.axes[i] for i in mixed), FIXED, "positions")
 
 
 def _grouped(call: Call, channels: Axis, out: Axis, inner: Axis, groups: int) -> Axis:
@@ -66,17 +80,18 @@ def _grouped(call: Call, channels: Axis, out: Axis, inner: Axis, groups: int) ->
     return product([call.tie(outer_in, outer_out), inner_out])
 
 
-def _with_places(call: Call, value: Value, out: Axis, spatial: int) -> Value:
+def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Container[int]) -> Value:
     """The result, after the bias; a plain convolution is a linear reader of its channels."""
     weight, bias = call.value(call.argument(1)), call.argument(2, "bias")
     name = None
     if isinstance(bias, fx.Node):
         call.unify(call.value(bias).axes[0], out, "bias")
-        call.lower_all(value.axes[: -spatial - 1], ONES, "broadcast")
+        kept = [value.axes[i] for i in range(-spatial, 0) if i in alone]
+        call.lower_all((*value.axes[: -spatial - 1], *kept), ONES, "broadcast")
         name = call.value(bias).parameter
     if weight.parameter is not None and _groups(call) == 1 and not _is_transposed(call):
         call.reads(call.argument(0), weight.parameter, 1, name)
-    places = (fresh(n, FIXED) for n in call.shape[-spatial:])
+    places = (value.axes[i] if i in alone else fresh(call.shape[i], FIXED) for i in range(-spatial, 0))
     return Value((*value.axes[: -spatial - 1], out, *places))
 
 

@@ -138,6 +138,9 @@ def gather(call: Call) -> Value:
         if i == dim:
             _chosen_by(call, x, numbers)
             axes.append(n)
+        elif x.size == n.size and _is_uniform(call, call.argument(places[1], "index"), i):
+            call.lower(x, PERMUTATION, "lookup")
+            axes.append(x)
         elif x.size == n.size:
             axes.append(_in_step(call, x, n))
         else:

@@ -122,7 +122,7 @@ def multiplication(call: Call) -> object:
     if _is_data(call, left) and _is_data(call, right):
         if (gain := _offset_gain(call, left, right)) is not None:
             return gain
-        a, b = call.value(left), call.value(right)
+        a, b = (call.value(_before_copying(call, x)) for x in (left, right))
         if "div" in str(call.node.target):
             call.lower_all(b.axes, PERMUTATION, "divisor")
             return Product(a, b)
@@ -140,6 +140,13 @@ def multiplication(call: Call) -> object:
     if call.argument(2, "rounding_mode") is not None:
         call.lower_all(axes, PERMUTATION, "rounding")
     return _broadcast(call, Value(axes))
+
+
+def _before_copying(call: Call, operand: fx.Node) -> fx.Node:
+    """A factor that is copied along an axis is the same all along it, whether or not the op copies it itself."""
+    source = operand.args[0] if op_name(operand) in ("expand", "expand_as") else operand
+    same_rank = isinstance(source, fx.Node) and source.meta["val"].dim() == operand.meta["val"].dim()
+    return source if same_rank and _is_data(call, source) else operand  # type: ignore[return-value]
 
 
 def _is_vector_along_last(weight: Value, value: Value) -> bool:

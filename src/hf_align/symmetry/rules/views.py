@@ -9,7 +9,7 @@ from typing import Any
 from hf_align.symmetry.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter import Call, Rows, Value, rule, rule_for_numbers
 from hf_align.symmetry.rules.runs import runs_along
-from hf_align.symmetry.spaces import Axis, cut, direct_sum, fresh, product, split_product
+from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, product, split_product
 
 
 @rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
@@ -19,7 +19,7 @@ def view(call: Call) -> Value | Rows:
     rows = _rows(call, value)
     if rows is not None:
         return rows
-    return Value(_reshape(value.axes, call.shape), value.parameter, points_to=value.points_to)
+    return Value(_reshape(call, value.axes, call.shape), value.parameter, points_to=value.points_to)
 
 
 def _rows(call: Call, value: Value) -> Rows | None:
@@ -38,9 +38,13 @@ def _rows(call: Call, value: Value) -> Rows | None:
     if at == len(value.axes) or behind == 1:
         return None
     outer, inner = split_product(product(value.axes[at:]), before // whole)
+    try:
+        cuts = cut(inner, [size * behind for size in sizes])
+    except SpaceMismatchError:
+        return None
     pieces = []
-    for size, run in zip(sizes, cut(inner, [size * behind for size in sizes]), strict=True):
-        axes = _reshape((*value.axes[:at], outer, run), (*call.shape[:dim], size, *call.shape[dim + 1 :]))
+    for size, run in zip(sizes, cuts, strict=True):
+        axes = _reshape(call, (*value.axes[:at], outer, run), (*call.shape[:dim], size, *call.shape[dim + 1 :]))
         pieces.append(Value(axes))
     return Rows(tuple(pieces), dim)
 
@@ -50,7 +54,7 @@ def rearranged(value: Value, axes: Iterable[Axis]) -> Value:
     return Value(tuple(axes), points_to=value.points_to)
 
 
-def _reshape(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:
+def _reshape(call: Call, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:
     """Match runs of axes with runs of the new shape of the same size: no split is wider than it must be."""
     result: list[Axis] = []
     old, new = list(axes), list(shape)
@@ -68,12 +72,22 @@ def _reshape(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]
                 run.append(old.pop(0))
             else:
                 sizes.append(new.pop(0))
-        rest = product(run)
+        result += _divided(call, run, sizes)
+    return tuple(result)
+
+
+def _divided(call: Call, run: list[Axis], sizes: list[int]) -> list[Axis]:
+    """Axes as one product, and that as a product of other sizes; pinned where entries change rows, as in a shift by
+    relative positions."""
+    parts, rest = [], product(run)
+    try:
         for size in sizes[:-1]:
             head, rest = split_product(rest, size) if size > 1 else (fresh(1), rest)
-            result.append(head)
-        result.append(rest)
-    return tuple(result)
+            parts.append(head)
+    except SpaceMismatchError as mismatch:
+        call.lower_all(run, FIXED, str(mismatch))
+        return [fresh(size, FIXED) for size in sizes]
+    return [*parts, rest]
 
 
 def _run_size(axes: list[Axis]) -> int:
@@ -200,8 +214,17 @@ def run_along(call: Call, dim: int, start: int, stop: int) -> Value:
     value = call.value(call.argument(0))
     axes = list(value.axes)
     if stop - start < axes[dim].size:
-        axes[dim] = _piece(axes[dim], start, stop)
+        axes[dim] = _piece_or_pinned(call, axes[dim], start, stop)
     return rearranged(value, axes)
+
+
+def _piece_or_pinned(call: Call, axis: Axis, start: int, stop: int) -> Axis:
+    """A run of entries; where it begins or ends inside of a row, the order along the axis is all that is left."""
+    try:
+        return _piece(axis, start, stop)
+    except SpaceMismatchError as mismatch:
+        call.lower(axis, FIXED, str(mismatch))
+        return fresh(stop - start, FIXED)
 
 
 def _piece(axis: Axis, start: int, stop: int) -> Axis:
