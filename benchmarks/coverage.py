@@ -223,7 +223,8 @@ def render(rows: list[Row], counted: int) -> str:
         f"| {len(traced)} | {len(known)} | {len(sound)} | {len(counted_rows)} | {len(complete)} |",
         "",
         f"Null directions are counted up to {counted} parameters; larger copies are only checked for soundness. "
-        "*tiny* copies have width 8, *roomy* ones 32, *shallow* ones their default sizes in two layers. "
+        "*reduced* copies are tiny ones (width 8), or have sizes that were lowered by trying (`reduce.py`); *tiny*, "
+        "*roomy* (width 32) and *shallow* ones (default sizes in two layers) could not be lowered. "
         "Rows may come from several runs (`--results`), so from several revisions of the rules.",
         "",
     ]

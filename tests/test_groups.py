@@ -124,6 +124,7 @@ def test_the_lattice() -> None:
     assert isinstance(g.group_of(monomial(Scalars.NONZERO).meet(METRIC), 4), g.SignedPermutation)
     assert isinstance(g.group_of(monomial(Scalars.POSITIVE).meet(METRIC), 4), g.Permutation)
     assert isinstance(g.group_of(monomial(Scalars.NONZERO).meet(ONES), 4), g.Permutation)
+    assert g.group_of(monomial(Scalars.SIGN), 1) is None  # a gate tanh(α) of a whole branch has no sign of its own
     assert isinstance(g.group_of(Bound(rotations=ROTARY), 6), g.RotaryCommutant)
     assert g.group_of(FIXED.meet(METRIC), 4) is None
     assert g.group_of(Bound(rotations=ROTARY).meet(PERMUTATION), 6) is None

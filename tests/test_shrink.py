@@ -80,7 +80,7 @@ def test_stages_are_fewer_but_more_than_one() -> None:
         ("dbrx", "DbrxForCausalLM"),
         ("dots3_note_text", "Dots3NoteForCausalLM"),
         ("lfm2_moe", "Lfm2MoeForCausalLM"),
-        ("qwen4_exp", "Qwen4ExpForCausalLM"),
+        ("qwen4_exp_text", "Qwen4ExpForCausalLM"),
         ("reformer", "ReformerModelWithLMHead"),
         ("zamba", "ZambaForCausalLM"),
         ("zamba2", "Zamba2ForCausalLM"),

@@ -225,12 +225,13 @@ def certify(
 
     Exit status 1 if a symmetry is unsound or missing.
     """
+    from hf_align.reduce import reduced
     from hf_align.shrink import shrink
     from hf_align.symmetry.certify import certify as measure
     from hf_align.trace import read_config
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
-    result = measure(shrink(config, layers))
+    result = measure(reduced(config, layers) or shrink(config, layers))
     whole = "complete" if result.complete else "NOT COMPLETE"
     lines = [
         f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",

@@ -200,6 +200,8 @@ def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
     video = read.floats(frames, channels, height, width)
     decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
     if "pixel_values_videos" in read.parameters:
+        side = 4 * read.number("patch_size", default=16)
+        yield {"pixel_values_videos": read.floats(4, channels, side, side)}
         yield {"pixel_values_videos": video}
     if "pixel_values" not in read.parameters:
         yield from _patches(read, channels)

@@ -12,6 +12,7 @@ than there are, and no size of one, at which more is symmetric than in the origi
 from __future__ import annotations
 
 import copy
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.inputs import examples
-from hf_align.shrink import ROOMY, TINY, keep_tokens_inside, shallow_fields, small_fields, with_fields
+from hf_align.shrink import (
+    ROOMY,
+    TINY,
+    keep_tokens_inside,
+    shallow_fields,
+    shallow_parts_fields,
+    small_fields,
+    with_fields,
+)
 from hf_align.trace import build_without_weights, inventory, quiet
 
 WANTED = 2500
@@ -31,6 +40,7 @@ WANTED = 2500
 _TRIALS = 500
 _SECONDS = 40.0
 _LARGEST = 1_000_000_000
+_SLOW = 5_000_000
 _LENGTH = 10
 _LARGE = 16
 _RATIOS = (8, 6, 4, 3, 2)
@@ -83,7 +93,7 @@ class Search:
     parameters: int | None = None
     trials: int = _TRIALS
     seen: set[str] = field(default_factory=set)
-    until: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
+    until: float = math.inf
 
     @property
     def done(self) -> bool:
@@ -136,10 +146,19 @@ def reduced(
     """
     tiny = small_fields(config, layers, TINY)
     search = Search(config, wanted, example)
-    starts = (tiny, small_fields(config, layers, ROOMY), shallow_fields(config, layers))
+    starts = (
+        tiny,
+        small_fields(config, layers, ROOMY),
+        shallow_parts_fields(config, layers),
+        shallow_fields(config, layers),
+    )
     if not any(search.attempt(start) for start in starts):
         return None
+    search.until = time.monotonic() + _SECONDS
+    if search.parameters is not None and search.parameters > _SLOW:
+        _scale(search)
     _towards(search, tiny)
+    _lower_images(search)
     _lower(search)
     return with_fields(config, search.fields)
 
@@ -190,6 +209,14 @@ def _differences(fields: Fields, target: Fields, above: Path = ()) -> Iterator[t
             yield from _differences(value, wanted, (*above, key))
         elif value != wanted:
             yield (*above, key), wanted
+
+
+def _lower_images(search: Search) -> None:
+    """Fewer positions save no parameter, but most of the time of the count."""
+    sides = [path for path, value in _leaves(search.fields) if _name(path) in ("image_size", "img_size") and value > 8]
+    for side in (8, 16, 32) if sides else ():
+        if search.attempt(_changed(search.fields, dict.fromkeys(sides, side)), allow_equal=True):
+            break
 
 
 def _lower(search: Search) -> None:

@@ -172,6 +172,14 @@ def shallow_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
     return fields
 
 
+def shallow_parts_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
+    """As `shallow_fields`, in every part of the config too."""
+    fields = copy.deepcopy(config.to_dict())
+    for group in _nested(fields):
+        _few_layers(group, layers)
+    return fields
+
+
 def with_fields(config: PretrainedConfig, fields: dict[str, Any]) -> PretrainedConfig:
     """A config of the same class and architecture."""
     with quiet():

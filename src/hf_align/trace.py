@@ -1,8 +1,9 @@
 """From a config to a Program: the FX graph of one forward pass, with parameter names, and no weights.
 
 Weights are allocated on no device (`torch.empty` makes fake tensors, the buffers that a model computes for itself stay
-real), attention is forced to `eager`, and `torch.export` keeps layer_norm, softmax and linear whole. What does not
-depend on the inputs or the weights (masks, position ids, rotary tables) is evaluated: a rule may look at its values.
+real), attention is forced to `eager`, and `torch.export` keeps layer_norm, softmax and linear whole; where export
+cannot read the integers that decide a shape or a branch, the pass is recorded as it runs. What does not depend on the
+inputs or the weights (masks, position ids, rotary tables) is evaluated: a rule may look at its values.
 """
 
 from __future__ import annotations
@@ -259,12 +260,11 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
             try:
                 with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):  # a failed export prints its graph
                     exported = export(model, example)
+                if _has_plain_shapes(exported):
+                    return _program(model, exported, example, number)
+                vague.append(exported)
             except Exception as error:  # export fails in as many ways as there are models
                 reasons.append(_first_line(error))
-                continue
-            if _has_plain_shapes(exported):
-                return _program(model, exported, example, number)
-            vague.append(exported)
         if vague:
             return _program(model, vague[0], example, number)
     reason = reasons[0] if reasons else f"nothing is known about its arguments ({model.main_input_name})"

@@ -31,6 +31,7 @@ from hf_align.symmetry.canonical import (
 from hf_align.symmetry.count import jacobian, null_space, nullity, rows_of
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import Element
+from hf_align.symmetry.shears import shears
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.translations import translations
 from hf_align.trace import Program, op_name, trace
@@ -205,6 +206,7 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
         elif isinstance(gauge, CentreRows):
             yield from _row_directions(gauge, weights)
     yield from translations(program, weights)
+    yield from shears(program, weights)
 
 
 def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]:

@@ -49,7 +49,8 @@ def jacobian(
         rows.append(_differentiate(outputs, leaves, at_once))
         reached |= _differentiate(at_readers.reshape(1), leaves)[0] != 0
     stacked = torch.cat(rows)
-    return torch.linalg.qr(stacked / stacked.norm(dim=0).median(), mode="r")[1], reached
+    sizes = stacked.norm(dim=0)  # zero for a tower that these inputs do not need
+    return torch.linalg.qr(stacked / sizes[sizes > 0].median(), mode="r")[1], reached
 
 
 def _noise_at_readers(program: Program, values: dict[torch.fx.Node, object]) -> Tensor:

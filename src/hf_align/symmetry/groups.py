@@ -493,8 +493,11 @@ _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
 
 
 def group_of(bound: Bound, size: int) -> Group | None:
-    """The largest group of the lattice below a bound; None for the identity alone."""
-    if bound.fixed or size == 0 or (size == 1 and (bound.free or bound.monomial is Scalars.ONE)):
+    """The largest group of the lattice below a bound; None for the identity alone.
+
+    One entry stays: broadcasting pairs it with axes of any size, and nothing follows what it pairs.
+    """
+    if bound.fixed or size <= 1:
         return None
     if bound.monomial is not None:
         return None if bound.rotations is not None else _MONOMIAL[bound.monomial](size)

@@ -71,8 +71,10 @@ def subtracts_mean(node: fx.Node) -> bool:
     if op_name(node) != "sub" or len(node.all_input_nodes) != 2:
         return False
     value, mean = node.args[0], node.args[1]
-    return isinstance(mean, fx.Node) and op_name(mean) == "mean" and _same_value(mean.args[0], value) and (
-        mean.args[1] in (-1, [-1]))  # fmt: skip
+    if not isinstance(mean, fx.Node) or op_name(mean) != "mean" or not _same_value(mean.args[0], value):
+        return False
+    last = mean.all_input_nodes[0].meta["val"].dim() - 1
+    return mean.args[1] in (-1, [-1], last, [last])
 
 
 def _same_value(a: object, b: object) -> bool:

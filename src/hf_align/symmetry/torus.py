@@ -20,6 +20,8 @@ from hf_align.symmetry.spaces import Axis
 
 Vector = dict[int, int]
 """Coefficients by atom."""
+Row = dict[int, Fraction]
+Field = Callable[[Fraction], Fraction]
 AtomicRelation = tuple[Axis, Axis, Axis]
 """The product, left, and right atoms of an elementwise product."""
 
@@ -37,14 +39,25 @@ class Torus:
     exponents: Mapping[int, Power]
 
 
+def _modulo_two(x: Fraction) -> Fraction:
+    return x % 2
+
+
+def _rational(x: Fraction) -> Fraction:
+    return x
+
+
 def torus(atoms: Iterable[Axis], relations: Iterable[AtomicRelation]) -> Torus:
     """The scales that relations and bounds leave to a class of atoms; a single ONE where there is none."""
     allowed = {a.space.serial: Scalars.ONE if a.space.bound.fixed else a.space.bound.monomial or Scalars.NONZERO
                for a in sorted(atoms, key=lambda a: a.space.serial)}  # fmt: skip
     equations = [_equation(r) for r in relations]
-    positive = _kernel(equations, [a for a, s in allowed.items() if s in (Scalars.POSITIVE, Scalars.NONZERO)])
-    signs = _kernel(equations, [a for a, s in allowed.items() if s in (Scalars.SIGN, Scalars.NONZERO)], _modulo_two)
-    found = list(_joined(positive, signs))
+
+    def solve(kinds: tuple[Scalars, ...], field: Field = _rational) -> list[Vector]:
+        return _kernel(equations, [a for a, s in allowed.items() if s in kinds], field)
+
+    positive = _basis([*solve((Scalars.NONZERO,)), *solve((Scalars.NONZERO, Scalars.POSITIVE))])
+    found = list(_joined(positive, solve((Scalars.NONZERO, Scalars.SIGN), _modulo_two)))
     if not found:
         return Torus((Scalars.ONE,), dict.fromkeys(allowed, PRIMAL))
     return Torus(tuple(s for s, _ in found), {a: tuple(v.get(a, 0) for _, v in found) for a in allowed})
@@ -72,21 +85,17 @@ def _joined(positive: list[Vector], signs: list[Vector]) -> Iterator[tuple[Scala
         yield Scalars.SIGN, max(alone, key=len)
 
 
-def _modulo_two(x: Fraction) -> Fraction:
-    return x % 2
+def _basis(vectors: list[Vector]) -> list[Vector]:
+    """Those that are no combination of the ones before."""
+    chosen: list[Vector] = []
+    for vector in vectors:
+        chosen += [] if _spans(chosen, vector, _rational) else [vector]
+    return chosen
 
 
-def _rational(x: Fraction) -> Fraction:
-    return x
-
-
-def _spans(signs: list[Vector], sign: Vector) -> bool:
-    """Whether a vector modulo two is a sum of others."""
-    return len(_reduce([*signs, sign], _modulo_two)) == len(_reduce(signs, _modulo_two))
-
-
-Row = dict[int, Fraction]
-Field = Callable[[Fraction], Fraction]
+def _spans(vectors: list[Vector], vector: Vector, field: Field = _modulo_two) -> bool:
+    """Whether a vector is a combination of others."""
+    return len(_reduce([*vectors, vector], field)) == len(_reduce(vectors, field))
 
 
 def _kernel(equations: list[Vector], unknowns: list[int], field: Field = _rational) -> list[Vector]:

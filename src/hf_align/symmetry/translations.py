@@ -24,7 +24,7 @@ from hf_align.symmetry.tables import Tables
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
-_LINEAR = frozenset((
+LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
     "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
@@ -89,17 +89,17 @@ class _System:
     def _collect_readers(self) -> None:
         """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u that are
         alike for all rows of a class."""
-        readings: dict[fx.Node, dict[fx.Node, _LinearReading]] = defaultdict(dict)
+        readings: dict[fx.Node, dict[fx.Node, LinearReading]] = defaultdict(dict)
         for node in self.program.graph.nodes:
-            if (read := _linear_reading(node, self.program)) is not None:
+            if (read := linear_reading(node, self.program)) is not None:
                 readings[read.weight][node] = read
         for weight, found in readings.items():
-            lookups = [u for u in weight.users if not _leads_to(u, found)]
+            lookups = [u for u in weight.users if not leads_to(u, found)]
             rows_out = {r.rows_out for r in found.values()}
             if len(rows_out) == 1 and all(rows_out == {True} and u in self.tables.lookups for u in lookups):
                 self._free_reader(weight, found, lookups)
 
-    def _free_reader(self, weight: fx.Node, readings: Mapping[fx.Node, _LinearReading], lookups: list[fx.Node]) -> None:
+    def _free_reader(self, weight: fx.Node, readings: Mapping[fx.Node, LinearReading], lookups: list[fx.Node]) -> None:
         rows_out = next(iter(readings.values())).rows_out
         outputs, width = weight.meta["val"].shape if rows_out else weight.meta["val"].shape[::-1]
         directions = torch.eye(outputs, dtype=torch.float64)
@@ -123,7 +123,7 @@ class _System:
 
     def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
         """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
-        while (op_name(source) in _LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and _keeps_last(source)) or (
+        while (op_name(source) in LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and keeps_last(source)) or (
             self._is_times_one(source)
         ):
             source = source.all_input_nodes[0]
@@ -188,7 +188,7 @@ class _System:
 
     def _step(self, node: fx.Node) -> Any:
         name = op_name(node)
-        read = _linear_reading(node, self.program)
+        read = linear_reading(node, self.program)
         if read is not None:
             return self._affine(node, read)
         if node in self.free_tables:
@@ -198,7 +198,7 @@ class _System:
             return None
         if name in ("add", "sub"):
             return self._add(node)
-        if name in _LINEAR or (name in _LINEAR_AT_FIXED_PLACES and self._by_fixed_factor(node, moved)):
+        if name in LINEAR or (name in _LINEAR_AT_FIXED_PLACES and self._by_fixed_factor(node, moved)):
             return self._map(node)
         if name in ("mul", "div") and self._by_fixed_factor(node, moved):
             return self._map(node)
@@ -221,7 +221,7 @@ class _System:
             self._demand(self.shift[seen])
         return None
 
-    def _affine(self, node: fx.Node, read: _LinearReading) -> Tensor | None:
+    def _affine(self, node: fx.Node, read: LinearReading) -> Tensor | None:
         total = None
         self._demand(self.shift.get(read.matrix))
         if read.source in self.shift:
@@ -234,7 +234,7 @@ class _System:
             total = _sum(total, self.shift[read.bias])
         return None if total is None else self._fill(total, node)
 
-    def _matrix(self, read: _LinearReading) -> Tensor:
+    def _matrix(self, read: LinearReading) -> Tensor:
         matrix = self.weights[self.program.parameters[read.weight]]
         return matrix.mT if read.rows_out else matrix
 
@@ -414,7 +414,7 @@ class _Normed:
 
 
 @dataclass(frozen=True)
-class _LinearReading:
+class LinearReading:
     """output = source · weight (or its transpose, if its rows are outputs) + bias; `matrix` is the weight as it is
     read."""
 
@@ -425,7 +425,8 @@ class _LinearReading:
     bias: fx.Node | None
 
 
-def _linear_reading(node: fx.Node, program: Program) -> _LinearReading | None:
+def linear_reading(node: fx.Node, program: Program) -> LinearReading | None:
+    """What a node is as a linear map of one value by a stored matrix, if it is one."""
     places = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "matmul": (0, 1, None), "mm": (0, 1, None)}
     if node.op != "call_function" or op_name(node) not in places:
         return None
@@ -437,7 +438,7 @@ def _linear_reading(node: fx.Node, program: Program) -> _LinearReading | None:
         return None
     weight, flipped = found
     bias = operand(node, bias_at) if bias_at is not None else None
-    return _LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
+    return LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
 
 
 def _plain_weight(node: fx.Node) -> tuple[fx.Node, float]:
@@ -450,9 +451,9 @@ def _plain_weight(node: fx.Node) -> tuple[fx.Node, float]:
     return node, offset
 
 
-def _leads_to(user: fx.Node, readers: Container[fx.Node]) -> bool:
+def leads_to(user: fx.Node, readers: Container[fx.Node]) -> bool:
     """Whether a use of a weight is one of its readers, or only passes it on to them."""
-    return user in readers or (op_name(user) in _LINEAR and all(_leads_to(u, readers) for u in user.users))
+    return user in readers or (op_name(user) in LINEAR and all(leads_to(u, readers) for u in user.users))
 
 
 def _role(node: fx.Node, program: Program) -> str | None:
@@ -475,7 +476,7 @@ def _role(node: fx.Node, program: Program) -> str | None:
                 ("batch_norm", 2),
                 ("_native_batch_norm_legit_no_training", 2),
             )
-            or name in _LINEAR
+            or name in LINEAR
             or name in ("add", "sub")
         ):
             roles.add(_ADDED)
@@ -484,7 +485,7 @@ def _role(node: fx.Node, program: Program) -> str | None:
     return roles.pop() if len(roles) == 1 else None
 
 
-def _keeps_last(node: fx.Node) -> bool:
+def keeps_last(node: fx.Node) -> bool:
     """Whether an op leaves the last axis of its operand where it is, and as it is."""
     before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
     if not (isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1:] == after.shape[-1:]):

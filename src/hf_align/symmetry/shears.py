@@ -1,0 +1,131 @@
+"""Shears: x + t 1 hᵀx in place of every x of a stream, with h = 1/γ where a norm writes γ ⊙ n + β into it.
+
+What the norm writes stays as it is, for n has mean zero; what else is written moves along the all-ones direction, which
+a norm that reads the stream does not see; what reads the stream linearly undoes it. Values between which elements
+cannot differ (sums, and what the same weight writes or reads) are one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.translations import LINEAR, LinearReading, keeps_last, leads_to, linear_reading
+from hf_align.trace import Program, op_name, operand
+
+_READ, _WRITE = "read", "write"
+
+
+def shears(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The shears at these weights, each as changes of some parameters."""
+    streams = _Streams(program)
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node not in program.constants:
+            streams.see(node)
+    for result in program.interface:
+        streams.see_all(result)
+    yield from streams.directions(weights)
+
+
+@dataclass
+class _Streams:
+    """Values, and weights as what reads or writes them, by stream (union-find).
+
+    Attributes:
+        members: all of them.
+        seen: those that something sees, or writes as it likes.
+        gains: by value, the γ of the norm that it comes from; None for a norm without.
+    """
+
+    program: Program
+    parent: dict[Hashable, Hashable] = field(default_factory=dict)
+    members: set[Hashable] = field(default_factory=set)
+    seen: set[Hashable] = field(default_factory=set)
+    gains: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
+    readings: dict[fx.Node, LinearReading] = field(default_factory=dict)
+
+    def top(self, member: Hashable) -> Hashable:
+        while member in self.parent:
+            member = self.parent[member]
+        return member
+
+    def join(self, *members: Hashable) -> None:
+        self.members.update(members)
+        first = self.top(members[0])
+        for other in members[1:]:
+            if self.top(other) != first:
+                self.parent[self.top(other)] = first
+
+    def see_all(self, *nodes: fx.Node) -> None:
+        self.seen.update(nodes)
+
+    def see(self, node: fx.Node) -> None:
+        """What one op does to the streams."""
+        name, operands = op_name(node), node.all_input_nodes
+        read = linear_reading(node, self.program)
+        if read is not None:
+            self.readings[node] = read
+            self.join(read.source, (_READ, read.weight, read.rows_out))
+            self.join(node, (_WRITE, read.weight, read.rows_out), *([read.bias] if read.bias is not None else []))
+        elif name in ("add", "sub") and all(_as_wide(a, node) and a not in self.program.constants for a in operands):
+            self.join(node, *operands)
+        elif name in LINEAR | {"mean"} and len(operands) == 1 and keeps_last(node):
+            self.join(node, operands[0])
+        elif name == "layer_norm":
+            gain, bias = operand(node, 2), operand(node, 3)
+            self.gains[node] = gain
+            self.join(node, *([bias] if bias is not None else []))
+            self.seen.update([gain] if gain is not None else [])
+        elif name == "embedding":
+            self.join(node, operands[0])
+        else:
+            self.see_all(node, *operands)
+
+    def directions(self, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """One for each stream that a norm writes and that nothing else sees."""
+        shared = (w for w in {r.weight for r in self.readings.values()} if not self._is_only_read(w))
+        seen = {self.top(m) for m in (*self.seen, *(role for w in shared for role, _, _ in self._roles(w)))}
+        streams: dict[Hashable, list[fx.Node]] = {}
+        for node in self.gains:
+            streams.setdefault(self.top(node), []).append(node)
+        for stream, norms in streams.items():
+            inverse = [self._inverse_gain(n, weights) for n in norms]
+            if stream not in seen and all(torch.allclose(h, inverse[0]) for h in inverse):
+                yield self._changes(stream, inverse[0], weights)
+
+    def _inverse_gain(self, norm: fx.Node, weights: Mapping[str, Tensor]) -> Tensor:
+        gain = self.gains[norm]
+        if gain not in self.program.parameters:
+            return torch.ones(norm.meta["val"].shape[-1], dtype=torch.float64)
+        return 1 / weights[self.program.parameters[gain]]
+
+    def _is_only_read(self, weight: fx.Node) -> bool:
+        """Not so for the table that a tied head reads with."""
+        return all(leads_to(user, self.readings) for user in weight.users)
+
+    def _roles(self, weight: fx.Node) -> list[tuple[Hashable, int, int]]:
+        """(member, axis along the stream, 1 where it writes and -1 where it reads)."""
+        possible = ((weight, -1, 1), ((_READ, weight, True), 1, -1), ((_READ, weight, False), 0, -1),
+                    ((_WRITE, weight, True), 0, 1), ((_WRITE, weight, False), 1, 1))  # fmt: skip
+        return [role for role in possible if role[0] in self.members]
+
+    def _changes(self, stream: Hashable, h: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is written moves by 1 hᵀ, what reads by its negative."""
+        changes: dict[str, Tensor] = {}
+        ones = torch.ones_like(h)
+        for node, name in self.program.parameters.items():
+            weight = weights[name]
+            for member, axis, sign in self._roles(node):
+                if self.top(member) == stream:
+                    along = weight.movedim(axis, -1)
+                    moved = (along @ h)[..., None] * ones if sign > 0 else -(along @ ones)[..., None] * h
+                    changes[name] = changes.get(name, torch.zeros_like(weight)) + moved.movedim(-1, axis)
+        return changes
+
+
+def _as_wide(operand_: fx.Node, node: fx.Node) -> bool:
+    """Whether an operand has the last axis of the result."""
+    return operand_.meta["val"].shape[-1:] == node.meta["val"].shape[-1:]
