@@ -102,6 +102,7 @@ _AT_MOST: dict[str, int] = {
     "num_mel_bins": 8,
     "codebook_size": 16,
     "entity_vocab_size": 12,
+    "index_topk": 4,
     "chunk_size": 4,
     "local_attn_chunk_length": 4,
     "lsh_attn_chunk_length": 4,

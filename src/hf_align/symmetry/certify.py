@@ -28,7 +28,7 @@ from hf_align.symmetry.canonical import (
     FoldNorm,
     FoldStatistics,
 )
-from hf_align.symmetry.count import jacobian, null_space, nullity, rows_of
+from hf_align.symmetry.count import jacobian, null_space, nullity, rows_of, without_derivative
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.shears import shears
@@ -42,6 +42,8 @@ _ROWS = 100
 """Outputs that one run should give to the count: a run costs its ops, not its numbers."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
+_QUIET = 0.01
+"""By what weights that only decide choices are made smaller for the count."""
 _MOST = 16
 """Contexts in one run, at most."""
 
@@ -88,7 +90,8 @@ class Certificate:
 def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, positions: int = 10) -> Certificate:
     """Measure soundness and completeness of the derived spec of a small architecture.
 
-    Weights that no input reaches (rows of tables beyond the contexts) are left out of both counts. At some weights
+    Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
+    derivative, are left out of both counts. At some weights
     there are null directions that are gone at almost all others (a ReLU that never opens): where the first count does
     not agree, others are drawn until the smallest nullity is seen twice.
 
@@ -118,7 +121,8 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
 def _measure(program: Program, spec: SymmetrySpec, rng: Generator) -> Certificate:
     weights = random_weights(spec, rng)
     error = max(soundness(program, spec, weights, random_inputs(program, rng), rng) for _ in range(_DRAWS))
-    canonical = dict(CanonicalWeights(weights, spec.gauges))
+    quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}  # else some experts are never chosen
+    canonical = dict(CanonicalWeights(weights | quiet, spec.gauges))
     parameters = sum(w.numel() for w in canonical.values())
     batches = (random_inputs(program, rng) for _ in range(math.ceil(2 * parameters / rows_of(program)) + 2))
     derivatives, reached = jacobian(program, canonical, batches, rng)

@@ -23,18 +23,33 @@ def rows_of(program: Program) -> int:
     return int(torch.Size(places).numel() * min(size, _SEEN))
 
 
+def without_derivative(program: Program) -> frozenset[str]:
+    """The parameters that only decide choices (which experts, which tokens): no floating point way leads from them to
+    the output."""
+    differentiable, stack = set(), [program.output]
+    while stack:
+        node = stack.pop()
+        value = node.meta.get("val")
+        if node not in differentiable and not (isinstance(value, Tensor) and not value.is_floating_point()):
+            differentiable.add(node)
+            stack.extend(node.all_input_nodes)
+    read = {name for node, name in program.parameters.items() if node in differentiable}
+    return frozenset(program.parameters.values()) - read
+
+
 def jacobian(
     program: Program, weights: dict[str, Tensor], batches: Iterable[dict[str, Tensor]], rng: Generator
 ) -> tuple[Tensor, Tensor]:
     """The derivatives of the outputs on all batches by the weights, and which weights are read at all.
 
     A weight that is read and then lost (a key's bias) is a null direction; one that is not read (the row of a table
-    that no input looks up) is only not there.
+    that no input looks up), or that only decides choices, is only not there.
 
     Returns:
         [parameters, parameters] or less, the triangular factor of the Jacobian, float64; and [parameters], bool.
     """
     leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
+    choosing = without_derivative(program)
     reached = torch.zeros(sum(w.numel() for w in weights.values()), dtype=torch.bool)
     results = (n.meta.get("val") for n in program.graph.nodes)
     at_once = 1 + _NUMBERS // sum(r.numel() for r in results if isinstance(r, Tensor))
@@ -49,6 +64,7 @@ def jacobian(
         rows.append(_differentiate(outputs, leaves, at_once))
         reached |= _differentiate(at_readers.reshape(1), leaves)[0] != 0
     stacked = torch.cat(rows)
+    reached &= torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
     sizes = stacked.norm(dim=0)  # zero for a tower that these inputs do not need
     return torch.linalg.qr(stacked / sizes[sizes > 0].median(), mode="r")[1], reached
 
