@@ -20,6 +20,7 @@ import resource
 import signal
 import statistics
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -108,8 +109,8 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
             yield kind, config
 
 
-def measure(row: Row, counted: int) -> Row:
-    """Fill a row in, as far as it gets."""
+def measure(row: Row, counted: int) -> Iterator[Row]:
+    """Fill a row in, as far as it gets; it is given out at every stage."""
     for kind, config in copies(row):
         program = _traced(row, config)
         if program is None:
@@ -119,9 +120,9 @@ def measure(row: Row, counted: int) -> Row:
         if smaller is not None and found is not None:
             kind, config, program = "reduced", smaller, found
         row.copy, row.traced, row.reason = kind, True, ""
-        _analyse(row, config, program, counted)
-        return row
-    return row
+        yield row
+        yield from _analyse(row, config, program, counted)
+        return
 
 
 def _traced(row: Row, config: PretrainedConfig) -> Program | None:
@@ -133,7 +134,7 @@ def _traced(row: Row, config: PretrainedConfig) -> Program | None:
         return None
 
 
-def _analyse(row: Row, config: PretrainedConfig, program: Program, counted: int) -> None:
+def _analyse(row: Row, config: PretrainedConfig, program: Program, counted: int) -> Iterator[Row]:
     spec = derive(program)
     row.parameters = sum(torch.Size(shape).numel() for shape in program.shapes.values())
     row.unknown, row.spaces = sorted(spec.unknown_ops), len(spec.spaces)
@@ -142,6 +143,7 @@ def _analyse(row: Row, config: PretrainedConfig, program: Program, counted: int)
         row.reason = "too large to run"
         return
     row.error = _error(config, program, spec)
+    yield row
     if row.parameters <= counted and row.sound:
         certificate = certify(config)
         row.error = max(row.error, certificate.max_error)
@@ -161,14 +163,12 @@ def _worker(row: Row, pipe: Any, memory: int, counted: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     started = time.perf_counter()
     try:
-        measure(row, counted)
+        for so_far in measure(row, counted):
+            pipe.send(so_far)
     except BaseException as error:
         lines = str(error).splitlines() or [""]
-        row.reason = f"{type(error).__name__}: {lines[0][:200]}"
-        import traceback
-
         frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
-        row.reason += f" ({' '.join(frames[-2:])})"
+        row.reason = f"{type(error).__name__}: {lines[0][:200]} ({' '.join(frames[-2:])})"
     row.seconds = round(time.perf_counter() - started, 1)
     pipe.send(row)
 
@@ -187,13 +187,14 @@ def sweep(rows: Iterable[Row], workers: int, limit: float, memory: int, counted:
             send.close()
             running[receive] = (process, row, time.monotonic())
         for pipe in multiprocessing.connection.wait(list(running), timeout=1.0):
-            process, row, _ = running.pop(pipe)
+            process, row, since = running[pipe]
             try:
-                yield pipe.recv()
+                running[pipe] = process, pipe.recv(), since
             except EOFError:
-                row.reason = "the process died (memory)"
+                process.join()
+                del running[pipe]
+                row.reason = row.reason if row.seconds else "the process died (memory)"
                 yield row
-            process.join()
         for pipe, (process, row, since) in list(running.items()):
             if time.monotonic() - since > limit:
                 os.kill(process.pid, signal.SIGKILL)
