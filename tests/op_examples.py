@@ -210,6 +210,10 @@ each("bmm", data(2, 3, 4), data(2, 4, 5))
 each("mv", X, data(4))
 each("dot inner", data(4), data(4))
 each("inner", X, data(5, 4), label="of matrices")
+for side in (True, False):
+    call("linalg_solve_triangular", lambda a, x, side=side: aten.linalg_solve_triangular(
+        a, x, upper=False, left=side, unitriangular=True), data(2, 3, 3), data(2, 3, 4) if side else data(2, 4, 3),
+         label="from the left" if side else "from the right")  # fmt: skip
 each("outer", data(3), data(4))
 for equation, *shapes in (
     ("ij,jk->ik", (3, 4), (4, 5)), ("bij,bjk->bik", (2, 3, 4), (2, 4, 5)), ("ij->i", (3, 4)), ("ij->ji", (3, 4)),

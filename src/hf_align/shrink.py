@@ -28,6 +28,7 @@ class Sizes:
     vocabulary: int = 23
     positions: int = 16
     experts: int = 4
+    chosen: int = 2
     image: int = 4
     patch: int = 2
     latent: int = 5
@@ -69,6 +70,7 @@ _FIELDS: dict[str, str] = {
     "vocabulary": "vocab_size text_vocab_size decoder_vocab_size vocab_size_per_layer_input",
     "positions": "max_position_embeddings n_positions max_target_positions max_source_positions n_ctx max_seq_len "
                  "block_size max_seq_length max_sequence_length",
+    "chosen": "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token moe_top_k",
     "experts": "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts n_local_experts "
                "num_virtual_experts",
     "image": "image_size img_size input_image_size",
@@ -81,8 +83,7 @@ _FIELDS: dict[str, str] = {
 }  # fmt: skip
 _ROLE = {name: role for role, names in _FIELDS.items() for name in names.split()}
 _LIMITS: dict[int, str] = {
-    2: "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token moe_top_k n_group "
-       "num_expert_group linear_num_key_heads n_groups mamba_n_groups n_groups_moe type_vocab_size "
+    2: "n_group num_expert_group linear_num_key_heads n_groups mamba_n_groups n_groups_moe type_vocab_size "
        "conv_kernel mamba_d_conv linear_conv_kernel_dim sliding_window_pattern full_attention_interval "
        "attn_layer_period expert_layer_period layer_group_size cross_attention_interval "
        "global_attn_every_n_layers no_rope_layer_interval query_length num_query_tokens num_queries "
@@ -112,6 +113,8 @@ _AT_MOST: dict[str, int] = {
     "num_conv_pos_embedding_groups": 2,
     "spectrogram_length": 4,
 }  # fmt: skip
+_CLAMPS = frozenset(("swiglu_limit",))
+"""Bounds that small weights would never reach: without them units may be scaled."""
 _LAYER_NAMES = (
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "
     "num_blocks num_decoder_layers decoder_num_layers encoder_num_layers num_block text_encoder_layers "
@@ -220,6 +223,8 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = [1 if name == "depths" else sizes.width * (i + 1) for i in range(len(value))]
         elif name in ("partial_rotary_factor", "rotary_pct") and isinstance(value, float):
             fields[key] = 1.0 if value == 1.0 else 0.5
+        elif name in _CLAMPS and isinstance(value, float):
+            fields[key] = min(value, 0.2)
         elif name == "rotary_dim" and isinstance(value, int):
             fields[key] = sizes.head_dim // 2
     if before.get("attention_hidden_size") and before["attention_hidden_size"] == 2 * before.get("hidden_size", 0):

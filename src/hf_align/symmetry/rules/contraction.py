@@ -97,6 +97,15 @@ def _multiplied(call: Call, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> 
     return Value((*batch, *left[-2:-1], *columns))
 
 
+@rule("linalg_solve_triangular")
+def solve_triangular(call: Call) -> Value:
+    """y = L⁻¹ x or x L⁻¹, in the coordinates in which L is triangular."""
+    triangle, value = (call.value(call.argument(i)).axes for i in (0, 1))
+    from_left = call.argument(3, "left", True)
+    call.lower_all((*triangle[-2:], value[-2 if from_left else -1]), FIXED, "triangular")
+    return _multiplied(call, triangle, value) if from_left else _multiplied(call, value, triangle)
+
+
 @rule("einsum")
 def einsum(call: Call) -> Value:
     """y = Σ over the labels that the result lacks: a contraction where two operands share one, a sum where one has it.
