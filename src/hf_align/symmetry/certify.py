@@ -44,6 +44,9 @@ _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _QUIET = 0.01
 """By what weights that only decide choices are made smaller for the count."""
+_SHARES = (1.2, 0.8)
+"""Outputs that the count looks at, for each parameter: the second share only if the first leaves more null directions
+than are known."""
 _MOST = 16
 """Contexts in one run, at most."""
 
@@ -123,19 +126,23 @@ def _measure(program: Program, spec: SymmetrySpec, rng: Generator) -> Certificat
     error = max(soundness(program, spec, weights, random_inputs(program, rng), rng) for _ in range(_DRAWS))
     quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}  # else some experts are never chosen
     canonical = dict(CanonicalWeights(weights | quiet, spec.gauges))
-    parameters = sum(w.numel() for w in canonical.values())
-    batches = (random_inputs(program, rng) for _ in range(math.ceil(2 * parameters / rows_of(program)) + 2))
-    derivatives, reached = jacobian(program, canonical, batches, rng)
     rows = [_flatten(d, canonical) for d in generate(spec, program, canonical)]
-    directions = _unit(torch.stack(rows))[:, reached] if rows else derivatives[:0, reached]
+    parameters = sum(w.numel() for w in canonical.values())
+    directions = _unit(torch.stack(rows)) if rows else torch.zeros(0, parameters, dtype=torch.float64)
+    derivatives, reached = directions[:0], torch.zeros(parameters, dtype=torch.bool)
+    for share in _SHARES:
+        runs = math.ceil(share * parameters / rows_of(program)) + 1
+        more, read = jacobian(program, canonical, (random_inputs(program, rng) for _ in range(runs)), rng)
+        derivatives, reached = torch.cat([derivatives, more]), reached | read
+        span, all_directions = _orthonormal(directions[:, reached]), nullity(derivatives[:, reached])
+        if len(span) == all_directions:
+            break
     derivatives = derivatives[:, reached]
-    span = _orthonormal(directions)
-    found, all_directions = len(span), nullity(derivatives)
-    missing = {} if found == all_directions else _missing(null_space(derivatives), span, canonical, reached)
+    missing = {} if len(span) == all_directions else _missing(null_space(derivatives), span, canonical, reached)
     return Certificate(
         model_type=program.config.model_type,
         max_error=error,
-        found=found,
+        found=len(span),
         nullity=all_directions,
         leak=_leak(derivatives, span, rng),
         missing=missing,
