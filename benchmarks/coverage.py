@@ -38,7 +38,8 @@ from hf_align.errors import HfAlignError
 from hf_align.inputs import parts
 from hf_align.reduce import reduced
 from hf_align.shrink import ROOMY, TINY, shallow, shrink
-from hf_align.symmetry.certify import certify, random_inputs, random_weights, soundness
+from hf_align.symmetry.certificate.certify import certify, soundness
+from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.trace import Program, trace

@@ -6,9 +6,10 @@ import pytest
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor
 
-from hf_align.symmetry import attention_biases, derive, interpreter
+from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
-from hf_align.symmetry.certify import Certificate, certify
+from hf_align.symmetry.certificate.certify import Certificate, certify
+from hf_align.symmetry.gauges import attention_biases
 from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
 from hf_align.trace import trace

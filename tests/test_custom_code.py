@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.models.auto import configuration_auto, modeling_auto
 
-from hf_align.symmetry.certify import certify
+from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derive import derive
 from hf_align.trace import read_config, trace
 

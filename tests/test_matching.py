@@ -16,8 +16,8 @@ from hf_align.matching.weights import match_weights, with_permuted_residual
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance
-from hf_align.symmetry.canonical import CanonicalWeights
-from hf_align.symmetry.certify import random_elements, random_inputs
+from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.trace import trace

@@ -20,9 +20,9 @@ from hf_align.errors import HfAlignError
 from hf_align.execute import execute
 from hf_align.matching.weights import match_weights
 from hf_align.symmetry.alignment import AlignedWeights
-from hf_align.symmetry.canonical import CanonicalWeights
-from hf_align.symmetry.certify import random_elements, random_inputs, random_weights, transform
+from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
 from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation, SignedPermutation
 from hf_align.symmetry.override_file import OverrideFile, read_overrides, shipped
 from hf_align.symmetry.overrides import symmetries

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from hf_align.execute import execute
 from hf_align.record import record
-from hf_align.symmetry.certify import random_inputs, random_weights, soundness
+from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
 from hf_align.trace import op_name, trace
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.symmetry.bounds import Scalars
-from hf_align.symmetry.canonical import CentreRows, DropKeyBias
-from hf_align.symmetry.certify import Certificate, certify, random_inputs, random_weights, soundness, with_eps
+from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
+from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights, with_eps
 from hf_align.symmetry.derive import derive
+from hf_align.symmetry.gauges.canonical import CentreRows, DropKeyBias
 from hf_align.symmetry.groups import (
     GeneralLinear,
     Group,

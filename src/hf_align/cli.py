@@ -227,7 +227,7 @@ def certify(
     """
     from hf_align.reduce import reduced
     from hf_align.shrink import shrink
-    from hf_align.symmetry.certify import certify as measure
+    from hf_align.symmetry.certificate.certify import certify as measure
     from hf_align.trace import read_config
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)

@@ -18,8 +18,8 @@ from hf_align.matching.heads import match_heads, trees
 from hf_align.matching.match import Match
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import balance, compose, distance
-from hf_align.symmetry.canonical import CanonicalWeights
 from hf_align.symmetry.elements import Element
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import SymmetrySpec
 

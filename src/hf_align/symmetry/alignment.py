@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_align.symmetry.action import Elements, act, occurrences
-from hf_align.symmetry.canonical import CanonicalWeights
 from hf_align.symmetry.elements import Element, Monomial, Power, load_element
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 
 

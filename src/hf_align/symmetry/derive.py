@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
-from hf_align.symmetry.canonical import Carried
 from hf_align.symmetry.elements import PRIMAL, Power
-from hf_align.symmetry.gauges import Folding, find_gauges, writer_of
+from hf_align.symmetry.gauges.canonical import Carried
+from hf_align.symmetry.gauges.find import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, TorusPermutation, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
 from hf_align.symmetry.nested_scales import without_repeated_scales

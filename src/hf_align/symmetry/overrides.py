@@ -18,11 +18,17 @@ from hf_align.errors import HfAlignError
 from hf_align.execute import execute
 from hf_align.shrink import shrink
 from hf_align.symmetry import groups
-from hf_align.symmetry.canonical import CanonicalWeights
-from hf_align.symmetry.certify import random_elements, random_inputs, random_weights, transform, with_eps
+from hf_align.symmetry.certificate.random_copy import (
+    random_elements,
+    random_inputs,
+    random_weights,
+    transform,
+    with_eps,
+)
 from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.override_file import Override, OverrideFile, Pin, SetBound, SpaceRef, Tie, read_overrides
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec

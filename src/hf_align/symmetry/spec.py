@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hf_align.symmetry.canonical import Gauge
 from hf_align.symmetry.elements import PRIMAL, Power
+from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.groups import Group
 from hf_align.trace import Evidence
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.canonical import CentreRows
+from hf_align.symmetry.gauges.canonical import CentreRows
+from hf_align.symmetry.gauges.labels import move, numbered, only_moves, present, runs
 from hf_align.symmetry.interpreter import Interpretation
-from hf_align.symmetry.labels import move, numbered, only_moves, present, runs
 from hf_align.symmetry.passing import read_once
 from hf_align.symmetry.spaces import Kind
 from hf_align.trace import op_name

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.canonical import DropKeyBias, Gauge, MoveValueBias
+from hf_align.symmetry.gauges.canonical import DropKeyBias, Gauge, MoveValueBias
+from hf_align.symmetry.gauges.labels import move, numbered, only_moves, present, runs
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.labels import move, numbered, only_moves, present, runs
 from hf_align.symmetry.passing import read_once, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import op_name

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.canonical import Runs
+from hf_align.symmetry.gauges.canonical import Runs
 from hf_align.symmetry.interpreter import Interpretation
 from hf_align.symmetry.passing import PASSES
 from hf_align.trace import op_name

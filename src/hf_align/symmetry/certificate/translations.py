@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
+from hf_align.symmetry.certificate.tables import Tables
 from hf_align.symmetry.passing import is_centred, stored_matrix, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.symmetry.tables import Tables
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off

@@ -8,8 +8,17 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.attention_biases import attention_biases
-from hf_align.symmetry.canonical import Carried, CentreWriter, FoldIntoWriter, FoldNorm, FoldStatistics, Gauge, Read
+from hf_align.symmetry.gauges.attention_biases import attention_biases
+from hf_align.symmetry.gauges.canonical import (
+    Carried,
+    CentreWriter,
+    FoldIntoWriter,
+    FoldNorm,
+    FoldStatistics,
+    Gauge,
+    Read,
+)
+from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
 from hf_align.symmetry.passing import (
     PASSES,
@@ -19,7 +28,6 @@ from hf_align.symmetry.passing import (
     read_once,
     subtracts_mean,
 )
-from hf_align.symmetry.row_means import centred_rows
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.trace import op_name
 

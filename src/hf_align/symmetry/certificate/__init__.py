@@ -1,0 +1,1 @@
+"""The proof that derived symmetries are sound and complete, by a random copy in float64."""

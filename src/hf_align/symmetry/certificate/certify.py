@@ -1,0 +1,180 @@
+"""The certificate: no derived symmetry changes the function, and no continuous one is missing.
+
+Soundness is measured by applying a random element of every group. Completeness is counted: the rank of all symmetry
+directions that the spec generates, against the nullity of the Jacobian of the outputs with respect to the parameters,
+on a small random copy in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import normalize
+from transformers import PretrainedConfig
+
+from hf_align.execute import execute
+from hf_align.symmetry.certificate.count import jacobian, null_space, nullity, rows_of, without_derivative
+from hf_align.symmetry.certificate.directions import directions
+from hf_align.symmetry.certificate.random_copy import (
+    Weights,
+    raise_epsilons,
+    random_elements,
+    random_inputs,
+    random_weights,
+    transform,
+    with_eps,
+)
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.trace import Program, trace
+
+_ATTEMPTS = 6
+_ROWS = 100
+"""Outputs that one run should give to the count: a run costs its ops, not its numbers."""
+_DRAWS = 5
+"""Random elements, and as many random inputs, for soundness."""
+_QUIET = 0.01
+"""By what weights that only decide choices are made smaller for the count."""
+_SHARES = (1.2, 0.8)
+"""Outputs that the count looks at, for each parameter: the second share only if the first leaves more null directions
+than are known."""
+_MOST = 16
+"""Contexts in one run, at most."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was measured on the copy.
+
+    Attributes:
+        max_error: largest change of an output under random elements, over the largest output.
+        found: rank of the directions that the spec generates.
+        nullity: dimensions in which the weights can move without any effect on the outputs.
+        leak: largest effect of a generated direction, over that of a random one; zero up to rounding if all are true.
+        missing: parameters that carry null directions which the spec does not generate, and how much of them.
+    """
+
+    model_type: str
+    max_error: float
+    found: int
+    nullity: int
+    leak: float
+    missing: Mapping[str, float]
+    unknown_ops: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        return self.max_error < 1e-9
+
+    @property
+    def complete(self) -> bool:
+        return self.found == self.nullity
+
+    def as_json(self) -> dict[str, object]:
+        """The contract of `hf-align certify --json`."""
+        return {
+            "model_type": self.model_type,
+            "sound": {"max_error": self.max_error},
+            "complete": {"found": self.found, "nullity": self.nullity},
+            "unknown_ops": list(self.unknown_ops),
+            "missing": dict(self.missing),
+        }
+
+
+def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, positions: int = 10) -> Certificate:
+    """Measure soundness and completeness of the derived spec of a small architecture.
+
+    Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
+    derivative, are left out of both counts. At some weights
+    there are null directions that are gone at almost all others (a ReLU that never opens): where the first count does
+    not agree, others are drawn until the smallest nullity is seen twice.
+
+    Args:
+        config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
+        eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
+        positions: tokens in each context.
+    """
+    config = with_eps(config, eps)
+    program = raise_epsilons(trace(config, length=positions), eps)
+    spec = derive(program)
+    traced = next(iter(program.inputs)).meta["val"].shape[0]
+    batch = min(_MOST, traced * math.ceil(_ROWS / rows_of(program)))
+    if batch > traced:
+        program = raise_epsilons(trace(config, batch=batch, length=positions, candidate=program.candidate), eps)
+    drawn: list[Certificate] = []
+    for attempt in range(_ATTEMPTS):
+        drawn.append(_measure(program, spec, torch.Generator().manual_seed(seed + attempt)))
+        fewest = min(drawn, key=lambda c: c.nullity)
+        if not drawn[-1].sound:
+            return drawn[-1]
+        if fewest.complete or sum(c.nullity == fewest.nullity for c in drawn) > 1:
+            break
+    return fewest
+
+
+def _measure(program: Program, spec: SymmetrySpec, rng: Generator) -> Certificate:
+    weights = random_weights(spec, rng)
+    error = max(soundness(program, spec, weights, random_inputs(program, rng), rng) for _ in range(_DRAWS))
+    quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}  # else some experts are never chosen
+    canonical = dict(CanonicalWeights(weights | quiet, spec.gauges))
+    known = directions(spec, program, canonical)
+    parameters = known.shape[1]
+    derivatives, reached = known[:0], torch.zeros(parameters, dtype=torch.bool)
+    for share in _SHARES:
+        runs = math.ceil(share * parameters / rows_of(program)) + 1
+        more, read = jacobian(program, canonical, (random_inputs(program, rng) for _ in range(runs)), rng)
+        derivatives, reached = torch.cat([derivatives, more]), reached | read
+        span, all_directions = _orthonormal(known[:, reached]), nullity(derivatives[:, reached])
+        if len(span) == all_directions:
+            break
+    derivatives = derivatives[:, reached]
+    missing = {} if len(span) == all_directions else _missing(null_space(derivatives), span, canonical, reached)
+    return Certificate(
+        model_type=program.config.model_type,
+        max_error=error,
+        found=len(span),
+        nullity=all_directions,
+        leak=_leak(derivatives, span, rng),
+        missing=missing,
+        unknown_ops=tuple(spec.unknown_ops),
+    )
+
+
+def soundness(
+    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
+) -> float:
+    """The largest change of an output under random elements of all groups, over the largest output."""
+    moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
+    before, after = execute(program, weights, inputs), execute(program, moved, inputs)
+    return float((before - after).abs().max() / before.abs().max())
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    """An orthonormal basis of the span of rows, which are of unit length or shorter."""
+    kept = normalize(rows[rows.norm(dim=1) > 1e-9])
+    if not len(kept):
+        return kept
+    _, s, vh = torch.linalg.svd(kept, full_matrices=False)
+    return vh[: int((s > 1e-9 * s[0]).sum())]
+
+
+def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
+    if not len(span):
+        return 0.0
+    random = torch.randn(8, jacobian.shape[1], generator=rng, dtype=jacobian.dtype)
+    random = random / random.norm(dim=1, keepdim=True)
+    return float((jacobian @ span.T).norm(dim=0).max() / (jacobian @ random.T).norm(dim=0).mean())
+
+
+def _missing(null: Tensor, span: Tensor, weights: Weights, reached: Tensor) -> dict[str, float]:
+    """How much of the null directions outside the span lies in each parameter (they sum to what is missing)."""
+    rest = torch.zeros(len(reached), dtype=null.dtype)
+    rest[reached] = (null - (null @ span.T) @ span).pow(2).sum(0)
+    mass = rest.split([w.numel() for w in weights.values()])
+    found = {n: float(m.sum()) for n, m in zip(weights, mass, strict=True)}
+    return {n: round(m, 3) for n, m in sorted(found.items(), key=lambda x: -x[1]) if m > 1e-6}

@@ -1,0 +1,133 @@
+"""Every continuous symmetry direction at canonical weights: what a small step of a group or a gauge changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hf_align.symmetry.action import act
+from hf_align.symmetry.certificate.random_copy import Weights
+from hf_align.symmetry.certificate.shears import shears
+from hf_align.symmetry.certificate.translations import translations
+from hf_align.symmetry.gauges.canonical import (
+    Carried,
+    CentreRows,
+    CentreWriter,
+    FoldIntoWriter,
+    FoldNorm,
+    FoldStatistics,
+)
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.trace import Program
+
+
+def directions(spec: SymmetrySpec, program: Program, weights: Weights) -> Tensor:
+    """[directions, parameters], of unit length; the parameters in the order of the weights."""
+    rows = [torch.cat([change.get(n, torch.zeros_like(w)).reshape(-1) for n, w in weights.items()])
+            for change in generate(spec, program, weights)]  # fmt: skip
+    parameters = sum(w.numel() for w in weights.values())
+    return normalize(torch.stack(rows), eps=1e-300) if rows else torch.zeros(0, parameters, dtype=torch.float64)
+
+
+def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator[Weights]:
+    """Every continuous symmetry direction at canonical weights, as changes of some parameters."""
+    yield from _group_directions(spec, weights)
+    for gauge in spec.gauges:
+        if isinstance(gauge, FoldNorm):
+            yield from _gain_directions(gauge, weights)
+        elif isinstance(gauge, FoldIntoWriter):
+            yield from _writer_directions(gauge, weights)
+        elif isinstance(gauge, FoldStatistics):
+            yield from _statistics_directions(gauge, weights)
+        elif isinstance(gauge, CentreWriter):
+            yield from _mean_directions(gauge, weights)
+        elif isinstance(gauge, CentreRows):
+            yield from _row_directions(gauge, weights)
+    yield from translations(program, weights)
+    yield from shears(program, weights)
+
+
+def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]:
+    for space in spec.spaces.values():
+        if space.group is None or not space.group.dimension:
+            continue
+        index = spec.index_shape(space.name)
+        names = list(spec.uses(space.name))
+        for tangent in space.group.tangents():
+            for at in range(math.prod(index)):
+                yield _derivative(spec, space.name, tangent, index, at, {n: weights[n] for n in names})
+
+
+def _derivative(
+    spec: SymmetrySpec, space: str, tangent: Tensor, index: tuple[int, ...], at: int, weights: Weights
+) -> Weights:
+    """d/dt of the action of 1 + tX at one index."""
+    group = spec.spaces[space].group
+    assert group is not None
+    one = group.identity(index)
+    where = torch.zeros(math.prod(index), dtype=torch.float64)
+    where[at] = 1.0
+    where = where.reshape(index)
+
+    def moved(t: Tensor) -> Weights:
+        element = one.shifted(t * where[..., None, None] * tangent)
+        return {n: act(w, n, spec, {space: element}) for n, w in weights.items()}
+
+    return torch.func.jvp(moved, (torch.zeros(()).double(),), (torch.ones(()).double(),))[1]
+
+
+def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:
+    """γ by c, its readers by 1/c, channel by channel."""
+    carriers = [Carried(gauge.gain, 0, 1), *(Carried(r.weight, r.axis, -1) for r in gauge.reads), *gauge.others]
+    if gauge.bias and gauge.bias not in [c.weight for c in carriers]:
+        carriers.append(Carried(gauge.bias, 0, 1))
+    for one in torch.eye(len(weights[gauge.gain]), dtype=weights[gauge.gain].dtype):
+        change: Weights = {}
+        for carried in carriers:
+            value = weights[carried.weight] + (gauge.offset if carried.weight == gauge.gain else 0.0)
+            part = value - carried.scaled(value, 1 - carried.power * one)
+            change[carried.weight] = change.get(carried.weight, 0) + part
+        yield change
+
+
+def _writer_directions(gauge: FoldIntoWriter, weights: Weights) -> Iterator[Weights]:
+    """γ by c, what writes by 1/c, channel by channel."""
+    written = [(gauge.weight, gauge.axis), *([(gauge.bias, 0)] if gauge.bias else [])]
+    for channel in range(weights[gauge.gain].numel()):
+        gain = torch.zeros_like(weights[gauge.gain])
+        gain.view(-1)[channel] = weights[gauge.gain].view(-1)[channel]
+        change = {gauge.gain: gain}
+        for name, axis in written:
+            change[name] = torch.zeros_like(weights[name])
+            change[name].select(axis, channel).copy_(-weights[name].select(axis, channel))
+        yield change
+
+
+def _statistics_directions(gauge: FoldStatistics, weights: Weights) -> Iterator[Weights]:
+    """At μ = 0 and σ² + ε = 1: μ by t and β by γt; σ² by t and γ by γt/2."""
+    for one in torch.eye(len(weights[gauge.gain]), dtype=weights[gauge.gain].dtype):
+        yield {gauge.mean: one, gauge.bias: one * weights[gauge.gain]}
+        yield {gauge.variance: one, gauge.gain: one * weights[gauge.gain] / 2}
+
+
+def _mean_directions(gauge: CentreWriter, weights: Weights) -> Iterator[Weights]:
+    """w + 1 vᵀ along the axis that is written."""
+    weight = weights[gauge.parameter]
+    others = weight.numel() // weight.shape[gauge.axis]
+    for row in torch.eye(others, dtype=weight.dtype):
+        shape = [n for i, n in enumerate(weight.shape) if i != gauge.axis]
+        yield {gauge.parameter: row.reshape(shape).unsqueeze(gauge.axis).expand_as(weight)}
+
+
+def _row_directions(gauge: CentreRows, weights: Weights) -> Iterator[Weights]:
+    """w + 1_r vᵀ along the axis that is written."""
+    weight = weights[gauge.parameter]
+    for row in gauge.entries():
+        ones = torch.zeros(weight.shape[gauge.axis], dtype=weight.dtype).index_fill(0, row, 1.0)
+        for other in torch.eye(weight.numel() // len(ones), dtype=weight.dtype):
+            direction = torch.outer(ones, other)
+            yield {gauge.parameter: (direction if gauge.axis == 0 else direction.T).reshape(weight.shape)}

@@ -1,0 +1,62 @@
+"""The random copy that a certificate is measured on: generic weights, inputs and elements in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Generator, Tensor
+from transformers import PretrainedConfig
+
+from hf_align.inputs import parts
+from hf_align.symmetry.action import act
+from hf_align.symmetry.elements import Element
+from hf_align.symmetry.gauges.canonical import FoldStatistics
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.trace import Program, op_name
+
+Weights = dict[str, Tensor]
+
+
+def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
+    """A copy whose every epsilon is `eps`."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        for key in list(vars(part)):
+            if "eps" in key.lower() and isinstance(getattr(part, key), float):
+                setattr(part, key, eps)
+    return config
+
+
+def raise_epsilons(program: Program, eps: float) -> Program:
+    """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and (op_name(node) == "add" or op_name(node).endswith("norm")):
+            node.args = tuple(eps if isinstance(a, float) and 0 < a < eps else a for a in node.args)
+    return program
+
+
+def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
+    """Generic float64 weights: gains around one (they must not vanish), the rest around zero."""
+    shapes = {name: spec.shape(name) for name in spec.parameters}
+    noise = {n: 0.6 * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+    weights = {n: 1 - spec.gains[n] + t if n in spec.gains else t for n, t in noise.items()}
+    variances = [g.variance for g in spec.gauges if isinstance(g, FoldStatistics)]
+    return weights | {n: 0.5 + noise[n].abs() for n in variances}
+
+
+def random_inputs(program: Program, rng: Generator) -> dict[str, Tensor]:
+    """Random tokens or pixels for every input of a program."""
+    shapes = {name: tuple(node.meta["val"].shape) for node, name in program.inputs.items()}
+    return program.example.random(shapes, rng)
+
+
+def random_elements(spec: SymmetrySpec, rng: Generator) -> dict[str, Element]:
+    """A random element of every group."""
+    return {s.name: s.group.random(spec.index_shape(s.name), rng) for s in spec.spaces.values() if s.group}
+
+
+def transform(spec: SymmetrySpec, weights: Mapping[str, Tensor], elements: Mapping[str, Element]) -> Weights:
+    """Every parameter moved."""
+    return {n: act(w, n, spec, elements) for n, w in weights.items()}
