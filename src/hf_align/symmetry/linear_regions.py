@@ -9,7 +9,8 @@ embedding are the same thing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -159,19 +160,9 @@ def _rotations(
     if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
         return None
     size = shape[-1]
-    columns = []
-    for j in range(size):
-        column = torch.zeros(shape, dtype=torch.float64)
-        column[..., j] = 1.0
-        columns.append(_run(nodes, base, output, column, program))
-    maps = torch.stack(columns, -1)
-    probe = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    linear = (maps @ probe.unsqueeze(-1)).squeeze(-1)
-    if not torch.allclose(linear, _run(nodes, base, output, probe, program), atol=1e-6):
+    maps = _maps(lambda value: _run(nodes, base, output, value, program), shape)
+    if maps is None:
         return None
-    for axis in range(maps.dim() - 2):  # heads turn alike: sorting 128 copies of each map takes seconds
-        if torch.equal(maps, maps.narrow(axis, 0, 1).expand_as(maps)):
-            maps = maps.narrow(axis, 0, 1)
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
     order = reordering(distinct)
     if len(distinct) == 1 or order is None:
@@ -183,6 +174,40 @@ def _rotations(
     if rotations is None:
         return None
     return rotations, () if order == tuple(range(size)) else order
+
+
+def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | None:
+    """[*rest, n, n], the linear maps of the last axis by all the others along which they differ; None if it is no such
+    function.
+
+    Heads and contexts turn alike, so each of them shows another column in one run.
+    """
+    rng = torch.Generator().manual_seed(0)
+    alike = [i for i in range(len(shape) - 1) if _acts_alike(function, shape, i, rng)]
+    rest = [i for i in range(len(shape) - 1) if i not in alike]
+    order = [*alike, *rest, len(shape) - 1]
+    there, back = [shape[i] for i in order], torch.tensor(order).argsort().tolist()
+    copies, size = math.prod(shape[i] for i in alike), shape[-1]
+
+    def run(values: Tensor) -> Tensor:
+        """From [copies, *rest, n] to [copies, *rest, n]."""
+        return function(values.reshape(there).permute(back)).permute(order).reshape(values.shape)
+
+    columns = []
+    for units in torch.eye(size, dtype=torch.float64).split(copies):
+        values = torch.zeros(copies, *(shape[i] for i in rest), size, dtype=torch.float64)
+        values[: len(units)] = units.reshape(len(units), *[1] * len(rest), size)
+        columns.append(run(values)[: len(units)])
+    maps = torch.cat(columns).movedim(0, -1)
+    probe = torch.randn(copies, *maps.shape[:-1], dtype=torch.float64, generator=rng)
+    return maps if torch.allclose((maps @ probe.unsqueeze(-1)).squeeze(-1), run(probe), atol=1e-6) else None
+
+
+def _acts_alike(function: Callable[[Tensor], Tensor], shape: torch.Size, axis: int, rng: torch.Generator) -> bool:
+    """Whether a function of values that are the same along an axis is so, too."""
+    probe = torch.randn([1 if i == axis else n for i, n in enumerate(shape)], dtype=torch.float64, generator=rng)
+    result = function(probe.expand(shape).contiguous())
+    return torch.equal(result, result.narrow(axis, 0, 1).expand_as(result))
 
 
 def _between(base: fx.Node, output: fx.Node, program: Program) -> list[fx.Node]:

@@ -17,7 +17,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +47,8 @@ class Read:
     bias: str | None
 
 
-class Carried(NamedTuple):
+@dataclass(frozen=True)
+class Carried:
     """A weight along what a norm writes: entries from `start` of one axis, as a reader (-1) or a writer (1)."""
 
     weight: str
