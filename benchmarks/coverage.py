@@ -290,7 +290,7 @@ def main() -> None:
     todo = [
         r for r in rows if chosen.again or chosen.only or r.name not in done or _uncounted(done[r.name], chosen.counted)
     ]
-    todo.sort(key=lambda r: r.name not in done)
+    todo.sort(key=lambda r: done[r.name].parameters if r.name in done else 0)
     for row in sweep(
         [] if chosen.only_report else todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted
     ):
