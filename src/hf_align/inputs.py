@@ -83,9 +83,9 @@ def parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _allowed_tokens(config: PretrainedConfig) -> Tensor:
-    """Ids that stand for text: those that announce another modality come with data of their own."""
+    """Ids that every table has and that stand for text: those that announce another modality come with its data."""
     sizes = (getattr(c, "vocab_size", None) for c in parts(config))
-    size = next((s for s in sizes if isinstance(s, int)), 2)
+    size = min((s for s in sizes if isinstance(s, int) and s > 1), default=2)
     announcing = {
         v for c in parts(config) for k, v in vars(c).items()
         if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)

@@ -107,8 +107,10 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading
 
 def _keeps_last_axis(node: fx.Node, user: fx.Node) -> bool:
     before, after = node.meta["val"], user.meta["val"]
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
     dims = {a % before.dim() for a in user.args[1:] if isinstance(a, int)} if "transpose" in op_name(user) else set()
-    return isinstance(after, Tensor) and before.shape[-1] == after.shape[-1] and before.dim() - 1 not in dims
+    return before.shape[-1] == after.shape[-1] and before.dim() - 1 not in dims
 
 
 def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
