@@ -84,7 +84,7 @@ class _System:
         shape = tuple(node.meta["val"].shape)
         if role == _TABLE:
             shape = (int(self.tables.class_of_rows(node).max()) + 1, *shape[1:])
-        return torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)
+        return torch.eye(math.prod(shape), dtype=torch.float64).reshape(math.prod(shape), *shape)
 
     def _collect_readers(self) -> None:
         """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u that are
