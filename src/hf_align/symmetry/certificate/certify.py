@@ -90,9 +90,9 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
     """Measure soundness and completeness of the derived spec of a small architecture.
 
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
-    derivative, are left out of both counts. At some weights
-    there are null directions that are gone at almost all others (a ReLU that never opens): where the first count does
-    not agree, others are drawn until the smallest nullity is seen twice.
+    derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
+    others (a ReLU that never opens): where the first count does not agree, others are drawn until the smallest nullity
+    is seen twice.
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
