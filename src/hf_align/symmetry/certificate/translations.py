@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.tables import Tables
-from hf_align.symmetry.passing import is_centred, stored_matrix, sums_to_one
+from hf_align.symmetry.passing import is_centred, keeps_last, stored_matrix, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import Program, op_name, operand
 
@@ -483,22 +483,6 @@ def _role(node: fx.Node, program: Program) -> str | None:
         else:
             return None
     return roles.pop() if len(roles) == 1 else None
-
-
-def keeps_last(node: fx.Node) -> bool:
-    """Whether an op leaves the last axis of its operand where it is, and as it is."""
-    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
-    if not (isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1:] == after.shape[-1:]):
-        return False
-    if op_name(node) == "permute":
-        return node.args[1][-1] in (-1, before.dim() - 1)  # type: ignore[index, operator]
-    if op_name(node) in ("transpose", "t", "select", "squeeze", "unsqueeze", "mean"):
-        dims = [d for a in node.args[1:3] for d in (a if isinstance(a, (list, tuple)) else [a])]
-        moved = {
-            int(d) % max(before.dim(), after.dim()) for d in dims if isinstance(d, int) and not isinstance(d, bool)
-        }
-        return bool(moved) and before.dim() - 1 not in moved
-    return True
 
 
 def _sum(a: Tensor | None, b: Tensor) -> Tensor:
