@@ -8,7 +8,7 @@ on a small random copy in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,14 @@ class Certificate:
         }
 
 
-def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, positions: int = 10) -> Certificate:
+def certify(
+    config: PretrainedConfig,
+    *,
+    review: Callable[[SymmetrySpec], SymmetrySpec] = lambda spec: spec,
+    seed: int = 0,
+    eps: float = 1e-2,
+    positions: int = 10,
+) -> Certificate:
     """Measure soundness and completeness of the derived spec of a small architecture.
 
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
@@ -96,12 +103,13 @@ def certify(config: PretrainedConfig, *, seed: int = 0, eps: float = 1e-2, posit
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
+        review: what overrides make of the derived spec, which then is certified.
         eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
         positions: tokens in each context.
     """
     config = with_eps(config, eps)
     program = raise_epsilons(trace(config, length=positions), eps)
-    spec = derive(program)
+    spec = review(derive(program))
     traced = next(iter(program.inputs)).meta["val"].shape[0]
     batch = min(_MOST, traced * math.ceil(_ROWS / rows_of(program)))
     if batch > traced:
