@@ -39,7 +39,8 @@ _LINEAR_AT_FIXED_PLACES = frozenset((
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
 _ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
-            ("batch_norm", 2), ("_native_batch_norm_legit_no_training", 2)}
+            ("conv_transpose1d", 2), ("conv_transpose2d", 2), ("conv_transpose3d", 2), ("batch_norm", 2),
+            ("_native_batch_norm_legit_no_training", 2)}
 """Ops that add a vector to a result, and where it stands."""
 # fmt: on
 _TABLE, _ADDED = "table", "added"
@@ -215,7 +216,7 @@ class _System:
             return self._softmax(node)
         if name == "embedding" and node.args[0] in self.shift and len(moved) == 1:
             return self._lookup(node)
-        if name in ("conv1d", "conv2d", "conv3d"):
+        if name.startswith("conv") and (name, 2) in _ADDS_AT:
             return self._convolution(node)
         if name in ("matmul", "bmm"):
             return self._matmul(node, 0)
