@@ -14,6 +14,7 @@ import yaml
 
 from hf_align import __version__
 from hf_align.errors import HfAlignError
+from hf_align.options import Options
 
 app = typer.Typer(
     name="hf-align",
@@ -105,7 +106,7 @@ def merge(
     """
     from hf_align import pipeline
 
-    options = pipeline.Options(
+    options = Options(
         match=match.value,
         residual=residual.value,
         untie=untie,
@@ -141,7 +142,7 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = pipeline.Options(residual=residual.value, untie=untie, strict=strict, specs=specs,
+    options = Options(residual=residual.value, untie=untie, strict=strict, specs=specs,
                                trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
@@ -167,7 +168,7 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = pipeline.Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
+    options = Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
                                specs=specs, trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -18,57 +15,14 @@ from hf_align.matching.match import Match
 from hf_align.matching.weights import match_weights, with_permuted_residual
 from hf_align.merging import METHODS
 from hf_align.models import Pair, open_pair
+from hf_align.options import Options
+from hf_align.outcome import Report
+from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.writing import Output, write
+from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to do with a pair; the defaults are the command line's.
-
-    Attributes:
-        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
-        match: "weight", or "none" for plain averaging.
-        weight: of B, from 0 to 1.
-        dtype: of the output; that of A by default.
-        specs: a folder of reviewed overrides of the derived symmetries.
-        quiet: no progress bars.
-    """
-
-    match: str = "weight"
-    residual: str = "orthogonal"
-    untie: bool | None = None
-    method: str = "linear"
-    weight: float = 0.5
-    dtype: torch.dtype | None = None
-    max_shard_size: str = "5GB"
-    alignment: Path | None = None
-    specs: Path | None = None
-    strict: bool = False
-    trust_remote_code: bool = False
-    overwrite: bool = False
-    quiet: bool = False
-
-
-@dataclass
-class Report:
-    """What happened, for people and for --json."""
-
-    output: str
-    model_type: str
-    seconds: dict[str, float] = field(default_factory=dict)
-    distance_before: float | None = None
-    distance_after: float | None = None
-    untied: bool = False
-    pinned_by_unknown_ops: dict[str, str] = field(default_factory=dict)
-    comparison: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def merge(
@@ -87,20 +41,23 @@ def merge(
     clock = _Clock()
     pair = _open(a, b, options, say)
     clock.lap("open")
-    match = find_match(pair, options, say)
-    clock.lap("match")
-    weights_a, weights_b = aligned_weights(pair, options, match)
-    mix = METHODS[options.method]
-    report = _report(output, pair, match)
+    draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
+    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+        claim.require_room(draft.plan)
+        match = _match_once(claim, pair, options, say)
+        clock.lap("match")
+        weights_a, weights_b = aligned_weights(pair, options, match)
+        mix = METHODS[options.method]
 
-    def produce(name: str) -> Tensor:
-        return mix(weights_a[name], weights_b[name], options.weight)
+        def produce(name: str) -> Tensor:
+            return mix(weights_a[name], weights_b[name], options.weight)
 
-    write(output, pair, pair.a, produce, _output(options), say)
+        write(claim, draft, produce, say, quiet=options.quiet)
     if match is not None:
         (output / "hf-align").mkdir(exist_ok=True)
         match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
+    report = _report(output, pair, match)
     if data is not None:
         comparison = compare(pair, options, match, data)
         report.comparison = comparison.as_json()
@@ -115,12 +72,15 @@ def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: N
     clock = _Clock()
     pair = _open(a, b, options, say)
     clock.lap("open")
-    match = find_match(pair, options, say)
-    if match is None:
-        raise HfAlignError("align needs a matching; --match none leaves B as it is")
-    clock.lap("match")
-    weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
-    write(output, pair, pair.b, weights.__getitem__, _output(options), say)
+    draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
+    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+        claim.require_room(draft.plan)
+        match = _match_once(claim, pair, options, say)
+        if match is None:
+            raise HfAlignError("align needs a matching; --match none leaves B as it is")
+        clock.lap("match")
+        weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
+        write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
     match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
     report = _report(output, pair, match)
@@ -191,8 +151,15 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
     return pair
 
 
-def _output(options: Options) -> Output:
-    return Output(options.dtype, options.max_shard_size, options.overwrite, options.quiet, made_with=repr(options))
+def _match_once(claim: Claim, pair: Pair, options: Options, say: Say) -> Match | None:
+    """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
+    spec = search_spec(pair.spec, options)
+    if (kept := claim.kept("alignment.safetensors")) is not None:
+        return Match.load(kept, spec)
+    match = find_match(pair, options, say)
+    if match is not None:
+        claim.keep("alignment.safetensors", lambda path: match.save(path, spec))
+    return match
 
 
 def _report(output: Path, pair: Pair, match: Match | None) -> Report:

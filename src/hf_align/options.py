@@ -1,0 +1,45 @@
+"""What to do with a pair of models, as the command line or a caller says it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do with a pair; the defaults are the command line's.
+
+    Attributes:
+        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
+        match: "weight", or "none" for plain averaging.
+        weight: of B, from 0 to 1.
+        dtype: of the output; that of A by default.
+        specs: a folder of reviewed overrides of the derived symmetries.
+        quiet: no progress bars.
+    """
+
+    match: str = "weight"
+    residual: str = "orthogonal"
+    untie: bool | None = None
+    method: str = "linear"
+    weight: float = 0.5
+    dtype: torch.dtype | None = None
+    max_shard_size: str = "5GB"
+    alignment: Path | None = None
+    specs: Path | None = None
+    strict: bool = False
+    trust_remote_code: bool = False
+    overwrite: bool = False
+    quiet: bool = False
+
+    @property
+    def result(self) -> dict[str, str]:
+        """All that the result depends on, by name."""
+        found = {f"--{k.replace('_', '-')}": str(v) for k, v in asdict(self).items() if k not in ("overwrite", "quiet")}
+        if self.alignment is not None and self.alignment.is_file():
+            found["--alignment"] = hashlib.sha256(self.alignment.read_bytes()).hexdigest()
+        return found
