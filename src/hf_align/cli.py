@@ -15,6 +15,7 @@ import yaml
 from hf_align import __version__
 from hf_align.errors import HfAlignError
 from hf_align.options import Options
+from hf_align.outcome import Report
 
 app = typer.Typer(
     name="hf-align",
@@ -104,8 +105,6 @@ def merge(
 
     Example: hf-align merge org/a org/b -o merged --data held_out.txt
     """
-    from hf_align import pipeline
-
     options = Options(
         match=match.value,
         residual=residual.value,
@@ -121,7 +120,11 @@ def merge(
         overwrite=overwrite,
         quiet=quiet,
     )
-    report = pipeline.merge(a, b, output, options, data, _say(quiet))
+    report = _merged_plainly(a, b, output, options, quiet) if match is Matching.none and data is None else None
+    if report is None:
+        from hf_align import pipeline
+
+        report = pipeline.merge(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
 
@@ -251,6 +254,13 @@ def _config_of(model: str) -> str:
     from hf_align.hub import resolve
 
     return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model))
+
+
+def _merged_plainly(a: str, b: str, output: Path, options: Options, quiet: bool) -> Report | None:
+    """As the pipeline does it, without waiting for modelling code to be loaded."""
+    from hf_align import plain
+
+    return plain.merge(a, b, output, options, _say(quiet))
 
 
 def _say(quiet: bool) -> Any:

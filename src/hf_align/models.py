@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from hf_align.checkpoint import Checkpoint
+from hf_align.companions import require_same_vocabulary
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.hub import resolve
 from hf_align.naming import NamedWeights, Names, match_names
@@ -70,7 +70,7 @@ def open_pair(
     folders = [resolve(a), resolve(b)]
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
-    _require_same_vocabulary((a, b), folders)
+    require_same_vocabulary((a, b), folders)
     config, spec, untied = choose_heads(configs, untie, specs)
     aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
     models = [
@@ -141,14 +141,3 @@ def _require_same_shapes(models: list[Model], spec: SymmetrySpec) -> None:
                     f"{name} is {list(shape)} in {model.ref} but {list(expected)} in {models[0].ref}'s architecture; "
                     "models of different sizes do not merge"
                 )
-
-
-def _require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
-    """Token ids must mean the same in both; only where both folders have a tokenizer."""
-    files = [f / "tokenizer.json" for f in folders]
-    if all(f.is_file() for f in files):
-        vocabularies = [json.loads(f.read_text(encoding="utf-8")).get("model", {}).get("vocab") for f in files]
-        if vocabularies[0] != vocabularies[1]:
-            raise IncompatibleModels(
-                f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond"
-            )

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from hf_align.companions import write_companions
 from hf_align.models import Model, Pair
 from hf_align.naming import DiskLayout, DiskWeights
 from hf_align.shards import Claim, ShardPlan, whole, write_shards
-
-_COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
-           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,12 +76,3 @@ def write(
     with tqdm(total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet) as bar:
         write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
     write_companions(claim.folder, pair.a.folder, {"tie_word_embeddings": False} if pair.untied else {})
-
-
-def write_companions(folder: Path, source: Path, changed: Mapping[str, Any]) -> None:
-    """A's config as it is on disk, so that nothing is lost or added but what `changed` says; and its tokenizer."""
-    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | changed
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    for pattern in (*_COPIED, *(["*.py"] if "auto_map" in config else [])):
-        for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
