@@ -89,10 +89,14 @@ def test_no_modelling_code_is_loaded(tmp_path: Path) -> None:
         sys.argv = ["hf-align", "merge", {str(LLAMA / "0")!r}, {str(LLAMA / "1")!r}, "-o", {str(tmp_path / "out")!r},
                     "--match", "none", "--quiet"]
         from hf_align.cli import main
-        main()
-        assert "transformers" not in sys.modules and "scipy" not in sys.modules
+        try:
+            main()
+        finally:
+            print(*sys.modules)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    loaded = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
+    assert "hf_align.plain" in loaded.stdout.split()
+    assert not {"transformers", "scipy", "hf_align.trace"} & set(loaded.stdout.split())
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -144,9 +148,11 @@ MEASURED = """
 import sys
 from pathlib import Path
 from hf_align.cli import main
-main()
-status = Path("/proc/self/status").read_text().splitlines()
-print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024, file=sys.stderr)
+try:
+    main()
+finally:
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024, file=sys.stderr)
 """
 
 
