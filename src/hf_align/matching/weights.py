@@ -15,9 +15,9 @@ from torch import Tensor
 from hf_align.matching.anchors import anchored, start
 from hf_align.matching.cross import cross, inner_product
 from hf_align.matching.heads import match_heads, trees
+from hf_align.matching.kept import KEPT, KeptWeights
 from hf_align.matching.match import Match
-from hf_align.symmetry.action import act
-from hf_align.symmetry.alignment import balance, compose, distance
+from hf_align.symmetry.alignment import MovedWeights, balance, compose, distance
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
@@ -50,21 +50,19 @@ def match_weights(
     balanced_a, gauge_a = _balanced(spec, a)
     balanced_b, gauge_b = _balanced(spec, b)
     elements, sweeps = descend(spec, balanced_a, balanced_b, progress)
-    moved = {n: act(t, n, spec, elements) for n, t in balanced_b.items()}
     return Match(
         a=gauge_a,
         b=compose(spec, elements, gauge_b),
         before=distance(balanced_a, balanced_b),
-        after=distance(balanced_a, moved),
+        after=distance(balanced_a, MovedWeights(balanced_b, spec, elements)),
         sweeps=sweeps,
     )
 
 
-def _balanced(spec: SymmetrySpec, raw: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Element]]:
-    canonical = CanonicalWeights(raw, spec.gauges)
-    weights = {name: canonical[name].double() for name in spec.parameters}
-    gauge = balance(spec, weights)
-    return {n: act(t, n, spec, gauge) for n, t in weights.items()}, gauge
+def _balanced(spec: SymmetrySpec, raw: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], dict[str, Element]]:
+    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, most=0)
+    gauge = balance(spec, canonical)
+    return KeptWeights(MovedWeights(canonical, spec, gauge), spec.parameters, KEPT), gauge
 
 
 def descend(
