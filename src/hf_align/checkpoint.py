@@ -11,11 +11,11 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,8 @@ _DTYPES = {
     "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SMALL = 1 << 20
+"""Bytes of a tensor that is kept in memory when its shard is dropped: gains are read with every tensor they scale."""
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -44,31 +46,66 @@ class TensorInfo:
     shard: str
 
 
+class Shards(Protocol):
+    """Weights that are not in the folder yet, by file name."""
+
+    @property
+    def commit(self) -> str:
+        """What stands for the contents of all files."""
+
+    def has(self, file: str) -> bool:
+        """Whether there is such a file."""
+
+    def head(self, file: str) -> tuple[bytes, int]:
+        """The start of a shard, at least its header; and the size of the whole shard in bytes."""
+
+    def fetch(self, file: str) -> Path:
+        """The whole shard on this disk."""
+
+    def drop(self, file: str) -> None:
+        """Take the shard off this disk."""
+
+
 class Checkpoint(Mapping[str, Tensor]):
     """The tensors of a folder of safetensors, by name on disk, each read when it is asked for."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo], remote: Shards | None = None) -> None:
         self.folder = folder
         self._tensors = dict(tensors)
+        self._remote = remote
         self._files: dict[str, Any] = {}
+        self._kept: dict[str, Tensor] = {}
+        self._dropping: frozenset[str] = frozenset()
+        self._unread: dict[str, set[str]] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
+    def open(cls, folder: Path, remote: Shards | None = None) -> Checkpoint:
         """Read all headers and check them against the files.
+
+        Args:
+            folder: config, index, and all shards but those that `remote` has.
+            remote: gives shards when they are needed.
 
         Raises:
             CheckpointError: no safetensors, a shard that is missing, truncated or damaged, an index that does not
                 match its shards or points outside the folder, quantised weights.
         """
         _refuse_quantised(folder)
-        shards = _shards(folder)
+        shards = _shards(folder, remote)
         tensors: dict[str, TensorInfo] = {}
         for shard, expected in shards.items():
-            found = _read_header(folder / shard, shard)
+            found = _read_header(folder / shard, shard, remote)
             if expected is not None and (lost := sorted(expected - found.keys())):
                 raise CheckpointError(f"{folder / INDEX} promises {lost[0]} in {shard}, which does not hold it")
             tensors.update(found if expected is None else {n: found[n] for n in expected})
-        return cls(folder, tensors)
+        return cls(folder, tensors, remote)
+
+    def drop_when_read(self, names: Collection[str]) -> None:
+        """From now on, take a shard off this disk as soon as those of these tensors that it holds have been read.
+
+        It is fetched again when one is asked for again. Shards in a folder of the user's own stay.
+        """
+        self._dropping = frozenset(names)
 
     def info(self, name: str) -> TensorInfo:
         """Shape, dtype and place of a tensor; no weights are read."""
@@ -81,21 +118,39 @@ class Checkpoint(Mapping[str, Tensor]):
         No weights are read, so it is cheap for any size; a run that resumes may trust what it wrote from the same one.
         """
         digest = hashlib.sha256()
-        for shard in sorted({info.shard for info in self._tensors.values()}):
+        if self._remote is not None:
+            digest.update(self._remote.commit.encode())
+        for shard in sorted({info.shard for info in self._tensors.values()}) if self._remote is None else ():
             path = (self.folder / shard).resolve()
             state = path.stat()
             digest.update(json.dumps([shard, str(path), state.st_size, state.st_mtime_ns]).encode())
         return digest.hexdigest()
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._kept:
+            return self._kept[name]
         shard = self._tensors[name].shard
         try:
             if shard not in self._files:
-                self._files[shard] = safe_open(self.folder / shard, "pt")
+                path = self._remote.fetch(shard) if self._remote is not None else self.folder / shard
+                self._files[shard] = safe_open(path, "pt")
+                wanted = self._dropping - self._kept.keys()
+                self._unread[shard] = {n for n in wanted if self._tensors[n].shard == shard}
             tensor: Tensor = self._files[shard].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{name} cannot be read from {self.folder / shard}: {error}") from error
+        if self._dropping and self._remote is not None:
+            tensor = tensor.clone()  # what safetensors gives is a view of the file
+            self._note_read(name, shard, tensor)
         return tensor
+
+    def _note_read(self, name: str, shard: str, tensor: Tensor) -> None:
+        if tensor.nbytes <= _SMALL:
+            self._kept[name] = tensor
+        self._unread[shard].discard(name)
+        if not self._unread[shard]:
+            del self._files[shard]
+            self._remote.drop(shard)  # type: ignore[union-attr]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -131,13 +186,13 @@ def _json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _shards(folder: Path) -> dict[str, set[str] | None]:
+def _shards(folder: Path, remote: Shards | None) -> dict[str, set[str] | None]:
     """Shard -> the tensors that the index promises there; None where there is no index."""
     if (folder / INDEX).is_file():
         return {**_indexed(folder / INDEX)}
-    if (folder / SINGLE).is_file():
+    if (folder / SINGLE).is_file() or (remote is not None and remote.has(SINGLE)):
         return {SINGLE: None}
-    if any(folder.glob("pytorch_model*.bin")):
+    if any(folder.glob("pytorch_model*.bin*")) or (remote is not None and remote.has("pytorch_model.bin")):
         raise CheckpointError(f"{folder} has pickled weights only; convert them to safetensors first")
     raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats must be converted first")
 
@@ -156,20 +211,27 @@ def _indexed(index: Path) -> dict[str, set[str]]:
     return shards
 
 
-def _read_header(path: Path, shard: str) -> dict[str, TensorInfo]:
+def _read_header(path: Path, shard: str, remote: Shards | None) -> dict[str, TensorInfo]:
+    if remote is not None:
+        return _parse_header(*remote.head(shard), path, shard)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; fetch it again")
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
-            raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            tensors = {name: _info(name, entry, path, shard) for name, entry in header.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path} has no valid safetensors header; fetch it again") from error
+        start = file.read(8)
+        return _parse_header(start + file.read(min(int.from_bytes(start, "little"), size)), size, path, shard)
+
+
+def _parse_header(start: bytes, size: int, path: Path, shard: str) -> dict[str, TensorInfo]:
+    length = int.from_bytes(start[:8], "little")
+    if length > size - 8:
+        raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
+    try:
+        header = json.loads(start[8 : 8 + length])
+        header.pop("__metadata__", None)
+        tensors = {name: _info(name, entry, path, shard) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} has no valid safetensors header; fetch it again") from error
     end = 8 + length + sum(info.nbytes for info in tensors.values())
     if size != end:
         fault = "truncated" if size < end else "damaged"

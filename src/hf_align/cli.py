@@ -249,7 +249,7 @@ def _config_of(model: str) -> str:
 
     from hf_align.hub import resolve
 
-    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model))
+    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
 
 
 def _say(quiet: bool) -> Any:
