@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,20 +12,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_align.checkpoint import ShardPlan, write_shards
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.match import Match
 from hf_align.matching.weights import match_weights, with_permuted_residual
 from hf_align.merging import METHODS
-from hf_align.models import Model, Pair, open_pair
-from hf_align.naming import DiskWeights
+from hf_align.models import Pair, open_pair
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.writing import Output, write
 
 Say = Callable[[str], None]
-_COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
-           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ def merge(
     def produce(name: str) -> Tensor:
         return mix(weights_a[name], weights_b[name], options.weight)
 
-    _write(output, pair, pair.a, produce, options, say)
+    write(output, pair, pair.a, produce, _output(options), say)
     if match is not None:
         (output / "hf-align").mkdir(exist_ok=True)
         match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
@@ -126,7 +120,7 @@ def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: N
         raise HfAlignError("align needs a matching; --match none leaves B as it is")
     clock.lap("match")
     weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
-    _write(output, pair, pair.b, weights.__getitem__, options, say)
+    write(output, pair, pair.b, weights.__getitem__, _output(options), say)
     match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
     report = _report(output, pair, match)
@@ -197,51 +191,16 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
     return pair
 
 
+def _output(options: Options) -> Output:
+    return Output(options.dtype, options.max_shard_size, options.overwrite, options.quiet, made_with=repr(options))
+
+
 def _report(output: Path, pair: Pair, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
     return report
-
-
-def _write(
-    output: Path, pair: Pair, names_from: Model, produce: Callable[[str], Tensor], options: Options, say: Say
-) -> None:
-    """Every tensor of the architecture, in the layout of a checkpoint, with config and tokenizer of A."""
-    tensors = DiskWeights(names_from.checkpoint, names_from.names, produce, pair.spec.parameters, options.dtype)
-    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
-    if unused := names_from.names.unused:
-        say(f"left out: {len(unused)} of {names_from.ref}'s tensors that its architecture does not load ({unused[0]})")
-    say(f"writing {len(tensors)} tensors to {output}")
-    fingerprint = _fingerprint(pair, options)
-    with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
-        write_shards(plan, tensors.__getitem__, output, fingerprint=fingerprint, overwrite=options.overwrite,
-                     progress=bar.update)  # fmt: skip
-    _write_config(output, pair)
-    config = json.loads((output / "config.json").read_text(encoding="utf-8"))
-    for pattern in (*_COPIED, *(["*.py"] if "auto_map" in config else [])):
-        for file in pair.a.folder.glob(pattern):
-            shutil.copyfile(file, output / file.name)
-
-
-def _write_config(output: Path, pair: Pair) -> None:
-    """A's config as it is on disk, so that nothing is lost or added, but for what alignment changed."""
-    config = json.loads((pair.a.folder / "config.json").read_text(encoding="utf-8"))
-    if pair.untied:
-        config["tie_word_embeddings"] = False
-    (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _fingerprint(pair: Pair, options: Options) -> str:
-    """What a resumed run must share with the one that was killed."""
-    digest = hashlib.sha256(repr(options).encode())
-    digest.update(json.dumps(pair.spec.as_json()).encode())
-    for model in (pair.a, pair.b):
-        digest.update((model.folder / "config.json").read_bytes())
-        for name in sorted(model.checkpoint):
-            digest.update(f"{name}{model.checkpoint.info(name)}".encode())
-    return digest.hexdigest()
 
 
 class _Clock:
