@@ -112,6 +112,7 @@ class Hub:
     def clear(self) -> None:
         """Forget everything."""
         self.users = {"hf_alice": ("alice", ("lab",)), "hf_bob": ("bob", ())}
+        self.roles = dict.fromkeys(self.users, "write")
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
@@ -242,10 +243,9 @@ class _Handler(BaseHTTPRequestHandler):
         user = self._user()
         if user is None:
             raise _Refusal(401, "", "Invalid username or password.")
-        orgs = next(orgs for name, orgs in self.hub.users.values() if name == user)
-        return _json(
-            {"type": "user", "name": user, "orgs": [{"name": o} for o in orgs], "auth": {"type": "access_token"}}
-        )
+        token, orgs = next((token, orgs) for token, (name, orgs) in self.hub.users.items() if name == user)
+        auth = {"type": "access_token", "accessToken": {"role": self.hub.roles[token]}}
+        return _json({"type": "user", "name": user, "orgs": [{"name": org} for org in orgs], "auth": auth})
 
     def create(self) -> tuple[int, dict[str, str], bytes]:
         asked = json.loads(self.body)
@@ -256,12 +256,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._may_write(user, namespace):
             raise _Refusal(403, "", f"You don't have the rights to create a model under the namespace {namespace}")
         name = f"{namespace}/{asked['name']}"
+        made = {"url": f"{self.hub.url}/{name}", "name": name}
         if name in self.hub.repositories:
-            raise _Refusal(409, "", "You already created this model repo")
+            return 409, {}, json.dumps({**made, "error": "You already created this model repo"}).encode()
         self.hub.add(
             name, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=asked.get("visibility") == "private"
         )
-        return _json({"url": f"{self.hub.url}/{name}", "name": name})
+        return _json(made)
 
     def validate(self) -> tuple[int, dict[str, str], bytes]:
         front = json.loads(self.body)["content"].split("---")

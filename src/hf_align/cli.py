@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +74,9 @@ AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a s
 Specs = Annotated[
     Path | None, typer.Option(help="Folder of reviewed overrides of derived symmetries, before those that ship.")
 ]
+Private = Annotated[bool, typer.Option("--private", help="Make the repository private.")]
+CreatePr = Annotated[bool, typer.Option("--create-pr", help="Propose the files as a pull request.")]
+CommitMessage = Annotated[str | None, typer.Option(help="Of the upload.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 
 
@@ -174,6 +178,27 @@ def evaluate(
 
 
 @app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    repository: Annotated[str, typer.Argument(help="ORG/NAME; it is made if it is not there.")],
+    private: Private = False,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, or refs/pr/N to go on with a pull request.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Upload a merged model, or go on with an upload that broke off: what is there is not sent again."""
+    from hf_align import push as upload
+
+    _bars(quiet)
+    upload.user()
+    message = commit_message or upload.Destination.message
+    pushed = upload.push(folder, upload.Destination(repository, private, create_pr, message, revision))
+    _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
+
+
+@app.command()
 def spec(
     model: Model,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file.")] = None,
@@ -250,6 +275,14 @@ def _config_of(model: str) -> str:
     from hf_align.hub import resolve
 
     return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
+
+
+def _bars(quiet: bool) -> None:
+    """Progress of downloads and uploads on stderr, or none."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    if quiet:
+        disable_progress_bars()
 
 
 def _say(quiet: bool) -> Any:
