@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -100,15 +102,32 @@ def merge(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     overwrite: Overwrite = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="[ORG/NAME]", help="Upload; by default to USER/A-B-merge.")
+    ] = None,
+    private: Private = False,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    certify: Annotated[
+        bool | None, typer.Option("--certify/--no-certify", help="Prove the symmetries first. By default with --push.")
+    ] = None,
+    drop_cache: Annotated[
+        bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are read.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Align B with A and merge the two into one checkpoint.
 
-    Example: hf-align merge org/a org/b -o merged --data held_out.txt
+    Example: hf-align merge org/a org/b --data held_out.txt --push
     """
     from hf_align import pipeline
+    from hf_align import push as upload
 
+    _bars(quiet)
+    if push is None and (private or create_pr or commit_message):
+        raise HfAlignError("--private, --create-pr and --commit-message need --push")
+    owner = upload.user() if push is not None else ""
     options = pipeline.Options(
         match=match.value,
         residual=residual.value,
@@ -122,10 +141,19 @@ def merge(
         strict=strict,
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
+        drop_cache=drop_cache,
         quiet=quiet,
     )
-    report = pipeline.merge(a, b, output, options, data, _say(quiet))
-    _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
+    proven = push is not None if certify is None else certify
+    report = pipeline.merge(a, b, output, options, data, _say(quiet), certify=proven, command=_typed()).as_json()
+    lines = _merge_lines(report)
+    if push is not None:
+        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
+        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
+        report["pushed"] = asdict(pushed)
+        lines.append(f"uploaded to {pushed.url}")
+    _emit(report, as_json, lines)
 
 
 @app.command()
@@ -277,6 +305,22 @@ def _config_of(model: str) -> str:
     return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
 
 
+def _typed() -> str:
+    """The command as it was typed, without local paths."""
+    return shlex.join(["hf-align", *(_without_path(argument) for argument in sys.argv[1:])])
+
+
+def _without_path(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    is_path = value.startswith(("/", ".", "~")) or (value and Path(value).exists())
+    return f"{option}{equals}{Path(value).resolve().name if is_path else value}"
+
+
+def _base(model: str) -> str:
+    """A model's name without its revision, and a folder's without its path."""
+    return Path(model).resolve().name if Path(model).is_dir() else model.removeprefix("hf://").partition("@")[0]
+
+
 def _bars(quiet: bool) -> None:
     """Progress of downloads and uploads on stderr, or none."""
     from huggingface_hub.utils import disable_progress_bars
@@ -327,10 +371,16 @@ def _root(
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
+def _with_values(arguments: list[str]) -> list[str]:
+    """A bare `--push` gets the empty value, which stands for the derived name; typer knows no optional values."""
+    followed = zip(arguments, [*arguments[1:], "--"], strict=True)
+    return [f"{a}=" if a == "--push" and after.startswith("-") else a for a, after in followed]
+
+
 def main() -> None:
     """Run the command line; errors that the user can mend are one line and exit status 2."""
     try:
-        app()
+        app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
         typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None

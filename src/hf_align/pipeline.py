@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from hf_align.documenting import certified, cosines, document
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.match import Match
@@ -23,6 +24,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Output, write
 
 Say = Callable[[str], None]
+_NO_STRATEGY = ("max_shard_size", "strict", "trust_remote_code", "overwrite", "drop_cache", "quiet")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Options:
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
+        drop_cache: take shards from the Hub off the disk as soon as they have been read.
         quiet: no progress bars.
     """
 
@@ -50,6 +53,7 @@ class Options:
     strict: bool = False
     trust_remote_code: bool = False
     overwrite: bool = False
+    drop_cache: bool = False
     quiet: bool = False
 
 
@@ -64,6 +68,7 @@ class Report:
     distance_after: float | None = None
     untied: bool = False
     pinned_by_unknown_ops: dict[str, str] = field(default_factory=dict)
+    certificate: dict[str, Any] | None = None
     comparison: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -72,7 +77,15 @@ class Report:
 
 
 def merge(
-    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+    a: str,
+    b: str,
+    output: Path,
+    options: Options,
+    data: Path | None = None,
+    say: Say = lambda _: None,
+    *,
+    certify: bool = False,
+    command: str = "",
 ) -> Report:
     """Align B with A and write their merge as a checkpoint that `from_pretrained` loads.
 
@@ -80,18 +93,25 @@ def merge(
         a, b: folders or Hub references.
         data: held-out examples; with them the report says whether alignment helped.
         say: told what is going on, a line at a time.
+        certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
+        command: what the card says that the merge was made with.
 
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
     clock = _Clock()
+    certificate = None
     pair = _open(a, b, options, say)
     clock.lap("open")
+    if certify and options.match != "none":
+        certificate = certified(pair.config, say)
+        clock.lap("certify")
     match = find_match(pair, options, say)
     clock.lap("match")
     weights_a, weights_b = aligned_weights(pair, options, match)
     mix = METHODS[options.method]
     report = _report(output, pair, match)
+    report.certificate = certificate
 
     def produce(name: str) -> Tensor:
         return mix(weights_a[name], weights_b[name], options.weight)
@@ -106,6 +126,9 @@ def merge(
         report.comparison = comparison.as_json()
         report.notes.append(verdict(comparison))
         clock.lap("evaluate")
+    facts = {k: v for k, v in report.as_json().items() if k not in ("output", "seconds", "pinned_by_unknown_ops")}
+    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+    document(output, pair, say, command=command, strategy=_strategy(options), agreement=agreement, **facts)
     report.seconds = clock.laps
     return report
 
@@ -180,7 +203,8 @@ def aligned_weights(
 
 
 def _open(a: str, b: str, options: Options, say: Say) -> Pair:
-    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
+    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code,
+                     drop_cache=options.drop_cache)  # fmt: skip
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:
@@ -189,6 +213,13 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
             raise HfAlignError(f"no rule for {ops}; without --strict what they touch is pinned")
         say(f"no rule for {ops}: what they touch is pinned")
     return pair
+
+
+def _strategy(options: Options) -> dict[str, Any]:
+    """The options that the weights depend on, without paths."""
+    chosen = {k: v for k, v in asdict(options).items() if k not in _NO_STRATEGY and v is not None}
+    return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
+            for k, v in chosen.items()}  # fmt: skip
 
 
 def _output(options: Options) -> Output:
