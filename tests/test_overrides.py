@@ -223,3 +223,17 @@ def test_commands_read_overrides_and_say_why(tmp_path: Path) -> None:
     assert json.loads(found.stdout)["pinned"]["axis 1"][0] == f"override ({REASON}): pin at gpt2.yaml in the model"
     listed = CliRunner().invoke(app, ["spec", str(model), "--specs", str(specs), "--json"])
     assert json.loads(listed.stdout)["parameters"][name][1] == "6"
+
+
+def test_the_certificate_is_of_the_reviewed_spec(tmp_path: Path) -> None:
+    model, specs = tmp_path / "model", tmp_path / "specs"
+    specs.mkdir()
+    tiny_gpt2().save_pretrained(model)
+    write(specs, "gpt2", {"action": "pin", "space": {"parameter": "transformer.h.*.attn.c_attn.weight", "axis": 0}})
+    derived, reviewed = (
+        CliRunner().invoke(app, ["certify", str(model), "--layers", "1", "--json", *options])
+        for options in ([], ["--specs", str(specs)])
+    )
+    before, after = (json.loads(r.stdout)["complete"] for r in (derived, reviewed))
+    assert (derived.exit_code, reviewed.exit_code) == (0, 1)
+    assert before["nullity"] == after["nullity"] == before["found"] > after["found"]

@@ -271,6 +271,7 @@ def explain(
 def certify(
     model: Model,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the small copy.")] = 2,
+    specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
@@ -281,10 +282,12 @@ def certify(
     from hf_align.reduce import reduced
     from hf_align.shrink import shrink
     from hf_align.symmetry.certificate.certify import certify as measure
+    from hf_align.symmetry.overrides import reviewer
     from hf_align.trace import read_config
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
-    result = measure(reduced(config, layers) or shrink(config, layers))
+    review = reviewer(config.model_type, specs)
+    result = measure(reduced(config, layers) or shrink(config, layers), review=review)
     whole = "complete" if result.complete else "NOT COMPLETE"
     lines = [
         f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",

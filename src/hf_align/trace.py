@@ -405,6 +405,17 @@ def operand(node: fx.Node, position: int) -> fx.Node | None:
     return argument if isinstance(argument, fx.Node) else None
 
 
+def upstream(node: fx.Node, program: Program) -> set[fx.Node]:
+    """What a value is computed from, itself included and constants left out."""
+    needed, stack = set[fx.Node](), [node]
+    while stack:
+        last = stack.pop()
+        if last not in needed and last not in program.constants:
+            needed.add(last)
+            stack.extend(last.all_input_nodes)
+    return needed
+
+
 def op_name(node: fx.Node) -> str:
     """`layer_norm` for `torch.ops.aten.layer_norm.default`; `getitem` for tuple access."""
     target = node.target

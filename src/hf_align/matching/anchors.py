@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_align.matching.cross import Weights, cross
 from hf_align.symmetry.action import Block, blocks
-from hf_align.symmetry.elements import PRIMAL, Element, Power
+from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -64,13 +64,9 @@ def _circuits(spec: SymmetrySpec, space: str, weights: Weights) -> Iterator[Tens
         sides = [(p, r) for name in spec.uses(inner) for p, r in _sides(spec, name, space, inner, weights[name])]
         free = isinstance(spec.spaces[inner].group, ScaledPermutation) and not spec.spaces[inner].group.has_gauge  # type: ignore[union-attr]
         for (p, x), (q, y) in itertools.combinations_with_replacement(sides, 2):
-            if x.shape == y.shape and (_cancel(p, q) or free):
+            if x.shape == y.shape and (p == dual(q) or free):
                 circuit = (x @ y.T).double()
                 yield circuit / circuit.norm().clamp_min(1e-300)
-
-
-def _cancel(p: Power, q: Power) -> bool:
-    return p == tuple(-x for x in q)
 
 
 def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor) -> Iterator[tuple[Power, Tensor]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
-from hf_align.symmetry.elements import PRIMAL, Power
+from hf_align.symmetry.elements import PRIMAL, Power, dual
 from hf_align.symmetry.gauges.canonical import Carried
 from hf_align.symmetry.gauges.find import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, TorusPermutation, group_of
@@ -282,7 +282,7 @@ class _Classes:
         if klass.group is None:
             return Factor(atom.size, klass.name) if klass in self._indexing() else Factor(atom.size, pin=klass.name)
         power = klass.exponents[atom.root.space.serial]
-        return Factor(atom.size, klass.name, tuple(-e for e in power) if atom.root.is_dual else power)
+        return Factor(atom.size, klass.name, dual(power) if atom.root.is_dual else power)
 
 
 def _stretched(factor: Factor, behind: int) -> Factor:

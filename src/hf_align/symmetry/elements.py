@@ -18,6 +18,11 @@ PRIMAL: Power = (1,)
 DUAL: Power = (-1,)
 
 
+def dual(power: Power) -> Power:
+    """The power by which g⁻ᵀ acts where g acts by this one."""
+    return tuple(-x for x in power)
+
+
 class Element(ABC):
     """A member of a group, [*index, n, n] as a matrix."""
 

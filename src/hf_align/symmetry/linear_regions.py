@@ -80,7 +80,7 @@ class LinearRegion:
 def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     """Every maximal region that is a rotation of the last axis of its base, by output node."""
     parent = _dominators(program)
-    mixing = [n for n in program.graph.nodes if n in parent and len(_operands(n, program)) > 1]
+    mixing = [n for n in program.graph.nodes if n in parent and _joins_coordinates(n, program)]
     regions: dict[fx.Node, LinearRegion] = {}
     replaced: set[fx.Node] = set()
     widest = cache(lambda node: _widest(node, parent, program))
@@ -92,6 +92,12 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
             regions[node] = region
             replaced |= region.inner
     return regions
+
+
+def _joins_coordinates(node: fx.Node, program: Program) -> bool:
+    """Whether a region may end here: several values meet, or complex numbers are laid out as pairs again."""
+    operands = _operands(node, program)
+    return len(operands) > 1 or op_name(operands[0]) == "view_as_real"
 
 
 def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program) -> LinearRegion | None:

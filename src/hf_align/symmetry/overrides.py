@@ -81,6 +81,15 @@ def symmetries(config: PretrainedConfig, specs: Path | None = None) -> SymmetryS
     return result.spec
 
 
+def reviewer(model_type: str, specs: Path | None = None) -> Callable[[SymmetrySpec], SymmetrySpec]:
+    """What review makes of a spec derived from some copy of an architecture; bounds that it raises go unchecked."""
+    found = read_overrides(model_type, specs)
+    if found is None:
+        return lambda spec: spec
+    path, reviewed = found
+    return lambda spec: apply(spec, reviewed, f"{path.name}, on a small copy").spec
+
+
 def apply(spec: SymmetrySpec, reviewed: OverrideFile, source: str) -> Overridden:
     """The spec with every override, in order; `source` is named as the reason's place."""
     result = Overridden(spec)

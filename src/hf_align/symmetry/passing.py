@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import fx
+from typing import Any
+
+from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter import Reading
 from hf_align.trace import Program, op_name
@@ -20,6 +22,25 @@ SUMS_OF_PLACES = frozenset((
 ))
 """Where an axis survives them, these only add up entries that lie at other places beside it."""
 # fmt: on
+
+
+def keeps_last(node: fx.Node) -> bool:
+    """Whether an op leaves the last axis of its operand where it is, and as it is."""
+    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    if not (isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1:] == after.shape[-1:]):
+        return False
+    if op_name(node) in ("index", "index_select"):
+        at: Any = node.args[1]
+        return bool(len(at) < before.dim() if isinstance(at, (list, tuple)) else at % before.dim() < before.dim() - 1)
+    if op_name(node) == "permute":
+        return node.args[1][-1] in (-1, before.dim() - 1)  # type: ignore[index, operator]
+    if op_name(node) in ("transpose", "t", "select", "squeeze", "unsqueeze", "mean", "movedim"):
+        dims = [d for a in node.args[1:3] for d in (a if isinstance(a, (list, tuple)) else [a])]
+        moved = {
+            int(d) % max(before.dim(), after.dim()) for d in dims if isinstance(d, int) and not isinstance(d, bool)
+        }
+        return bool(moved) and before.dim() - 1 not in moved
+    return True
 
 
 def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:

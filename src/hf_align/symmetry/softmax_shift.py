@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.trace import Program, op_name
+from hf_align.trace import Program, op_name, upstream
 
 _NOTHING = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""
@@ -70,13 +70,5 @@ def _is_hidden(user: fx.Node, node: fx.Node, program: Program) -> bool:
     return len(values) == 1 and values[0] is not None and bool((torch.as_tensor(values[0]) <= _NOTHING).all())
 
 
-def _depends_on_weights(node: Any, program: Program) -> bool:
-    stack, seen = [node], set()
-    while stack:
-        node = stack.pop()
-        if node in program.parameters:
-            return True
-        if isinstance(node, fx.Node) and node not in seen and node not in program.constants:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return False
+def _depends_on_weights(node: object, program: Program) -> bool:
+    return isinstance(node, fx.Node) and not upstream(node, program).isdisjoint(program.parameters)

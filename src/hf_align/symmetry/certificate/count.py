@@ -60,7 +60,7 @@ def jacobian(
             output = values[program.output]
             mix = torch.randn(*output.shape, min(output.shape[-1], _SEEN), generator=rng, dtype=output.dtype)
             outputs = (output.unsqueeze(-2) @ mix).reshape(-1)
-            at_readers = _noise_at_readers(program, values)
+            at_readers = _noise_at_readers(program, values, rng)
         rows.append(_differentiate(outputs, leaves, at_once))
         reached |= _differentiate(at_readers.reshape(1), leaves)[0] != 0
     stacked = torch.cat(rows)
@@ -69,14 +69,14 @@ def jacobian(
     return torch.linalg.qr(stacked / sizes[sizes > 0].median(), mode="r")[1], reached
 
 
-def _noise_at_readers(program: Program, values: dict[torch.fx.Node, object]) -> Tensor:
+def _noise_at_readers(program: Program, values: dict[torch.fx.Node, object], rng: Generator) -> Tensor:
     """A random combination of all values that are computed from a weight directly."""
     total = torch.zeros((), dtype=torch.float64)
     for user in dict.fromkeys(u for placeholder in program.parameters for u in placeholder.users):
         value = values.get(user)
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, Tensor) and part.requires_grad:
-                total = total + (part * torch.randn_like(part)).sum()
+                total = total + (part * torch.randn(part.shape, generator=rng, dtype=part.dtype)).sum()
     return total
 
 

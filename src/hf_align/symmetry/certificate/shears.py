@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.certificate.translations import LINEAR, LinearReading, keeps_last, leads_to, linear_reading
+from hf_align.symmetry.certificate.translations import LINEAR, LinearReading, leads_to, linear_reading
+from hf_align.symmetry.passing import keeps_last
 from hf_align.trace import Program, op_name, operand
 
 _READ, _WRITE = "read", "write"

@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.trace import Program, op_name
+from hf_align.trace import Program, op_name, upstream
 
 _DRAWS = 64
 
@@ -113,21 +113,10 @@ def _numbers(program: Program, lookups: Iterable[fx.Node], inputs: Mapping[str, 
     for lookup in lookups:
         numbers = lookup.args[1]
         assert isinstance(numbers, fx.Node)
-        needed = _upstream(numbers, program)
+        needed = upstream(numbers, program)
         if not needed & program.parameters.keys():
             for node in sorted(needed - values.keys()):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 values[node] = call_wide(node, args, kwargs)
             found[lookup] = values[numbers]
     return found
-
-
-def _upstream(node: fx.Node, program: Program) -> set[fx.Node]:
-    """What a value is computed from, constants left out."""
-    needed, stack = set(), [node]
-    while stack:
-        last = stack.pop()
-        if last not in needed and last not in program.constants:
-            needed.add(last)
-            stack.extend(last.all_input_nodes)
-    return needed

@@ -19,21 +19,29 @@ from torch import Tensor, fx
 
 from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.tables import Tables
-from hf_align.symmetry.passing import is_centred, stored_matrix, sums_to_one
+from hf_align.symmetry.passing import is_centred, keeps_last, stored_matrix, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
 LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
-    "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "stack",
+    "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "concat", "stack",
     "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
 ))
 _LINEAR_AT_FIXED_PLACES = frozenset((
     "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
     "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
-    "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter",
+    "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter", "tile",
+    "upsample_linear1d", "upsample_nearest1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag",
 ))
+_READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
+"""The others add them up, where they change nothing."""
+_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
+            ("conv_transpose1d", 2), ("conv_transpose2d", 2), ("conv_transpose3d", 2), ("batch_norm", 2),
+            ("_native_batch_norm_legit_no_training", 2)}
+"""Ops that add a vector to a result, and where it stands."""
 # fmt: on
 _TABLE, _ADDED = "table", "added"
 
@@ -127,7 +135,7 @@ class _System:
             self._is_times_one(source)
         ):
             source = source.all_input_nodes[0]
-        if op_name(source) == "cat" and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
+        if op_name(source) in ("cat", "concat") and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
             parts = []
             for part in source.args[0]:  # type: ignore[union-attr]
                 assert isinstance(part, fx.Node)
@@ -208,7 +216,7 @@ class _System:
             return self._softmax(node)
         if name == "embedding" and node.args[0] in self.shift and len(moved) == 1:
             return self._lookup(node)
-        if name in ("conv1d", "conv2d", "conv3d"):
+        if name.startswith("conv") and (name, 2) in _ADDS_AT:
             return self._convolution(node)
         if name in ("matmul", "bmm"):
             return self._matmul(node, 0)
@@ -218,7 +226,9 @@ class _System:
         if name in ("batch_norm", "_native_batch_norm_legit_no_training"):
             return self._batch_norm(node)
         for seen in moved:
-            self._demand(self.shift[seen])
+            change = self.shift[seen]
+            lost = isinstance(change, Tensor) and reaches_softmax(seen, self.program)
+            self._demand(change - change.mean(-1, keepdim=True) if lost else change)
         return None
 
     def _affine(self, node: fx.Node, read: LinearReading) -> Tensor | None:
@@ -265,7 +275,7 @@ class _System:
                 value = self._value(a)
                 if isinstance(value, Tensor) and not value.is_floating_point():
                     return value
-                if op_name(node) in ("mul", "div") or (value is not None and not isinstance(value, Tensor)):
+                if op_name(node) in _READS_ITS_CONSTANTS or (value is not None and not isinstance(value, Tensor)):
                     return value.double() if isinstance(value, Tensor) else value
                 return torch.zeros(a.meta["val"].shape, dtype=torch.float64)
 
@@ -464,41 +474,17 @@ def _role(node: fx.Node, program: Program) -> str | None:
         at = user.args.index(node) if node in user.args else None
         if name == "embedding" and at == 0:
             roles.add(_ADDED if user.args[1] in program.constants else _TABLE)
-        elif (
-            (name, at)
-            in (
-                ("linear", 2),
-                ("addmm", 0),
-                ("layer_norm", 3),
-                ("conv2d", 2),
-                ("conv1d", 2),
-                ("conv3d", 2),
-                ("batch_norm", 2),
-                ("_native_batch_norm_legit_no_training", 2),
-            )
-            or name in LINEAR
-            or name in ("add", "sub")
-        ):
+        elif (name, at) in _ADDS_AT or name in LINEAR | {"add", "sub"} or _resizes(user, node, program):
             roles.add(_ADDED)
         else:
             return None
     return roles.pop() if len(roles) == 1 else None
 
 
-def keeps_last(node: fx.Node) -> bool:
-    """Whether an op leaves the last axis of its operand where it is, and as it is."""
-    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
-    if not (isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1:] == after.shape[-1:]):
-        return False
-    if op_name(node) == "permute":
-        return node.args[1][-1] in (-1, before.dim() - 1)  # type: ignore[index, operator]
-    if op_name(node) in ("transpose", "t", "select", "squeeze", "unsqueeze", "mean"):
-        dims = [d for a in node.args[1:3] for d in (a if isinstance(a, (list, tuple)) else [a])]
-        moved = {
-            int(d) % max(before.dim(), after.dim()) for d in dims if isinstance(d, int) and not isinstance(d, bool)
-        }
-        return bool(moved) and before.dim() - 1 not in moved
-    return True
+def _resizes(user: fx.Node, node: fx.Node, program: Program) -> bool:
+    """Whether an op makes a fixed linear map of a weight, as of a table for another grid."""
+    fixed = all(a is node or a in program.constants for a in user.all_input_nodes)
+    return fixed and op_name(user) in _LINEAR_AT_FIXED_PLACES
 
 
 def _sum(a: Tensor | None, b: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from hf_align.symmetry.gauges.attention_biases import attention_biases
 from hf_align.symmetry.gauges.canonical import (
@@ -25,6 +25,7 @@ from hf_align.symmetry.passing import (
     SUMS_OF_PLACES,
     gives_only_its_shape,
     is_centred,
+    keeps_last,
     read_once,
     subtracts_mean,
 )
@@ -99,18 +100,10 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading
         reading = found.readings.get(user)
         if reading is not None and reading.input is node:
             yield reading
-        elif op_name(user) in PASSES and _keeps_last_axis(node, user):
+        elif op_name(user) in PASSES and user.all_input_nodes[0] is node and keeps_last(user):
             yield from _terminal_readings(user, found)
         else:
             yield None
-
-
-def _keeps_last_axis(node: fx.Node, user: fx.Node) -> bool:
-    before, after = node.meta["val"], user.meta["val"]
-    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
-        return False
-    dims = {a % before.dim() for a in user.args[1:] if isinstance(a, int)} if "transpose" in op_name(user) else set()
-    return before.shape[-1] == after.shape[-1] and before.dim() - 1 not in dims
 
 
 def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
