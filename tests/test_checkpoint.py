@@ -13,13 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from huggingface_hub import errors as hub_errors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align import hub
 from hf_align.checkpoint import INDEX, SINGLE, Checkpoint, require_finite
-from hf_align.errors import CheckpointError, HfAlignError, OutputError
+from hf_align.errors import CheckpointError, OutputError
 from hf_align.shards import ShardPlan, claimed, whole, write_shards
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -447,61 +445,3 @@ def test_transformers_loads_a_sharded_llama(tmp_path: Path) -> None:
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert all(torch.equal(loaded.state_dict()[n], t) for n, t in model.state_dict().items())
-
-
-# Where checkpoints come from --------------------------------------------------------------------------------------
-
-
-def refusing(error: Exception) -> Callable[..., str]:
-    def download(*_: object, **__: object) -> str:
-        raise error
-
-    return download
-
-
-def error_of(kind: type[hub_errors.HfHubHTTPError], text: str = "x") -> Exception:
-    return kind(text, response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
-
-
-def test_a_folder_wins_over_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("org/name").mkdir(parents=True)
-    monkeypatch.setattr(hub, "snapshot_download", refusing(AssertionError("asked the Hub")))
-    assert hub.resolve("org/name") == Path("org/name")
-
-
-@pytest.mark.parametrize(
-    ("reference", "revision"), [("org/name", None), ("org/name@v1", "v1"), ("hf://org/name@refs/pr/1", "refs/pr/1")]
-)
-def test_references(reference: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def download(repository: str, **options: object) -> str:
-        asked.append((repository, options["revision"]))
-        return str(tmp_path)
-
-    monkeypatch.setattr(hub, "snapshot_download", download)
-    assert hub.resolve(reference) == tmp_path
-    assert asked == [("org/name", revision)]
-
-
-REFUSALS: list[tuple[Exception, str]] = [
-    (error_of(hub_errors.RepositoryNotFoundError), "no repository that you can see"),
-    (error_of(hub_errors.GatedRepoError), "org/name is gated; accept its terms"),
-    (error_of(hub_errors.RevisionNotFoundError), "org/name has no revision v1"),
-    (hub_errors.LocalEntryNotFoundError("x"), "the Hub cannot be reached"),
-    (error_of(hub_errors.HfHubHTTPError, "502 bad\ngateway"), "the Hub refused org/name: 502 bad"),
-]
-
-
-@pytest.mark.parametrize(("error", "message"), REFUSALS, ids=lambda value: type(value).__name__)
-def test_what_the_hub_refuses_is_one_line(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "snapshot_download", refusing(error))
-    with pytest.raises(HfAlignError, match=message) as caught:
-        hub.resolve("org/name@v1")
-    assert "\n" not in str(caught.value)
-
-
-def test_what_is_neither_folder_nor_repository() -> None:
-    with pytest.raises(HfAlignError, match="neither a folder nor a Hub id"):
-        hub.resolve("./no/such/folder")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+_NO_RESULT = ("overwrite", "drop_cache", "quiet")
+_NO_STRATEGY = (*_NO_RESULT, "max_shard_size", "strict", "trust_remote_code")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -19,6 +22,7 @@ class Options:
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
+        drop_cache: take shards from the Hub off the disk as soon as they have been read.
         quiet: no progress bars.
     """
 
@@ -34,12 +38,20 @@ class Options:
     strict: bool = False
     trust_remote_code: bool = False
     overwrite: bool = False
+    drop_cache: bool = False
     quiet: bool = False
 
     @property
     def result(self) -> dict[str, str]:
         """All that the result depends on, by name."""
-        found = {f"--{k.replace('_', '-')}": str(v) for k, v in asdict(self).items() if k not in ("overwrite", "quiet")}
+        found = {f"--{k.replace('_', '-')}": str(v) for k, v in asdict(self).items() if k not in _NO_RESULT}
         if self.alignment is not None and self.alignment.is_file():
             found["--alignment"] = hashlib.sha256(self.alignment.read_bytes()).hexdigest()
         return found
+
+    @property
+    def strategy(self) -> dict[str, str | bool | float]:
+        """The options that the weights depend on, without paths."""
+        chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
+        return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
+                for k, v in chosen.items()}  # fmt: skip

@@ -10,6 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hf_align import plain
+from hf_align.card import document
+from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.match import Match
@@ -27,7 +29,15 @@ Say = Callable[[str], None]
 
 
 def merge(
-    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+    a: str,
+    b: str,
+    output: Path,
+    options: Options,
+    data: Path | None = None,
+    say: Say = lambda _: None,
+    *,
+    certify: bool = False,
+    command: str = "",
 ) -> Report:
     """Align B with A and write their merge as a checkpoint that `from_pretrained` loads.
 
@@ -35,20 +45,30 @@ def merge(
         a, b: folders or Hub references.
         data: held-out examples; with them the report says whether alignment helped.
         say: told what is going on, a line at a time.
+        certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
+        command: what the card says that the merge was made with.
 
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
-    if options.match == "none" and data is None and (report := plain.merge(a, b, output, options, say)) is not None:
-        return report
+    if options.match == "none" and data is None:
+        report = plain.merge(a, b, output, options, say, command=command)
+        if report is not None:
+            return report
     clock = _Clock()
+    certificate = None
     pair = _open(a, b, options, say)
     clock.lap("open")
+    if certify and options.match != "none":
+        certificate = certified(pair.config, say)
+        clock.lap("certify")
     draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, say)
         clock.lap("match")
+        if options.drop_cache:  # not before: matching reads every shard many times
+            pair.drop_when_read()
         weights_a, weights_b = aligned_weights(pair, options, match)
         mix = METHODS[options.method]
 
@@ -61,11 +81,15 @@ def merge(
         match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
     report = _report(output, pair, match)
+    report.certificate = certificate
     if data is not None:
         comparison = compare(pair, options, match, data)
         report.comparison = comparison.as_json()
         report.notes.append(verdict(comparison))
         clock.lap("evaluate")
+    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+    document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+             agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 

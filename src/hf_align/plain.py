@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from hf_align.card import document
 from hf_align.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.companions import require_same_vocabulary, write_companions
 from hf_align.errors import CheckpointError
+from hf_align.hub import Source as ModelSource
 from hf_align.hub import resolve
 from hf_align.merging import ELEMENTWISE, METHODS
 from hf_align.options import Options
@@ -37,7 +39,7 @@ SLICE = 2**19
 class Same:
     """Two checkpoints that store the same tensors of one architecture."""
 
-    refs: tuple[str, str]
+    sources: tuple[ModelSource, ModelSource]
     a: Checkpoint
     b: Checkpoint
     config: dict[str, Any]
@@ -52,15 +54,16 @@ class Same:
         Raises:
             HfAlignError: a reference that leads nowhere, damaged files, different vocabularies.
         """
-        folders = [resolve(a), resolve(b)]
+        sources = resolve(a), resolve(b)
+        folders = [source.folder for source in sources]
         configs = [_config(folder) for folder in folders]
         if configs[0] is None or configs[1] is None or _kind(configs[0]) != _kind(configs[1]):
             return None
         require_same_vocabulary((a, b), folders)
-        first, second = (Checkpoint.open(folder) for folder in folders)
+        first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
         if {n: first.info(n).shape for n in first} != {n: second.info(n).shape for n in second}:
             return None
-        return cls((a, b), first, second, configs[0])
+        return cls(sources, first, second, configs[0])
 
     def dtype(self, name: str, chosen: torch.dtype | None) -> torch.dtype:
         """Of a tensor that is written: that of A, unless another is chosen for the floating point ones."""
@@ -75,7 +78,8 @@ class Same:
     def record(self, options: Options) -> dict[str, str]:
         """What the result depends on, by name."""
         found = dict(options.result)
-        for ref, checkpoint in zip(self.refs, (self.a, self.b), strict=True):
+        for source, checkpoint in zip(self.sources, (self.a, self.b), strict=True):
+            ref = source.reference
             found[f"{ref}/config.json"] = hashlib.sha256((checkpoint.folder / "config.json").read_bytes()).hexdigest()
             found |= {f"{ref}/{shard}": digest for shard, digest in checkpoint.digests.items()}
         return found
@@ -90,10 +94,23 @@ class Same:
         return Source(mixing.entries, SLICE, torch.get_num_threads())
 
 
-def merge(a: str, b: str, output: Path, options: Options, say: Callable[[str], None] = lambda _: None) -> Report | None:
+def merge(
+    a: str,
+    b: str,
+    output: Path,
+    options: Options,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    command: str = "",
+) -> Report | None:
     """Write the merge of two checkpoints as they are.
 
     Floating point tensors are mixed, in float32 (float64 stays); all others are A's.
+
+    Args:
+        a, b: folders or Hub references.
+        say: told what is going on, a line at a time.
+        command: what the card says that the merge was made with.
 
     Returns:
         None, and nothing is written, if the two do not store the same tensors.
@@ -106,13 +123,18 @@ def merge(a: str, b: str, output: Path, options: Options, say: Callable[[str], N
     if same is None:
         return None
     opened, plan = time.monotonic(), same.plan(options)
+    if options.drop_cache:
+        same.a.drop_when_read(list(same.a))
+        same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
     with claimed(output, same.record(options), overwrite=options.overwrite) as claim:
         say(f"writing {len(same.a)} tensors to {output}")
         with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
             write_shards(claim, plan, same.source(options), bar.update)
         write_companions(output, same.a.folder, {})
     seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
-    return Report(str(output), str(same.config.get("model_type")), seconds)
+    report = Report(str(output), str(same.config.get("model_type")), seconds)
+    document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
+    return report
 
 
 class _Mixing:
