@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from hub_server import HUB, Hub, start
+
+os.environ["HF_ENDPOINT"] = start(HUB)  # read when huggingface_hub is imported: no test speaks to the real Hub
+os.environ["HF_HUB_DISABLE_XET"] = "1"
 
 import pytest
 import transformers
+from huggingface_hub import constants
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -74,3 +81,14 @@ def models() -> Path:
 @pytest.fixture(scope="session")
 def data() -> Path:
     return DATA
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """An empty Hub, an empty cache, and the token of alice."""
+    HUB.clear()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_alice")
+    monkeypatch.setattr("hf_align.hub._WAITS", (0.01,) * 3)
+    yield HUB
+    HUB.clear()

@@ -22,8 +22,9 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, as_weights, compare, watch
 from hf_align.matching.find import Search, batches, find
 from hf_align.matching.latent import Assigning, Stretching, Turning
-from hf_align.matching.learned import MIXING, Schedule, State, learn
+from hf_align.matching.learned import MIXING, State, learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
+from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
 from hf_align.network import Network

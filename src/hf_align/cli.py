@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +17,9 @@ import yaml
 
 from hf_align import __version__
 from hf_align.errors import HfAlignError
+from hf_align.matching.schedule import Schedule
+from hf_align.options import Options
+from hf_align.outcome import Report
 
 app = typer.Typer(
     name="hf-align",
@@ -85,6 +91,9 @@ AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a s
 Specs = Annotated[
     Path | None, typer.Option(help="Folder of reviewed overrides of derived symmetries, before those that ship.")
 ]
+Private = Annotated[bool, typer.Option("--private", help="Make the repository private.")]
+CreatePr = Annotated[bool, typer.Option("--create-pr", help="Propose the files as a pull request.")]
+CommitMessage = Annotated[str | None, typer.Option(help="Of the upload.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 
 
@@ -114,17 +123,32 @@ def merge(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     overwrite: Overwrite = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="[ORG/NAME]", help="Upload; by default to USER/A-B-merge.")
+    ] = None,
+    private: Private = False,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    certify: Annotated[
+        bool | None, typer.Option("--certify/--no-certify", help="Prove the symmetries first. By default with --push.")
+    ] = None,
+    drop_cache: Annotated[
+        bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Align B with A and merge the two into one checkpoint.
 
-    Example: hf-align merge org/a org/b -o merged --data held_out.txt
+    Example: hf-align merge org/a org/b --data held_out.txt --push
     """
-    from hf_align import pipeline
-    from hf_align.matching.learned import Schedule
+    from hf_align import push as upload
 
-    options = pipeline.Options(
+    _bars(quiet)
+    if push is None and (private or create_pr or commit_message):
+        raise HfAlignError("--private, --create-pr and --commit-message need --push")
+    owner = upload.user() if push is not None else ""
+    options = Options(
         match=match.value,
         residual=residual.value,
         schedule=Schedule(steps=steps),
@@ -139,10 +163,18 @@ def merge(
         strict=strict,
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
+        drop_cache=drop_cache,
         quiet=quiet,
     )
-    report = pipeline.merge(a, b, output, options, data, _say(quiet))
-    _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
+    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
+    lines = _merge_lines(report)
+    if push is not None:
+        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
+        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
+        report["pushed"] = asdict(pushed)
+        lines.append(f"uploaded to {pushed.url}")
+    _emit(report, as_json, lines)
 
 
 @app.command()
@@ -167,11 +199,10 @@ def align(
 ) -> None:
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
-    from hf_align.matching.learned import Schedule
 
-    options = pipeline.Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps),
-                               device=device, untie=untie, strict=strict, specs=specs,
-                               trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
+    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+                      untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
+                      overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
@@ -197,13 +228,33 @@ def evaluate(
 ) -> None:
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
-    from hf_align.matching.learned import Schedule
 
-    options = pipeline.Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps),
-                               device=device, untie=untie, alignment=alignment, specs=specs,
-                               trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+                      untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
+                      quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    repository: Annotated[str, typer.Argument(help="ORG/NAME; it is made if it is not there.")],
+    private: Private = False,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, or refs/pr/N to go on with a pull request.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Upload a merged model, or go on with an upload that broke off: what is there is not sent again."""
+    from hf_align import push as upload
+
+    _bars(quiet)
+    upload.user()
+    message = commit_message or upload.Destination.message
+    pushed = upload.push(folder, upload.Destination(repository, private, create_pr, message, revision))
+    _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
 
 
 @app.command()
@@ -285,7 +336,43 @@ def _config_of(model: str) -> str:
 
     from hf_align.hub import resolve
 
-    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model))
+    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
+
+
+def _typed() -> str:
+    """The command as it was typed, without local paths."""
+    return shlex.join(["hf-align", *(_without_path(argument) for argument in sys.argv[1:])])
+
+
+def _without_path(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    is_path = value.startswith(("/", ".", "~")) or (value and Path(value).exists())
+    return f"{option}{equals}{Path(value).resolve().name if is_path else value}"
+
+
+def _base(model: str) -> str:
+    """A model's name without its revision, and a folder's without its path."""
+    return Path(model).resolve().name if Path(model).is_dir() else model.removeprefix("hf://").partition("@")[0]
+
+
+def _bars(quiet: bool) -> None:
+    """Progress of downloads and uploads on stderr, or none."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    if quiet:
+        disable_progress_bars()
+
+
+def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if options.match == "none" and data is None:
+        # As the pipeline does it, without waiting for modelling code to be loaded.
+        from hf_align import plain
+
+        if (report := plain.merge(a, b, output, options, _say(options.quiet), command=_typed())) is not None:
+            return report
+    from hf_align import pipeline
+
+    return pipeline.merge(a, b, output, options, data, _say(options.quiet), certify=certify, command=_typed())
 
 
 def _say(quiet: bool) -> Any:
@@ -330,10 +417,16 @@ def _root(
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
+def _with_values(arguments: list[str]) -> list[str]:
+    """A bare `--push` gets the empty value, which stands for the derived name; typer knows no optional values."""
+    followed = zip(arguments, [*arguments[1:], "--"], strict=True)
+    return [f"{a}=" if a == "--push" and after.startswith("-") else a for a, after in followed]
+
+
 def main() -> None:
     """Run the command line; errors that the user can mend are one line and exit status 2."""
     try:
-        app()
+        app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
         typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hf_align.matching.kept import KEPT, KeptWeights
 from hf_align.matching.match import Match
-from hf_align.symmetry.action import Elements, act
-from hf_align.symmetry.alignment import balance, compose, distance
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.alignment import MovedWeights, balance, compose, distance
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -22,7 +23,7 @@ class Balanced:
     """Two models of one architecture in the canonical gauge, each balanced.
 
     Attributes:
-        a, b: weights by name in memory, float64.
+        a, b: weights by name in memory, float64, computed as they are read.
         gauge_a, gauge_b: the elements that balanced them.
     """
 
@@ -38,9 +39,9 @@ class Balanced:
         (a, gauge_a), (b, gauge_b) = (_balanced(spec, raw) for raw in (raw_a, raw_b))
         return cls(spec, a, b, gauge_a, gauge_b)
 
-    def moved(self, elements: Elements) -> dict[str, Tensor]:
+    def moved(self, elements: Elements) -> Weights:
         """B, moved."""
-        return {n: act(t, n, self.spec, elements) for n, t in self.b.items()}
+        return MovedWeights(self.b, self.spec, elements)
 
     def match(self, elements: Elements, sweeps: int = 0) -> Match:
         """The match of the models as they were, from elements that move the balanced B to the balanced A."""
@@ -53,8 +54,7 @@ class Balanced:
         )
 
 
-def _balanced(spec: SymmetrySpec, raw: Weights) -> tuple[dict[str, Tensor], dict[str, Element]]:
-    canonical = CanonicalWeights(raw, spec.gauges)
-    weights = {name: canonical[name].double() for name in spec.parameters}
-    gauge = balance(spec, weights)
-    return {n: act(t, n, spec, gauge) for n, t in weights.items()}, gauge
+def _balanced(spec: SymmetrySpec, raw: Weights) -> tuple[Weights, dict[str, Element]]:
+    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, most=0)
+    gauge = balance(spec, canonical)
+    return KeptWeights(MovedWeights(canonical, spec, gauge), spec.parameters, KEPT), gauge

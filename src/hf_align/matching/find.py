@@ -13,8 +13,9 @@ from hf_align.generate import own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import compare
-from hf_align.matching.learned import Schedule, State, learn
+from hf_align.matching.learned import State, learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
+from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.network import Batch, Network
 from hf_align.symmetry.elements import Element

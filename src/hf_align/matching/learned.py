@@ -7,7 +7,6 @@ move through latent matrices. The function of B is untouched at every step: only
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.latent import Assigning, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
+from hf_align.matching.schedule import Schedule
 from hf_align.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
@@ -39,32 +39,6 @@ MIXING: dict[str, Draw] = {
     "middle": lambda rng: 0.5,
 }
 """Where on the line the loss is taken: around the middle, anywhere, or at the middle alone."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast.
-
-    Attributes:
-        rate: of the continuous elements: radians of a rotation per step, about; warmed up, then down a cosine.
-        order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
-        rows: examples for each step.
-        mixing: a key of `MIXING`.
-        checkpoint_every: steps between two states on disk.
-    """
-
-    steps: int = 150
-    rate: float = 0.012
-    order_rate: float = 0.0
-    rows: int = 16
-    mixing: str = "narrow"
-    seed: int = 0
-    warmup: int = 10
-    checkpoint_every: int = 50
-
-    def pace(self, step: int) -> float:
-        """The share of the rate at a step."""
-        return min(1.0, (step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
 @dataclass(frozen=True)
