@@ -38,6 +38,27 @@ class Residual(StrEnum):
 
     orthogonal = "orthogonal"
     permutation = "permutation"
+    identity = "identity"
+    first = "first"
+    last = "last"
+    all = "all"
+    separate = "separate"
+
+
+class Heads(StrEnum):
+    """--heads."""
+
+    two_stage = "two-stage"
+    monotonic = "monotonic"
+    ignore_heads = "ignore-heads"
+
+
+class Mixing(StrEnum):
+    """--mixing."""
+
+    narrow = "narrow"
+    uniform = "uniform"
+    middle = "middle"
 
 
 class Matching(StrEnum):
@@ -67,7 +88,23 @@ class Dtype(StrEnum):
 Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
+Residuals = Annotated[
+    Residual,
+    typer.Option(
+        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
+        "(identity). With --match activation, permutations by the first, the last or all of its features, or (a "
+        "baseline) by each of them apart."
+    ),
+]
+HeadChoice = Annotated[
+    Heads,
+    typer.Option(help="Pair heads by what is inside, keep their order, or (a baseline) ignore where heads end."),
+]
+Spaces = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Move only spaces of such names (*.layers.3.*); may be repeated."),
+]
+Baseline = Annotated[bool, typer.Option("--baseline", help="Allow choices that change B's function, to compare with.")]
 Match = Annotated[
     Matching,
     typer.Option(
@@ -76,6 +113,9 @@ Match = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Mixings = Annotated[
+    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
+]
 Device = Annotated[
     str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
 ]
@@ -113,8 +153,12 @@ def merge(
         ),
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
@@ -151,7 +195,10 @@ def merge(
     options = Options(
         match=match.value,
         residual=residual.value,
-        schedule=Schedule(steps=steps),
+        heads=heads.value,
+        spaces=tuple(spaces or ()),
+        baseline=baseline,
+        schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
         untie=untie,
         method=method.value,
@@ -187,8 +234,12 @@ def align(
         Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     strict: Strict = False,
     specs: Specs = None,
@@ -200,7 +251,9 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, data, _say(quiet))
@@ -217,8 +270,12 @@ def evaluate(
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     specs: Specs = None,
@@ -229,7 +286,9 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))

@@ -16,10 +16,10 @@ from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.find import Search, find
+from hf_align.matching.choices import BASELINES, BY_SITE, separated, with_heads, with_residual, with_spaces
+from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
-from hf_align.matching.weights import with_permuted_residual
 from hf_align.merging import METHODS
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
@@ -85,9 +85,9 @@ def merge(
         write(claim, draft, produce, say, quiet=options.quiet)
     if match is not None:
         (output / "hf-align").mkdir(exist_ok=True)
-        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
+        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
     clock.lap("write")
-    report = _report(output, pair, match)
+    report = _report(output, pair, options, match)
     report.certificate = certificate
     if held_out is not None:
         comparison = compare(pair, options, match, held_out)
@@ -116,11 +116,11 @@ def align(
         if match is None:
             raise HfAlignError("align needs a matching; --match none leaves B as it is")
         clock.lap("match")
-        weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
+        weights = AlignedWeights(pair.b.weights, search_spec(pair, options), match.b)
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
-    match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+    match.save(output / "alignment.safetensors", search_spec(pair, options))
     clock.lap("write")
-    report = _report(output, pair, match)
+    report = _report(output, pair, options, match)
     report.seconds = clock.laps
     return report
 
@@ -187,11 +187,12 @@ def find_match(
     """
     if options.match == "none":
         return None
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
-    search = Search(options.match, options.schedule, own=options.own, state=state, quiet=options.quiet)
+    search = Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
+                    quiet=options.quiet)  # fmt: skip
     (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
     return models.match(elements, sweeps)
 
@@ -201,9 +202,18 @@ def device_of(options: Options) -> str:
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
-    """The spec with the groups that the options allow."""
-    return with_permuted_residual(spec) if options.residual == "permutation" else spec
+def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
+    """The spec with the groups and spaces that the options choose.
+
+    Raises:
+        HfAlignError: a choice that changes B's function, without `baseline`.
+    """
+    if (chosen := {options.residual, options.heads} & BASELINES) and not options.baseline:
+        raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
+    if options.residual in BY_SITE and options.match != "activation":
+        raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
+    spec = with_spaces(with_heads(with_residual(pair.spec, options.residual), options.heads), options.spaces)
+    return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
 
 def aligned_weights(
@@ -212,7 +222,7 @@ def aligned_weights(
     """Both models' weights in the common basis, tensor by tensor."""
     if match is None:
         return pair.a.weights, pair.b.weights
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
@@ -230,7 +240,7 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
 
 def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     if (kept := claim.kept("alignment.safetensors")) is not None:
         return Match.load(kept, spec)
     state = State(claim.progress, made_of=repr(claim.record))
@@ -240,11 +250,13 @@ def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, s
     return match
 
 
-def _report(output: Path, pair: Pair, match: Match | None) -> Report:
+def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
+    if options.baseline and {options.residual, options.heads} & BASELINES:
+        report.notes.append("a baseline: B's function is NOT preserved")
     return report
 
 
