@@ -98,7 +98,7 @@ class _System:
             elif node.op == "call_function" and node not in self.program.constants:
                 found = self._step(node)
                 if found is not None:
-                    self.degree[node] = found
+                    self.degree[node] = found if isinstance(found, (tuple, list)) else _compressed(found)
                 for operand_ in node.all_input_nodes:
                     if last[operand_] is node and operand_ not in self.program.interface:
                         self.degree.pop(operand_, None)
@@ -134,12 +134,9 @@ class _System:
         if name == "layer_norm":
             return self._norm(node)
         if name == "embedding" and node.args[1] not in self.degree:
-            return self._fill(self._uniform(self._degree(node.args[0]), [1])[:, 0], node)
+            return self._ranked(self._uniform(self._degree(node.args[0]), [1])[:, 0], node)
         self._demand_all(moved)
         return None
-
-    def _shape(self, node: fx.Node) -> tuple[int, ...]:
-        return (self.size, *node.meta["val"].shape)
 
     def _is_alone(self, node: fx.Node, moved: list[fx.Node]) -> bool:
         return len(moved) == 1 and all(a in moved or a in self.program.constants for a in node.all_input_nodes)
@@ -151,20 +148,22 @@ class _System:
             "linalg_vector_norm", "norm")  # fmt: skip
 
     def _of(self, node: fx.Node, argument: Any) -> Tensor:
-        """The degree of an operand, in the shape of the result where it can be; of a constant nought, NaN at zeros."""
+        """The degree of an operand, with the dimensions of the result; of a constant nought, NaN at zeros."""
         if isinstance(argument, fx.Node) and argument in self.degree:
-            return self._fill(self.degree[argument], node)
+            return self._ranked(self.degree[argument], node)
         value = self.program.constants.get(argument) if isinstance(argument, fx.Node) else argument
         if isinstance(argument, fx.Node) and value is None:
-            return torch.zeros(self._shape(node), dtype=torch.float64)
+            return self._nought(node)
         tensor = torch.as_tensor(value)
         nothing = torch.where(tensor == 0, math.nan, 0.0).double()
-        return self._fill(nothing.expand(self.size, *nothing.shape), node)
+        return self._ranked(nothing.expand(self.size, *nothing.shape), node)
 
-    def _fill(self, degree: Tensor, node: fx.Node) -> Tensor:
-        shape = self._shape(node)
-        missing = len(shape) - degree.dim()
-        return degree.reshape(self.size, *(1,) * missing, *degree.shape[1:]).expand(shape)
+    def _nought(self, node: fx.Node) -> Tensor:
+        return torch.zeros(self.size, *(1,) * node.meta["val"].dim(), dtype=torch.float64)
+
+    def _ranked(self, degree: Tensor, node: fx.Node) -> Tensor:
+        """With as many dimensions as a value, new ones in front."""
+        return _beside(degree, 1 + node.meta["val"].dim())
 
     # Rules.
 
@@ -184,7 +183,7 @@ class _System:
         return one
 
     def _sum(self, node: fx.Node) -> Tensor | None:
-        source, after = operand(node, 0), self._shape(node)
+        source = operand(node, 0)
         assert source is not None
         degree = self.degree[source]
         place = 2 if "norm" in op_name(node) else 1
@@ -193,13 +192,13 @@ class _System:
         if isinstance(dims, torch.dtype) or dims is None:
             dims = list(range(rank))
         chosen = [1 + int(d) % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
-        return self._uniform(degree, chosen).expand(degree.shape) if op_name(node) == "cumsum" else (
-            self._uniform(degree, chosen).reshape(after))  # fmt: skip
+        one = self._uniform(degree, chosen)
+        return one if node.meta["val"].dim() == rank else one.squeeze(chosen)
 
     def _matrix_product(self, node: fx.Node) -> Tensor:
         """y_ab = Σ_k x_ak w_kb (+ c_b): the degrees of x and w add up to the same for all k."""
         at = 1 if op_name(node) == "addmm" else 0
-        x, w = (_compressed(self._degree(a)) for a in node.args[at : at + 2])
+        x, w = (self._degree(a) for a in node.args[at : at + 2])
         w = w.mT if op_name(node) == "linear" and w.dim() == 3 else w
         x, w = (x[:, None] if x.dim() == 2 else x), (w[..., None] if w.dim() == 2 else w)
         rank = max(x.dim(), w.dim())
@@ -207,12 +206,12 @@ class _System:
         for dim, argument in ((-1, node.args[at + 1]), (-2, node.args[at])):
             if len(argument.meta["val"].shape) == 1:  # type: ignore[union-attr]
                 total = total.squeeze(dim)
-        result = self._fill(total, node)
+        result = self._ranked(total, node)
         bias = node.args[0] if at else (node.args[2] if len(node.args) > 2 else None)
         return result if bias is None else self._same(result, self._of(node, bias))
 
     def _degree(self, argument: Any) -> Tensor:
-        """Of an operand, in its own shape."""
+        """Of an operand, with its own dimensions."""
         if argument in self.degree:
             return self.degree[argument]
         return self._of(argument, argument)
@@ -223,27 +222,27 @@ class _System:
         spatial = list(range(3, weight.dim()))
         x = self._uniform(value, [d - weight.dim() for d in spatial])
         w = self._uniform(weight, spatial)
-        channels, groups = value.shape[-len(spatial) - 1], node.args[6] if len(node.args) > 6 else 1
-        if groups == channels == weight.shape[1]:
-            result = x + w.reshape(self.size, 1, channels, *(1,) * len(spatial))
+        channels = node.args[0].meta["val"].shape[-len(spatial) - 1]  # type: ignore[union-attr]
+        groups = node.args[6] if len(node.args) > 6 else 1
+        if groups == channels == node.meta["val"].shape[-len(spatial) - 1]:
+            result = x + w.squeeze(2).unsqueeze(1)
         elif groups == 1:
             total = x.unsqueeze(2) + w.unsqueeze(1)  # [unknowns, batch, out, in, 1…]
             result = self._uniform(total, [3]).squeeze(3)
         else:
             self._demand_all([a for a in node.all_input_nodes if a in self.degree])
             return None
-        result = self._fill(result, node)
         bias = operand(node, 2)
         if bias is None:
             return result
         added = self._degree(bias)
-        return self._same(result, self._fill(added.reshape(*added.shape, *(1,) * len(spatial)), node))
+        return self._same(result, self._ranked(added.reshape(*added.shape, *(1,) * len(spatial)), node))
 
     def _norm(self, node: fx.Node) -> Tensor:
         """What comes out of a norm with an ε of its own has the degree of the gain."""
         self._demand(self.degree.get(node.args[0]))  # type: ignore[arg-type]
         gain, bias = operand(node, 2), operand(node, 3)
-        result = self._of(node, gain) if gain is not None else torch.zeros(self._shape(node), dtype=torch.float64)
+        result = self._of(node, gain) if gain is not None else self._nought(node)
         return result if bias is None else self._same(result, self._of(node, bias))
 
     def _function_of_weights(self, node: fx.Node, moved: list[fx.Node]) -> Tensor:
@@ -259,7 +258,12 @@ class _System:
         def change(*degree: Tensor) -> Tensor:
             return torch.func.jvp(function, values, tuple(d * v for d, v in zip(degree, values, strict=True)))[1]
 
-        return torch.func.vmap(change)(*(self.degree[a].nan_to_num(0.0) for a in moved)) / self.known[node]
+        return torch.func.vmap(change)(*(self._whole(a).nan_to_num(0.0) for a in moved)) / self.known[node]
+
+    def _whole(self, node: fx.Node) -> Any:
+        """The degree of every entry."""
+        degree = self.degree[node]
+        return degree.expand(self.size, *node.meta["val"].shape) if isinstance(degree, Tensor) else degree
 
     def _evaluate(self, node: fx.Node) -> None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
@@ -289,7 +293,7 @@ class _System:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
             return _padded(*args) if op_name(node) == "pad" else call_wide(node, args, kwargs)
 
-        return torch.func.vmap(one)(*(self.degree[a] for a in moved))
+        return torch.func.vmap(one)(*(self._whole(a) for a in moved))
 
     # Demands.
 
