@@ -340,6 +340,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "mixing over patches": lambda: small("patchtsmixer", "PatchTSMixerModel"),
     "activation with learned slopes": lambda: small("apertus", "ApertusForCausalLM"),
+    "patches merged behind a norm": lambda: small("convnext", "ConvNextForImageClassification"),
 }  # fmt: skip
 
 
@@ -1114,6 +1115,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "transposed convolution behind a norm",
         "mixing over patches",
         "activation with learned slopes",
+        "patches merged behind a norm",
     ],
 )
 @pytest.mark.slow
