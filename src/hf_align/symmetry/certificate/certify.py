@@ -176,7 +176,8 @@ def _measure(program: Program, spec: SymmetrySpec, rng: Generator, shares: Seque
         runs = math.ceil(share * parameters / rows_of(program)) + 1
         more, read = jacobian(program, canonical, (random_inputs(program, rng) for _ in range(runs)), rng)
         derivatives, reached = torch.cat([derivatives, more]), reached | read
-        span, all_directions = _orthonormal(known[:, reached]), nullity(derivatives[:, reached])
+        span = _orthonormal(known[:, reached])
+        all_directions = nullity(derivatives[:, reached], span)
         if len(span) == all_directions:
             break
     sizes = {name: weight.numel() for name, weight in canonical.items()}
