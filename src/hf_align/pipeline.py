@@ -215,7 +215,8 @@ def find_match(
         return Match.load(options.alignment, spec)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
     search = Search(options.match, options.schedule, own=options.own, state=state, quiet=options.quiet)
-    return models.match(*find(models, Network(pair.config, device_of(options)), search, fit, say))
+    (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
+    return models.match(elements, sweeps)
 
 
 def device_of(options: Options) -> str:
