@@ -75,6 +75,9 @@ class Method(StrEnum):
 
     linear = "linear"
     slerp = "slerp"
+    fisher = "fisher"
+    regmean = "regmean"
+    circuits = "circuits"
 
 
 class Dtype(StrEnum):
@@ -143,7 +146,13 @@ def merge(
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
-    method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
+            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves."
+        ),
+    ] = Method.linear,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
         Path | None,

@@ -20,7 +20,9 @@ from hf_align.matching.choices import BASELINES, BY_SITE, separated, with_heads,
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
-from hf_align.merging import METHODS
+from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
 from hf_align.options import Options
@@ -48,8 +50,8 @@ def merge(
 
     Args:
         a, b: folders or Hub references.
-        data: examples; with them the report says whether alignment helped. Matching that runs the models takes the
-            first half of them, and the report the other.
+        data: examples; with them the report says whether alignment helped. What runs the models, be it to match or to
+            merge, takes the first half of them, and the report the other.
         say: told what is going on, a line at a time.
         certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
         command: what the card says that the merge was made with.
@@ -76,13 +78,8 @@ def merge(
         clock.lap("match")
         if options.drop_cache:  # not before: matching reads every shard many times
             pair.drop_when_read()
-        weights_a, weights_b = aligned_weights(pair, options, match)
-        mix = METHODS[options.method]
-
-        def produce(name: str) -> Tensor:
-            return mix(weights_a[name], weights_b[name], options.weight)
-
-        write(claim, draft, produce, say, quiet=options.quiet)
+        mix = merger(pair, options, match, fit, say)
+        write(claim, draft, lambda name: mix(name, options.weight), say, quiet=options.quiet)
     if match is not None:
         (output / "hf-align").mkdir(exist_ok=True)
         match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
@@ -93,8 +90,10 @@ def merge(
         comparison = compare(pair, options, match, held_out)
         report.comparison = comparison.as_json()
         report.notes.append(verdict(comparison))
+        if options.method != "linear":
+            report.notes.append(against_the_mean(pair, options, match, mix, held_out))
         clock.lap("evaluate")
-    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+    agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
     document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
              agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
@@ -134,7 +133,7 @@ def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say
 
 
 def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
-    """What to match on, and what to report on: halves of the data, or all of it where matching runs no model.
+    """What to match and merge on, and what to report on: halves of the data, or all of it where neither runs a model.
 
     Raises:
         HfAlignError: the data cannot be read, or one example cannot be halved.
@@ -142,13 +141,13 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
     if data is None:
         return None, None
     everything = load_data(data, pair.a.folder, pair.config)
-    if options.match not in ("activation", "learned"):
+    running = [f"--match {options.match}"] if options.match in ("activation", "learned") else []
+    running += [f"--method {options.method}"] if options.method in FROM_SAMPLES else []
+    if not running:
         return None, everything
     half = len(next(iter(everything.values()))) // 2
     if not half:
-        raise HfAlignError(
-            f"{data} holds one example; --match {options.match} needs some to match on, others to report"
-        )
+        raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
     return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}
 
 
@@ -161,6 +160,30 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
         return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+
+
+def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
+    """The merge that the options ask for, tensor by tensor.
+
+    Args:
+        fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
+    """
+    models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
+    if options.method in FROM_WEIGHTS:
+        return FROM_WEIGHTS[options.method](models)
+    network = Network(pair.config, device_of(options))
+    return FROM_SAMPLES[options.method](models, Samples.of(models, network, fit, say))
+
+
+def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> str:
+    """One honest sentence on a method that is not the mean."""
+    evaluator = Evaluator(pair.config, held_out, device_of(options))
+    a, b = aligned_weights(pair, options, match)
+    found = evaluator.loss({n: mix(n, options.weight).float() for n in pair.spec.parameters})
+    mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
+    if found < mean:
+        return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
+    return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
 
 
 def verdict(comparison: Comparison) -> str:
