@@ -76,20 +76,20 @@ def merge(
             return mix(weights_a[name], weights_b[name], options.weight)
 
         write(claim, draft, produce, say, quiet=options.quiet)
-    if match is not None:
-        (output / "hf-align").mkdir(exist_ok=True)
-        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
-    clock.lap("write")
-    report = _report(output, pair, match)
-    report.certificate = certificate
-    if data is not None:
-        comparison = compare(pair, options, match, data)
-        report.comparison = comparison.as_json()
-        report.notes.append(verdict(comparison))
-        clock.lap("evaluate")
-    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
-    document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
-             agreement=agreement, **report.facts)  # fmt: skip
+        if match is not None:
+            (output / "hf-align").mkdir(exist_ok=True)
+            match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
+        clock.lap("write")
+        report = _report(output, pair, match)
+        report.certificate = certificate
+        if data is not None:
+            comparison = compare(pair, options, match, data)
+            report.comparison = comparison.as_json()
+            report.notes.append(verdict(comparison))
+            clock.lap("evaluate")
+        agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+        document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+                 agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
@@ -108,7 +108,7 @@ def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: N
         clock.lap("match")
         weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
-    match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+        match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
     report = _report(output, pair, match)
     report.seconds = clock.laps

@@ -131,9 +131,9 @@ def merge(
         with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
             write_shards(claim, plan, same.source(options), bar.update)
         write_companions(output, same.a.folder, {})
-    seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
-    report = Report(str(output), str(same.config.get("model_type")), seconds)
-    document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
+        seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
+        report = Report(str(output), str(same.config.get("model_type")), seconds)
+        document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
     return report
 
 

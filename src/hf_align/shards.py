@@ -174,7 +174,8 @@ class Claim:
 def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False) -> Iterator[Claim]:
     """Lock an output folder for one run, from before anything is computed.
 
-    A folder inside it holds what is not finished; it stays only if a later run can go on with it.
+    A folder inside it holds what is not finished; it stays only if a later run can go on with it. All that belongs to
+    the result is written while the claim is held: a run that is killed in between is one that is not finished.
 
     Raises:
         OutputError: the folder is not writable, not empty, in use by another run, or begun with other inputs; it stays
@@ -195,6 +196,7 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
             claim = Claim(folder, work, record, overwrite)
             _require_ours(claim)
             yield claim
+            (work / _PLAN).unlink(missing_ok=True)
         finally:
             if not (work / _PLAN).exists():
                 shutil.rmtree(work, ignore_errors=True)
@@ -252,7 +254,6 @@ def write_shards(
         raise
     if len(plan.shards) > 1:
         _replace(claim, INDEX, (json.dumps(plan.index(), indent=2) + "\n").encode())
-    _remove({claim.work / _PLAN})
 
 
 def _begin(claim: Claim, plan: ShardPlan) -> list[Shard]:
