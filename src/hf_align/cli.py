@@ -19,6 +19,7 @@ from hf_align import __version__
 from hf_align.errors import HfAlignError
 from hf_align.options import Options
 from hf_align.outcome import Report
+from hf_align.processes import current
 
 app = typer.Typer(
     name="hf-align",
@@ -345,11 +346,12 @@ def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, c
 
 
 def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    return (lambda _: None) if quiet or not current().leads else (lambda line: typer.echo(line, err=True))
 
 
 def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    if current().leads:
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
 
 
 def _merge_lines(report: dict[str, Any]) -> list[str]:
@@ -397,7 +399,8 @@ def main() -> None:
     try:
         app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
-        typer.echo(f"hf-align: {error}", err=True)
+        if current().leads or not error.shared:
+            typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None
 
 

@@ -180,13 +180,14 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
 
 def _match_once(claim: Claim, pair: Pair, options: Options, say: Say) -> Match | None:
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
-    spec = search_spec(pair.spec, options)
-    if (kept := claim.kept("alignment.safetensors")) is not None:
-        return Match.load(kept, spec)
-    match = find_match(pair, options, say)
-    if match is not None:
-        claim.keep("alignment.safetensors", lambda path: match.save(path, spec))
-    return match
+    if options.match == "none":
+        return None
+    spec, name = search_spec(pair.spec, options), "alignment.safetensors"
+    with claim.processes.together():
+        if claim.processes.leads and claim.kept(name) is None:
+            match = find_match(pair, options, say)
+            claim.keep(name, lambda path: match.save(path, spec))
+    return Match.load(claim.work / name, spec)
 
 
 def _report(output: Path, pair: Pair, match: Match | None) -> Report:
