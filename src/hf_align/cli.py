@@ -117,6 +117,9 @@ def merge(
     drop_cache: Annotated[
         bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, written and needed; reads headers only.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -146,6 +149,8 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
+    if dry_run:
+        return _plan(a, b, output, options, as_json)
     report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
     lines = _merge_lines(report)
     if push is not None:
@@ -331,6 +336,15 @@ def _bars(quiet: bool) -> None:
 
     if quiet:
         disable_progress_bars()
+
+
+def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(a, b, output, options)
+    _emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
 
 
 def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
