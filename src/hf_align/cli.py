@@ -17,6 +17,7 @@ import yaml
 
 from hf_align import __version__
 from hf_align.errors import HfAlignError
+from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.processes import current
@@ -44,6 +45,8 @@ class Matching(StrEnum):
     """--match."""
 
     weight = "weight"
+    activation = "activation"
+    learned = "learned"
     none = "none"
 
 
@@ -66,7 +69,17 @@ Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revisio
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
-Match = Annotated[Matching, typer.Option(help="How B is matched to A; none averages the models as they are.")]
+Match = Annotated[
+    Matching,
+    typer.Option(
+        help="How B is matched to A: by its weights (seconds), by what both models read on the same inputs, or by "
+        "descent on the loss of the merged network (best, slowest; needs no data). none averages them as they are."
+    ),
+]
+Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Device = Annotated[
+    str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
+]
 Untie = Annotated[
     bool | None,
     typer.Option(
@@ -94,8 +107,14 @@ def merge(
     method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
-        Path | None, typer.Option(help="Held-out examples; the report then says whether alignment helped.")
+        Path | None,
+        typer.Option(
+            help="Held-out examples; the report then says whether alignment helped. --match activation and learned "
+            "match on the first half of them, and report on the other."
+        ),
     ] = None,
+    steps: Steps = 150,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     alignment: AlignmentFile = None,
@@ -136,6 +155,8 @@ def merge(
     options = Options(
         match=match.value,
         residual=residual.value,
+        schedule=Schedule(steps=steps),
+        device=device,
         untie=untie,
         method=method.value,
         weight=weight,
@@ -167,6 +188,12 @@ def align(
     a: Model,
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for B in A's basis.")],
+    match: Match = Matching.weight,
+    data: Annotated[
+        Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
+    ] = None,
+    steps: Steps = 150,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     strict: Strict = False,
@@ -179,9 +206,10 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = Options(residual=residual.value, untie=untie, strict=strict, specs=specs,
-                               trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
-    report = pipeline.align(a, b, output, options, _say(quiet))
+    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+                      untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
+                      overwrite=overwrite, quiet=quiet)  # fmt: skip
+    report = pipeline.align(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
 
@@ -194,6 +222,8 @@ def evaluate(
     ],
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
+    steps: Steps = 150,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     alignment: AlignmentFile = None,
@@ -205,8 +235,9 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
-                               specs=specs, trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+                      untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
+                      quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
 

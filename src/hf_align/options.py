@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
+from hf_align.matching.schedule import Schedule
+
 _NO_RESULT = ("overwrite", "drop_cache", "quiet")
-_NO_STRATEGY = (*_NO_RESULT, "max_shard_size", "strict", "trust_remote_code")
+_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code")
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,10 @@ class Options:
 
     Attributes:
         residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
-        match: "weight", or "none" for plain averaging.
+        match: "weight", "activation", "learned", or "none" for plain averaging.
+        schedule: of learned matching.
+        own: sequences that each model writes itself, where matching needs inputs and there is no data.
+        device: where models run; an accelerator if there is one.
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
@@ -28,6 +33,9 @@ class Options:
 
     match: str = "weight"
     residual: str = "orthogonal"
+    schedule: Schedule = field(default_factory=Schedule)
+    own: int = 512
+    device: str | None = None
     untie: bool | None = None
     method: str = "linear"
     weight: float = 0.5

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -14,10 +17,14 @@ from hf_align.card import document
 from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.find import Search, find
+from hf_align.matching.learned import State
 from hf_align.matching.match import Match
-from hf_align.matching.weights import match_weights, with_permuted_residual
+from hf_align.matching.weights import with_permuted_residual
 from hf_align.merging import METHODS
 from hf_align.models import Pair, open_pair
+from hf_align.network import Batch, Network
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.shards import Claim, claimed
@@ -43,7 +50,8 @@ def merge(
 
     Args:
         a, b: folders or Hub references.
-        data: held-out examples; with them the report says whether alignment helped.
+        data: examples; with them the report says whether alignment helped. Matching that runs the models takes the
+            first half of them, and the report the other.
         say: told what is going on, a line at a time.
         certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
         command: what the card says that the merge was made with.
@@ -58,14 +66,15 @@ def merge(
     clock = _Clock()
     certificate = None
     pair = _open(a, b, options, say)
+    fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
         certificate = certified(pair.config, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
-        match = _match_once(claim, pair, options, say)
+        match = _match_once(claim, pair, options, fit, say)
         clock.lap("match")
         if options.drop_cache:  # not before: matching reads every shard many times
             pair.drop_when_read()
@@ -76,39 +85,44 @@ def merge(
             return mix(weights_a[name], weights_b[name], options.weight)
 
         write(claim, draft, produce, say, quiet=options.quiet)
-        if match is not None:
-            (output / "hf-align").mkdir(exist_ok=True)
-            match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
         clock.lap("write")
         report = _report(output, pair, match)
         report.certificate = certificate
-        if data is not None:
-            comparison = compare(pair, options, match, data)
+        if claim.processes.leads and match is not None:
+            (output / "hf-align").mkdir(exist_ok=True)
+            match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
+        if claim.processes.leads and held_out is not None:
+            comparison = compare(pair, options, match, held_out)
             report.comparison = comparison.as_json()
             report.notes.append(verdict(comparison))
             clock.lap("evaluate")
-        agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
-        document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
-                 agreement=agreement, **report.facts)  # fmt: skip
+        if claim.processes.leads:
+            agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+            document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+                     agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
 
-def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: None) -> Report:
+def align(
+    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
     pair = _open(a, b, options, say)
+    fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
-        match = _match_once(claim, pair, options, say)
+        match = _match_once(claim, pair, options, fit, say)
         if match is None:
             raise HfAlignError("align needs a matching; --match none leaves B as it is")
         clock.lap("match")
         weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
-        match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+        if claim.processes.leads:
+            match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
     report = _report(output, pair, match)
     report.seconds = clock.laps
@@ -118,12 +132,33 @@ def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: N
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
     pair = _open(a, b, options, say)
-    return compare(pair, options, find_match(pair, options, say), data, points)
+    fit, held_out = examples(pair, options, data)
+    assert held_out is not None
+    return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
 
 
-def compare(pair: Pair, options: Options, match: Match | None, data: Path, points: int = 21) -> Comparison:
+def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
+    """What to match on, and what to report on: halves of the data, or all of it where matching runs no model.
+
+    Raises:
+        HfAlignError: the data cannot be read, or one example cannot be halved.
+    """
+    if data is None:
+        return None, None
+    everything = load_data(data, pair.a.folder, pair.config)
+    if options.match not in ("activation", "learned"):
+        return None, everything
+    half = len(next(iter(everything.values()))) // 2
+    if not half:
+        raise HfAlignError(
+            f"{data} holds one example; --match {options.match} needs some to match on, others to report"
+        )
+    return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}
+
+
+def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, points: int = 21) -> Comparison:
     """As `evaluate`, for models that are open and matched."""
-    evaluator = Evaluator(pair.config, load_data(data, pair.a.folder, pair.config))
+    evaluator = Evaluator(pair.config, held_out, device_of(options))
     names = list(pair.spec.parameters)
     raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
@@ -140,15 +175,37 @@ def verdict(comparison: Comparison) -> str:
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
 
 
-def find_match(pair: Pair, options: Options, say: Say = lambda _: None) -> Match | None:
-    """The alignment that the options ask for; None for none."""
+def find_match(
+    pair: Pair,
+    options: Options,
+    fit: Batch | None = None,
+    say: Say = lambda _: None,
+    *,
+    state: State | None = None,
+) -> Match | None:
+    """The alignment that the options ask for; None for none.
+
+    Args:
+        fit: examples to match on; without them the models' own inputs are used.
+        state: where learned matching keeps how far it got.
+    """
     if options.match == "none":
         return None
     spec = search_spec(pair.spec, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
-    return match_weights(spec, pair.a.weights, pair.b.weights,
-                         progress=lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))  # fmt: skip
+    models = Balanced.of(spec, pair.a.weights, pair.b.weights)
+    search = Search(options.match, options.schedule, own=options.own, state=state, quiet=options.quiet)
+    return models.match(*find(models, Network(pair.config, device_of(options)), search, fit, say))
+
+
+def _digest(data: Path | None) -> dict[str, str]:
+    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
+
+
+def device_of(options: Options) -> str:
+    """Where models run: as asked, else the accelerator, else the CPU."""
+    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
@@ -178,16 +235,18 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
     return pair
 
 
-def _match_once(claim: Claim, pair: Pair, options: Options, say: Say) -> Match | None:
+def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
     if options.match == "none":
         return None
-    spec, name = search_spec(pair.spec, options), "alignment.safetensors"
+    spec, name, match = search_spec(pair.spec, options), "alignment.safetensors", None
     with claim.processes.together():
         if claim.processes.leads and claim.kept(name) is None:
-            match = find_match(pair, options, say)
-            claim.keep(name, lambda path: match.save(path, spec))
-    return Match.load(claim.work / name, spec)
+            state = State(claim.progress, made_of=repr(claim.record))
+            match = find_match(pair, options, fit, say, state=state)
+            if match is not None:
+                claim.keep(name, partial(match.save, spec=spec))
+    return match or Match.load(claim.work / name, spec)
 
 
 def _report(output: Path, pair: Pair, match: Match | None) -> Report:

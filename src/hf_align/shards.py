@@ -137,6 +137,11 @@ class Claim:
         begun = self.work / _PLAN
         return begun.is_file() and _recorded(begun) == self.record
 
+    @property
+    def progress(self) -> Path:
+        """Where a long search may keep how far it got, and of which record; the folder stays while it is there."""
+        return self.work / "progress"
+
     def kept(self, name: str) -> Path | None:
         """A file that such a run has put aside with `keep`."""
         path = self.work / name
@@ -214,7 +219,7 @@ def _locked(claim: Claim) -> Iterator[None]:
             _require_ours(claim)
             yield
         finally:
-            if not (claim.work / _PLAN).exists():
+            if not ((claim.work / _PLAN).exists() or claim.progress.exists()):
                 shutil.rmtree(claim.work, ignore_errors=True)
                 with suppress(OSError):  # it is not empty
                     if is_new:

@@ -41,7 +41,8 @@ class Match:
             for space, element in elements.items()
             for key, t in element.tensors().items()
         }
-        save_file(arrays, path, {"format": "hf-align alignment", "spaces": _spaces(spec)})
+        found = {"before": self.before, "after": self.after, "sweeps": self.sweeps}
+        save_file(arrays, path, {"format": "hf-align alignment", "spaces": _spaces(spec), "found": json.dumps(found)})
 
     @classmethod
     def load(cls, path: Path, spec: SymmetrySpec) -> Match:
@@ -63,7 +64,7 @@ class Match:
         if metadata.get("spaces") != _spaces(spec):
             raise HfAlignError(f"{path} was made for another architecture, or with another --residual")
         a, b = ({s: load_element(t) for s, t in sides[side].items()} for side in ("a", "b"))
-        return cls(a, b)
+        return cls(a, b, **json.loads(metadata.get("found", "{}")))
 
 
 def _spaces(spec: SymmetrySpec) -> str:
