@@ -195,6 +195,9 @@ class Checkpoint(Mapping[str, Tensor]):
                 self._files.pop(info.shard).close()
                 self._remote.drop(info.shard)  # type: ignore[union-attr]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 

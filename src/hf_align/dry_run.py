@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -159,14 +160,22 @@ def lines(found: DryRun) -> list[str]:
     groups = ", ".join(f"{count} {group}" for group, count in found.spaces.items())
     return [
         f"{found.model_type}: compatible{', the head is untied' if found.untied else ''}",
-        *([f"spaces    {groups}", f"          {found.dimensions} continuous dimensions"] if groups else []),
-        *(f"pinned    no rule for {op} ({line})" for op, line in found.pinned_by_unknown_ops.items()),
+        *(_wrapped(f"spaces    {groups}; {found.dimensions} continuous dimensions") if groups else []),
+        *(
+            row
+            for op, line in found.pinned_by_unknown_ops.items()
+            for row in _wrapped(f"pinned    no rule for {op} ({line})")
+        ),
         f"read      {_size(found.bytes_to_read)}, of which {_size(found.bytes_to_fetch)} from the Hub",
         f"write     {_size(found.bytes_to_write)}: {found.tensors} tensors in {len(found.shards)} files",
         f"memory    {_size(found.peak_bytes)} at most beside the program; largest is",
         f"          {found.largest}",
         f"disk      {_size(found.disk_needed)} needed, {_size(found.disk_free)} free",
     ]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 80, subsequent_indent=" " * 10)
 
 
 def _size(count: int) -> str:
