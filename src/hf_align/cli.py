@@ -20,6 +20,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
+from hf_align.processes import current
 
 app = typer.Typer(
     name="hf-align",
@@ -188,6 +189,9 @@ def merge(
     drop_cache: Annotated[
         bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, written and needed; reads headers only.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -222,6 +226,8 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
+    if dry_run:
+        return _plan(a, b, output, options, as_json)
     report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
     lines = _merge_lines(report)
     if push is not None:
@@ -431,6 +437,15 @@ def _bars(quiet: bool) -> None:
         disable_progress_bars()
 
 
+def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(a, b, output, options)
+    _emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
+
+
 def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
     if options.match == "none" and data is None:
         # As the pipeline does it, without waiting for modelling code to be loaded.
@@ -444,11 +459,12 @@ def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, c
 
 
 def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    return (lambda _: None) if quiet or not current().leads else (lambda line: typer.echo(line, err=True))
 
 
 def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    if current().leads:
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
 
 
 def _merge_lines(report: dict[str, Any]) -> list[str]:
@@ -496,7 +512,8 @@ def main() -> None:
     try:
         app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
-        typer.echo(f"hf-align: {error}", err=True)
+        if current().leads or not error.shared:
+            typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None
 
 

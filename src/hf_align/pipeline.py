@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -72,7 +74,7 @@ def merge(
         certificate = certified(pair.config, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         clock.lap("match")
@@ -80,22 +82,19 @@ def merge(
             pair.drop_when_read()
         mix = merger(pair, options, match, fit, say)
         write(claim, draft, lambda name: mix(name, options.weight), say, quiet=options.quiet)
-    if match is not None:
-        (output / "hf-align").mkdir(exist_ok=True)
-        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
-    clock.lap("write")
-    report = _report(output, pair, options, match)
-    report.certificate = certificate
-    if held_out is not None:
-        comparison = compare(pair, options, match, held_out)
-        report.comparison = comparison.as_json()
-        report.notes.append(verdict(comparison))
-        if options.method != "linear":
-            report.notes.append(against_the_mean(pair, options, match, mix, held_out))
-        clock.lap("evaluate")
-    agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
-    document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
-             agreement=agreement, **report.facts)  # fmt: skip
+        clock.lap("write")
+        report = _report(output, pair, options, match)
+        report.certificate = certificate
+        if claim.processes.leads:
+            if match is not None:
+                (output / "hf-align").mkdir(exist_ok=True)
+                match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
+            if held_out is not None:
+                _judge(report, pair, options, match, mix, held_out)
+                clock.lap("evaluate")
+            agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
+            document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+                     agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
@@ -109,7 +108,7 @@ def align(
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         if match is None:
@@ -117,7 +116,8 @@ def align(
         clock.lap("match")
         weights = AlignedWeights(pair.b.weights, search_spec(pair, options), match.b)
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
-    match.save(output / "alignment.safetensors", search_spec(pair, options))
+        if claim.processes.leads:
+            match.save(output / "alignment.safetensors", search_spec(pair, options))
     clock.lap("write")
     report = _report(output, pair, options, match)
     report.seconds = clock.laps
@@ -220,6 +220,10 @@ def find_match(
     return models.match(elements, sweeps)
 
 
+def _digest(data: Path | None) -> dict[str, str]:
+    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
+
+
 def device_of(options: Options) -> str:
     """Where models run: as asked, else the accelerator, else the CPU."""
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -263,14 +267,25 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
 
 def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
-    spec = search_spec(pair, options)
-    if (kept := claim.kept("alignment.safetensors")) is not None:
-        return Match.load(kept, spec)
-    state = State(claim.progress, made_of=repr(claim.record))
-    match = find_match(pair, options, fit, say, state=state)
-    if match is not None:
-        claim.keep("alignment.safetensors", lambda path: match.save(path, spec))
-    return match
+    if options.match == "none":
+        return None
+    spec, name, match = search_spec(pair, options), "alignment.safetensors", None
+    with claim.processes.together():
+        if claim.processes.leads and claim.kept(name) is None:
+            state = State(claim.progress, made_of=repr(claim.record))
+            match = find_match(pair, options, fit, say, state=state)
+            if match is not None:
+                claim.keep(name, partial(match.save, spec=spec))
+    return match or Match.load(claim.work / name, spec)
+
+
+def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> None:
+    """Add to the report whether alignment, and the method, helped."""
+    comparison = compare(pair, options, match, held_out)
+    report.comparison = comparison.as_json()
+    report.notes.append(verdict(comparison))
+    if options.method != "linear":
+        report.notes.append(against_the_mean(pair, options, match, mix, held_out))
 
 
 def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
