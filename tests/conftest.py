@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hub_server import HUB, Hub, start
@@ -15,9 +15,14 @@ os.environ["HF_HUB_DISABLE_XET"] = "1"
 import pytest
 import transformers
 from huggingface_hub import constants
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.cli import main
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.match import Match
+from hf_align.matching.weights import Progress, match_weights
+from hf_align.symmetry.spec import SymmetrySpec
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "examples" / "models"
@@ -58,6 +63,14 @@ def run(*arguments: object) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
+
+
+def matched(
+    spec: SymmetrySpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor], progress: Progress | None = None
+) -> Match:
+    """Two models matched by their weights."""
+    models = Balanced.of(spec, a, b)
+    return models.match(*match_weights(models, progress))
 
 
 @pytest.fixture(scope="session")

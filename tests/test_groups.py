@@ -22,6 +22,7 @@ GROUPS = [
     g.Permutation(5), g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)), g.RotaryUnitary(6, ROTARY),
     g.RotaryUnitary(6, TWICE),
 ]  # fmt: skip
+SCALING = g.Scaling(6, (0, 1, 2, 0, 1, 2), (Scalars.NONZERO, Scalars.SIGN))
 PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
 
 
@@ -155,3 +156,13 @@ def test_several_scales_are_balanced_and_matched_together() -> None:
     found = group.nearest({p: ours[p] @ theirs[p].T for p in powers})
     for p in powers:
         torch.testing.assert_close(found.act(theirs[p].T, p).T, ours[p])
+
+
+@pytest.mark.parametrize("group", [*GROUPS, SCALING], ids=repr)
+def test_the_lie_algebra_is_projected_on_orthogonally(group: g.Group) -> None:
+    basis = group.tangents()
+    shape = (len(group.scales), group.size) if isinstance(group, g.ScaledPermutation) else (group.size, group.size)
+    x = torch.randn(shape, generator=rng(0), dtype=torch.float64)
+    flat = basis.reshape(len(basis), x.numel())
+    expected = (torch.linalg.pinv(flat) @ flat @ x.flatten()).view(shape)
+    torch.testing.assert_close(group.algebra(x), expected.to(x))

@@ -111,7 +111,7 @@ def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_pat
 def test_our_loop_reads_a_recipe_as_mergekit_does(recipe: dict[str, Any], tmp_path: Path) -> None:
     config = parse(recipe)
     names = models_of(config)
-    inputs = open_inputs(str(LLAMA / "0"), names, Options(match="none", untie=False), False, lambda _: None)
+    inputs = open_inputs(str(LLAMA / "0"), names, Options(match="none", untie=False))
     merge_here(config, inputs, tmp_path / "ours", Output(None, "5GB", False, True, ""), lambda _: None)
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
 

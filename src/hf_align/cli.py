@@ -41,6 +41,8 @@ class Matching(StrEnum):
     """--match."""
 
     weight = "weight"
+    activation = "activation"
+    learned = "learned"
     none = "none"
 
 
@@ -63,7 +65,17 @@ Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revisio
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
-Match = Annotated[Matching, typer.Option(help="How B is matched to A; none averages the models as they are.")]
+Match = Annotated[
+    Matching,
+    typer.Option(
+        help="How B is matched to A: by its weights (seconds), by what both models read on the same inputs, or by "
+        "descent on the loss of the merged network (best, slowest; needs no data). none averages them as they are."
+    ),
+]
+Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Device = Annotated[
+    str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
+]
 Untie = Annotated[
     bool | None,
     typer.Option(
@@ -91,8 +103,14 @@ def merge(
     method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
-        Path | None, typer.Option(help="Held-out examples; the report then says whether alignment helped.")
+        Path | None,
+        typer.Option(
+            help="Held-out examples; the report then says whether alignment helped. --match activation and learned "
+            "match on the first half of them, and report on the other."
+        ),
     ] = None,
+    steps: Steps = 150,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     alignment: AlignmentFile = None,
@@ -123,6 +141,7 @@ def merge(
     """
     from hf_align import pipeline
     from hf_align import push as upload
+    from hf_align.matching.learned import Schedule
 
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
@@ -131,6 +150,8 @@ def merge(
     options = pipeline.Options(
         match=match.value,
         residual=residual.value,
+        schedule=Schedule(steps=steps),
+        device=device,
         untie=untie,
         method=method.value,
         weight=weight,
@@ -161,6 +182,12 @@ def align(
     a: Model,
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for B in A's basis.")],
+    match: Match = Matching.weight,
+    data: Annotated[
+        Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
+    ] = None,
+    steps: Steps = 150,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     strict: Strict = False,
@@ -172,10 +199,12 @@ def align(
 ) -> None:
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
+    from hf_align.matching.learned import Schedule
 
-    options = pipeline.Options(residual=residual.value, untie=untie, strict=strict, specs=specs,
+    options = pipeline.Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps),
+                               device=device, untie=untie, strict=strict, specs=specs,
                                trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
-    report = pipeline.align(a, b, output, options, _say(quiet))
+    report = pipeline.align(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
 
@@ -188,6 +217,8 @@ def evaluate(
     ],
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
+    steps: Steps = 150,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
     untie: Untie = None,
     alignment: AlignmentFile = None,
@@ -198,9 +229,11 @@ def evaluate(
 ) -> None:
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
+    from hf_align.matching.learned import Schedule
 
-    options = pipeline.Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
-                               specs=specs, trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+    options = pipeline.Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps),
+                               device=device, untie=untie, alignment=alignment, specs=specs,
+                               trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
 
@@ -239,7 +272,7 @@ def run_mergekit(
     """Merge as a mergekit recipe says, with all models moved into one basis first.
 
     The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
-    whose basis is used), `match`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
     """
     from hf_align.mergekit.recipe import run_recipe
 

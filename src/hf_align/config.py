@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,8 +21,9 @@ class Align(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reference: str | None = None
-    match: str = "weight"
-    residual: str = "orthogonal"
+    match: Literal["weight", "activation", "learned"] = "weight"
+    data: Path | None = None
+    residual: Literal["orthogonal", "permutation"] = "orthogonal"
     untie: bool | None = None
     specs: Path | None = None
 

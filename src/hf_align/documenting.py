@@ -17,19 +17,23 @@ from hf_align.provenance import Input, Provenance
 from hf_align.reduce import reduced
 from hf_align.shrink import shrink
 from hf_align.symmetry.certificate.certify import certify
+from hf_align.symmetry.overrides import reviewer
 
 Weights = Mapping[str, Tensor]
 
 
-def certified(config: PretrainedConfig, say: Callable[[str], None]) -> dict[str, Any] | None:
+def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str], None]) -> dict[str, Any] | None:
     """The certificate of an architecture, as `hf-align certify --json`; None where no small copy of it runs.
+
+    Args:
+        specs: a folder of reviewed overrides, which are certified too.
 
     Raises:
         HfAlignError: a derived symmetry changes the function.
     """
     say("certifying the symmetries on a small copy")
     try:
-        result = certify(reduced(config) or shrink(config))
+        result = certify(reduced(config) or shrink(config), review=reviewer(config.model_type, specs))
     except IncompatibleModels as error:
         say(f"no certificate: {error}")
         return None

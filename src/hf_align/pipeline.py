@@ -15,16 +15,20 @@ from tqdm import tqdm
 from hf_align.documenting import certified, cosines, document
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.find import Search, find
+from hf_align.matching.learned import Schedule, State
 from hf_align.matching.match import Match
-from hf_align.matching.weights import match_weights, with_permuted_residual
+from hf_align.matching.weights import with_permuted_residual
 from hf_align.merging import METHODS
 from hf_align.models import Pair, open_pair
+from hf_align.network import Batch, Network
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Output, write
 
 Say = Callable[[str], None]
-_NO_STRATEGY = ("max_shard_size", "strict", "trust_remote_code", "overwrite", "drop_cache", "quiet")
+_NO_STRATEGY = ("max_shard_size", "device", "strict", "trust_remote_code", "overwrite", "drop_cache", "quiet")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,10 @@ class Options:
 
     Attributes:
         residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
-        match: "weight", or "none" for plain averaging.
+        match: "weight", "activation", "learned", or "none" for plain averaging.
+        schedule: of learned matching.
+        own: sequences that each model writes itself, where matching needs inputs and there is no data.
+        device: where models run; an accelerator if there is one.
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
@@ -43,6 +50,9 @@ class Options:
 
     match: str = "weight"
     residual: str = "orthogonal"
+    schedule: Schedule = field(default_factory=Schedule)
+    own: int = 512
+    device: str | None = None
     untie: bool | None = None
     method: str = "linear"
     weight: float = 0.5
@@ -91,7 +101,8 @@ def merge(
 
     Args:
         a, b: folders or Hub references.
-        data: held-out examples; with them the report says whether alignment helped.
+        data: examples; with them the report says whether alignment helped. Matching that runs the models takes the
+            first half of them, and the report the other.
         say: told what is going on, a line at a time.
         certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
         command: what the card says that the merge was made with.
@@ -102,11 +113,12 @@ def merge(
     clock = _Clock()
     certificate = None
     pair = _open(a, b, options, say)
+    fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
-        certificate = certified(pair.config, say)
+        certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
-    match = find_match(pair, options, say)
+    match = find_match(pair, options, fit, say, state=output)
     clock.lap("match")
     weights_a, weights_b = aligned_weights(pair, options, match)
     mix = METHODS[options.method]
@@ -121,24 +133,27 @@ def merge(
         (output / "hf-align").mkdir(exist_ok=True)
         match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
-    if data is not None:
-        comparison = compare(pair, options, match, data)
+    if held_out is not None:
+        comparison = compare(pair, options, match, held_out)
         report.comparison = comparison.as_json()
         report.notes.append(verdict(comparison))
         clock.lap("evaluate")
     facts = {k: v for k, v in report.as_json().items() if k not in ("output", "seconds", "pinned_by_unknown_ops")}
-    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+    agreement = cosines(pair, weights_a, weights_b) if held_out is not None else {}
     document(output, pair, say, command=command, strategy=_strategy(options), agreement=agreement, **facts)
     report.seconds = clock.laps
     return report
 
 
-def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: None) -> Report:
+def align(
+    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
     pair = _open(a, b, options, say)
     clock.lap("open")
-    match = find_match(pair, options, say)
+    fit, _ = examples(pair, options, data)
+    match = find_match(pair, options, fit, say, state=output)
     if match is None:
         raise HfAlignError("align needs a matching; --match none leaves B as it is")
     clock.lap("match")
@@ -154,12 +169,33 @@ def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: N
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
     pair = _open(a, b, options, say)
-    return compare(pair, options, find_match(pair, options, say), data, points)
+    fit, held_out = examples(pair, options, data)
+    assert held_out is not None
+    return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
 
 
-def compare(pair: Pair, options: Options, match: Match | None, data: Path, points: int = 21) -> Comparison:
+def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
+    """What to match on, and what to report on: halves of the data, or all of it where matching runs no model.
+
+    Raises:
+        HfAlignError: the data cannot be read, or one example cannot be halved.
+    """
+    if data is None:
+        return None, None
+    everything = load_data(data, pair.a.folder, pair.config)
+    if options.match not in ("activation", "learned"):
+        return None, everything
+    half = len(next(iter(everything.values()))) // 2
+    if not half:
+        raise HfAlignError(
+            f"{data} holds one example; --match {options.match} needs some to match on, others to report"
+        )
+    return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}
+
+
+def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, points: int = 21) -> Comparison:
     """As `evaluate`, for models that are open and matched."""
-    evaluator = Evaluator(pair.config, load_data(data, pair.a.folder, pair.config))
+    evaluator = Evaluator(pair.config, held_out, device_of(options))
     names = list(pair.spec.parameters)
     raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
@@ -176,15 +212,44 @@ def verdict(comparison: Comparison) -> str:
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
 
 
-def find_match(pair: Pair, options: Options, say: Say = lambda _: None) -> Match | None:
-    """The alignment that the options ask for; None for none."""
+def find_match(
+    pair: Pair,
+    options: Options,
+    fit: Batch | None = None,
+    say: Say = lambda _: None,
+    *,
+    state: Path | None = None,
+) -> Match | None:
+    """The alignment that the options ask for; None for none.
+
+    Args:
+        fit: examples to match on; without them the models' own inputs are used.
+        state: the output folder, in which learned matching keeps how far it got.
+    """
     if options.match == "none":
         return None
     spec = search_spec(pair.spec, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
-    return match_weights(spec, pair.a.weights, pair.b.weights,
-                         progress=lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))  # fmt: skip
+    models = Balanced.of(spec, pair.a.weights, pair.b.weights)
+    search = Search(
+        options.match,
+        options.schedule,
+        own=options.own,
+        state=None if state is None else State(state / ".hf-align" / "learned.pt", _made_of(pair, options)),
+        quiet=options.quiet,
+    )
+    return models.match(*find(models, Network(pair.config, device_of(options)), search, fit, say))
+
+
+def device_of(options: Options) -> str:
+    """Where models run: as asked, else the accelerator, else the CPU."""
+    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _made_of(pair: Pair, options: Options) -> str:
+    """What a resumed search must share with the one that was killed."""
+    return f"{pair.a.checkpoint.identity} {pair.b.checkpoint.identity} {options!r}"
 
 
 def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
@@ -218,6 +283,9 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
 def _strategy(options: Options) -> dict[str, Any]:
     """The options that the weights depend on, without paths."""
     chosen = {k: v for k, v in asdict(options).items() if k not in _NO_STRATEGY and v is not None}
+    schedule, own = chosen.pop("schedule"), chosen.pop("own")
+    chosen |= schedule if options.match == "learned" else {}
+    chosen |= {"own": own} if options.match in ("activation", "learned") else {}
     return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
             for k, v in chosen.items()}  # fmt: skip
 

@@ -1,25 +1,21 @@
 """Weight matching: the alignment that brings B's weights closest to A's (Git Re-Basin, arXiv 2209.04836, section 3.2;
 Theus et al., 2506.22712, section 4), over whatever groups the spec has.
 
-Both models are put into the canonical gauge and balanced first; then the spaces are visited in turn, each solved
-exactly with all others held still, until the objective ⟨A, gB⟩ no longer rises. It never falls.
+The spaces are visited in turn, each solved exactly with all others held still, until the objective ⟨A, gB⟩ no longer
+rises. It never falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from torch import Tensor
-
 from hf_align.matching.anchors import anchored, start
-from hf_align.matching.cross import cross, inner_product
-from hf_align.matching.heads import match_heads, trees
-from hf_align.matching.match import Match
-from hf_align.symmetry.action import act
-from hf_align.symmetry.alignment import balance, compose, distance
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.cross import Weights, cross, inner_product
+from hf_align.matching.heads import Tree, match_heads, trees
+from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -38,47 +34,47 @@ def with_permuted_residual(spec: SymmetrySpec) -> SymmetrySpec:
     return replace(spec, spaces=lowered)
 
 
-def match_weights(
-    spec: SymmetrySpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, progress: Progress | None = None
-) -> Match:
-    """Match two models of one architecture.
+def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[dict[str, Element], int]:
+    """The elements that bring the balanced B closest to A, and the number of sweeps.
 
     Args:
-        a, b: raw weights by name in memory, any float dtype; read several times.
         progress: called after each sweep with its number and the objective.
     """
-    balanced_a, gauge_a = _balanced(spec, a)
-    balanced_b, gauge_b = _balanced(spec, b)
-    elements, sweeps = descend(spec, balanced_a, balanced_b, progress)
-    moved = {n: act(t, n, spec, elements) for n, t in balanced_b.items()}
-    return Match(
-        a=gauge_a,
-        b=compose(spec, elements, gauge_b),
-        before=distance(balanced_a, balanced_b),
-        after=distance(balanced_a, moved),
-        sweeps=sweeps,
-    )
+    return descend(models.spec, models.a, models.b, start_residual(models.spec, models.a, models.b), progress=progress)
 
 
-def _balanced(spec: SymmetrySpec, raw: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Element]]:
-    canonical = CanonicalWeights(raw, spec.gauges)
-    weights = {name: canonical[name].double() for name in spec.parameters}
-    gauge = balance(spec, weights)
-    return {n: act(t, n, spec, gauge) for n, t in weights.items()}, gauge
+def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Element]:
+    """The element of the widest space that fits what both models share by construction."""
+    wide = [s for s in _alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
+    first = start(spec, wide[0], a, b) if wide else None
+    return {wide[0]: first} if first is not None else {}
+
+
+def _alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
+    """The spaces that move by themselves, not with the heads they lie in; those of most weights first."""
+    grouped = frozenset[str]().union(*(t.spaces for t in families))
+    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
+    return [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]
 
 
 def descend(
-    spec: SymmetrySpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor], progress: Progress | None = None
+    spec: SymmetrySpec,
+    a: Weights,
+    b: Weights,
+    elements: Elements,
+    *,
+    still: Collection[str] = (),
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Element], int]:
-    """Coordinate descent over spaces from the anchors; the elements for B, and the number of sweeps."""
-    families = trees(spec)
-    grouped = frozenset[str]().union(*(t.spaces for t in families))
-    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
-    single = [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]
-    elements: dict[str, Element] = {}
-    wide = [s for s in single if len(list(spec.uses(s))) > len(anchored(spec, s))]
-    if wide and (first := start(spec, wide[0], a, b)) is not None:
-        elements[wide[0]] = first
+    """Coordinate descent over spaces; the elements for B, and the number of sweeps.
+
+    Args:
+        elements: where it starts; spaces that are not named start from the identity.
+        still: spaces that stay there. Of a tree of heads all move, or each by itself.
+    """
+    elements = dict(elements)
+    families = [t for t in trees(spec) if not t.spaces & set(still)]
+    single = [s for s in _alone(spec, families) if s not in still]
     best = float("-inf")
     sweep = 0
     for sweep in range(1, _SWEEPS + 1):

@@ -54,11 +54,11 @@ def run_recipe(
     _require_free(output, overwrite)
     dtype = dtype_of(config, "out_dtype", "dtype")
     names = models_of(config)
-    options = Options(match="none", untie=False) if align is None else _options(align)
+    options = _options(align, trust_remote_code, quiet)
     reference = _reference(names, config, align)
     inputs = None
     if align is not None and len(names) > 1:
-        inputs = open_inputs(reference, names, options, trust_remote_code, say)
+        inputs = open_inputs(reference, names, options, align.data if align else None, say)
     stage = output / _STAGE
     shutil.rmtree(stage, ignore_errors=True)
     try:
@@ -69,7 +69,7 @@ def run_recipe(
         else:
             shutil.rmtree(stage, ignore_errors=True)
             say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
-            inputs = inputs or open_inputs(reference, names, options, trust_remote_code, say)
+            inputs = inputs or open_inputs(reference, names, options, align.data if align else None, say)
             if seed is not None:
                 torch.manual_seed(seed)
             merge_here(config, inputs, output, Output(dtype, "5GB", overwrite, quiet, json.dumps(recipe)), say)
@@ -83,8 +83,11 @@ def run_recipe(
     return [how, *([f"all models are in the basis of {reference}"] if align is not None and inputs else [])]
 
 
-def _options(align: Align) -> Options:
-    return Options(match=align.match, residual=align.residual, untie=align.untie, specs=align.specs)
+def _options(align: Align | None, trust_remote_code: bool, quiet: bool) -> Options:
+    if align is None:
+        return Options(match="none", untie=False, trust_remote_code=trust_remote_code, quiet=quiet)
+    return Options(match=align.match, residual=align.residual, untie=align.untie, specs=align.specs,
+                   trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
 
 
 def _reference(names: Sequence[str], config: Any, align: Align | None) -> str:
@@ -113,6 +116,7 @@ def _document(output: Path, recipe: Mapping[str, Any], align: Align | None, inpu
     sources = {name: model.source for name, model in inputs.models.items()}
     public = {name: Input.of(source, licence_of(source.folder)) for name, source in sources.items()}
     asked = align.model_dump(mode="json", exclude_none=True) if align else {}
+    asked |= {key: Path(asked[key]).name for key in ("data", "specs") if key in asked}
     whole = {**recipe, "align": asked} if align else recipe
     shown = renamed(whole, {name: model.name for name, model in public.items()})
     (output / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")

@@ -1,0 +1,108 @@
+"""From two models and a choice of strategy to a match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hf_align.generate import own_inputs
+from hf_align.matching.activations import match_activations
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.features import compare
+from hf_align.matching.learned import Schedule, State, learn
+from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
+from hf_align.matching.weights import match_weights
+from hf_align.network import Batch, Network
+from hf_align.symmetry.elements import Element
+
+Say = Callable[[str], None]
+_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to look for a match.
+
+    Attributes:
+        strategy: "weight", "activation" or "learned".
+        own: sequences that each model writes where there is no data, for learned matching; a quarter of them serves
+            activation matching.
+        length: tokens of each.
+        examples: rows of data whose activations are compared.
+        state: where learned matching keeps how far it got.
+    """
+
+    strategy: str = "weight"
+    schedule: Schedule = field(default_factory=Schedule)
+    own: int = 512
+    length: int = 64
+    examples: int = 256
+    state: State | None = None
+    quiet: bool = True
+
+
+Found = tuple[dict[str, Element], int]
+
+
+def find(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say = lambda _: None) -> Found:
+    """The elements that bring the balanced B to A, and the number of sweeps or steps.
+
+    Args:
+        network: of their architecture, on the device to compute on.
+        data: arguments of `forward`, for strategies that run the models; without it the models' own inputs are used.
+    """
+    if search.strategy == "activation":
+        return _by_activations(models, network, search, data, say)
+    found, sweeps = match_weights(models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))
+    if search.strategy == "weight":
+        return found, sweeps
+    objective = _objective(models, network, search, data, say)
+    with tqdm(total=search.schedule.steps, desc="matching", unit="step", disable=search.quiet) as bar:
+
+        def progress(step: int, loss: float) -> None:
+            bar.n = step
+            bar.set_postfix(loss=f"{loss:.4f}")
+
+        learned = learn(models, found, network, objective, search.schedule, state=search.state, progress=progress)
+    return learned, search.schedule.steps
+
+
+def _by_activations(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
+    a, b = _placed(models, network)
+    if data is None:
+        written = own(network, search, (a, b), max(1, search.own // 4), say)
+        data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
+    inputs = {k: t[: search.examples] for k, t in data.items() if k != "labels"}
+    return match_activations(models, compare(network, a, b, batches(inputs)))
+
+
+def _objective(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
+    if data is not None and "labels" in data:
+        return OnLabels(data)
+    a, b = _placed(models, network)
+    if data is not None:
+        return TowardsSources(a, b, data, data)
+    return TowardsSources(a, b, *own(network, search, (a, b), search.own, say))
+
+
+def own(network: Network, search: Search, sources: tuple[dict[str, Tensor], ...], count: int, say: Say) -> list[Batch]:
+    """What each source writes by itself, `count` rows each."""
+    say(f"no data: each model writes {count} sequences of {search.length} tokens, where it writes")
+    seed, config = search.schedule.seed, network.config
+    return [own_inputs(config, w, count, search.length, seed + i) for i, w in enumerate(sources)]
+
+
+def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Both models' weights in float32 where the network is."""
+    a, b = ({n: t.to(network.device, torch.float32) for n, t in w.items()} for w in (models.a, models.b))
+    return a, b
+
+
+def batches(data: Batch, rows: int = _ROWS) -> Iterator[Batch]:
+    """Data in order, `rows` at a time."""
+    for start in range(0, len(next(iter(data.values()))), rows):
+        yield {name: tensor[start : start + rows] for name, tensor in data.items()}

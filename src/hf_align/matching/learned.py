@@ -1,0 +1,187 @@
+"""Learned matching (Theus et al., arXiv 2506.22712, algorithm 1): gradient descent on the loss between two models.
+
+From the weight match, every step draws a mixing weight λ, merges A with the moved B, and moves the elements along the
+gradient of the merged network's loss. Orthogonal maps, head elements and scales move on their groups; permutations
+move through latent matrices. The function of B is untouched at every step: only its basis moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from hf_align.errors import HfAlignError
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.latent import Assigning, Latent, Stretching, Turning
+from hf_align.matching.objectives import Objective
+from hf_align.network import Network
+from hf_align.symmetry.action import Elements, act
+from hf_align.symmetry.elements import Element, Monomial
+from hf_align.symmetry.groups import Group, ScaledPermutation
+
+Draw = Callable[[Generator], float]
+Progress = Callable[[int, float], None]
+
+
+def _uniform(low: float, high: float) -> Draw:
+    return lambda rng: low + (high - low) * float(torch.rand((), generator=rng))
+
+
+MIXING: dict[str, Draw] = {
+    "narrow": _uniform(0.4, 0.6),
+    "uniform": _uniform(0.0, 1.0),
+    "middle": lambda rng: 0.5,
+}
+"""Where on the line the loss is taken: around the middle, anywhere, or at the middle alone."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast.
+
+    Attributes:
+        rate: of the continuous elements: radians of a rotation per step, about; warmed up, then down a cosine.
+        order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
+        rows: examples for each step.
+        mixing: a key of `MIXING`.
+        checkpoint_every: steps between two states on disk.
+    """
+
+    steps: int = 150
+    rate: float = 0.012
+    order_rate: float = 0.0
+    rows: int = 16
+    mixing: str = "narrow"
+    seed: int = 0
+    warmup: int = 10
+    checkpoint_every: int = 50
+
+    def pace(self, step: int) -> float:
+        """The share of the rate at a step."""
+        return min(1.0, (step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a descent keeps how far it got, and what it is made of: only a run of the same goes on from there."""
+
+    path: Path
+    made_of: str
+
+
+def learn(
+    models: Balanced,
+    start: Elements,
+    network: Network,
+    objective: Objective,
+    schedule: Schedule,
+    *,
+    state: State | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Element]:
+    """The elements for the balanced B that a descent on the merged loss finds.
+
+    Args:
+        start: where it begins, every space that moves named.
+        state: a run that was killed goes on from there; the file is removed at the end.
+        progress: called after each step with its number and the loss.
+
+    Raises:
+        HfAlignError: the loss is not finite.
+    """
+    a, b = ({n: t.to(network.device, torch.float32) for n, t in w.items()} for w in (models.a, models.b))
+    latents = dict(_latents(models, start, schedule, network.device))
+    rest = {s: e for s, e in start.items() if s not in latents}
+    run = _Run(latents, schedule, state)
+    for step in run.steps():
+        elements = rest | {s: latent.element() for s, latent in latents.items()}
+        moved = {n: act(t, n, models.spec, elements) for n, t in b.items()}
+        at = MIXING[schedule.mixing](run.rng)
+        loss = objective.loss(network, {n: torch.lerp(a[n], moved[n], at) for n in a}, schedule.rows, run.rng)
+        if not bool(loss.isfinite()):
+            raise HfAlignError(f"the loss is not finite at step {step}; try a smaller rate")
+        run.move(loss)
+        if progress is not None:
+            progress(step + 1, loss.item())
+    return rest | {s: latent.settled(_group(models, s)) for s, latent in latents.items()}
+
+
+def _latents(
+    models: Balanced, start: Elements, schedule: Schedule, device: torch.device
+) -> Iterator[tuple[str, Latent]]:
+    for name, element in start.items():
+        group = _group(models, name)
+        if not isinstance(group, ScaledPermutation):
+            yield name, Turning(group, element, device)
+        elif isinstance(element, Monomial) and schedule.order_rate and not group.continuous:
+            yield name, Assigning(group, element, device)
+        elif isinstance(element, Monomial) and group.continuous:
+            yield name, Stretching(group, element, device)
+
+
+def _group(models: Balanced, space: str) -> Group:
+    group = models.spec.spaces[space].group
+    assert group is not None
+    return group
+
+
+class _Run:
+    """The optimiser's side of a descent, with its state on disk."""
+
+    def __init__(self, latents: Mapping[str, Latent], schedule: Schedule, state: State | None) -> None:
+        self._latents = latents
+        self._schedule = schedule
+        self._state = state
+        self.rng = Generator().manual_seed(schedule.seed)
+        rates = {s: schedule.order_rate if isinstance(x, Assigning) else schedule.rate for s, x in latents.items()}
+        groups = [{"params": [x.parameter], "lr": rates[s], "initial": rates[s]} for s, x in latents.items()]
+        self._optimiser = torch.optim.Adam(groups, betas=(0.9, 0.95))
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left; the state is written on the way, and removed at the end."""
+        for step in range(self._resumed(), self._schedule.steps):
+            for group in self._optimiser.param_groups:
+                group["lr"] = group["initial"] * self._schedule.pace(step)
+            yield step
+            if self._state is not None and (step + 1) % self._schedule.checkpoint_every == 0:
+                self._save(self._state, step + 1)
+        if self._state is not None:
+            self._state.path.unlink(missing_ok=True)
+
+    def move(self, loss: Tensor) -> None:
+        """One step down."""
+        self._optimiser.zero_grad()
+        loss.backward()
+        self._optimiser.step()
+        for latent in self._latents.values():
+            latent.retract()
+
+    def _save(self, state: State, step: int) -> None:
+        state.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = state.path.with_suffix(".partial")
+        torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
+                    "optimiser": self._optimiser.state_dict(),
+                    "latents": {s: x.state() for s, x in self._latents.items()}}, partial)  # fmt: skip
+        partial.replace(state.path)
+
+    def _resumed(self) -> int:
+        """The step to go on from."""
+        if self._state is None or not self._state.path.exists():
+            return 0
+        saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
+        if saved["made_of"] != self._made_of(self._state):
+            return 0
+        for name, latent in self._latents.items():
+            latent.restore(saved["latents"][name])
+        self._optimiser.load_state_dict(saved["optimiser"])
+        self.rng.set_state(saved["rng"])
+        return int(saved["step"])
+
+    def _made_of(self, state: State) -> str:
+        return f"{state.made_of} {self._schedule!r}"
