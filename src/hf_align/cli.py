@@ -283,6 +283,22 @@ def run_mergekit(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default report.html in the folder.")] = None,
+    specs: Specs = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
+    from hf_align.report import write_report
+
+    page = output or folder / "report.html"
+    write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    _emit({"output": str(page)}, as_json, [f"{page} is written"])
+
+
+@app.command()
 def spec(
     model: Model,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file.")] = None,

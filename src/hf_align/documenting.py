@@ -46,9 +46,16 @@ def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str],
 
 
 def cosines(pair: Pair, moved_a: Weights, moved_b: Weights) -> dict[str, tuple[float, float]]:
-    """Parameter -> cosine of A's weights with B's: as they are, and in the common basis."""
-    raw_a, raw_b = pair.a.weights, pair.b.weights
-    return {n: (_cosine(raw_a[n], raw_b[n]), _cosine(moved_a[n], moved_b[n])) for n in pair.spec.parameters}
+    """Parameter -> cosine of A's weights with B's: as they are, and in the common basis.
+
+    What is zero in the common basis (biases that moved into their readers) is left out.
+    """
+    found = {}
+    for name in pair.spec.parameters:
+        a, b = moved_a[name], moved_b[name]
+        if bool(a.any()) and bool(b.any()):
+            found[name] = (_cosine(pair.a.weights[name], pair.b.weights[name]), _cosine(a, b))
+    return found
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
