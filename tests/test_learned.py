@@ -22,8 +22,9 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, as_weights, compare, watch
 from hf_align.matching.find import Search, batches, find
 from hf_align.matching.latent import Assigning, Stretching, Turning
-from hf_align.matching.learned import MIXING, Schedule, State, learn
+from hf_align.matching.learned import MIXING, State, learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
+from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
 from hf_align.network import Network
@@ -182,8 +183,8 @@ def test_learning_lowers_the_loss_and_leaves_the_function_alone(pairs: dict[str,
     start, _ = match_weights(models)
     data = {"input_ids": (rows := inputs("gpt2", 128)["input_ids"]), "labels": rows}
     losses: list[float] = []
-    found = learn(
-        models, start, network, OnLabels(data), Schedule(steps=30, warmup=3), progress=lambda _, x: losses.append(x)
+    (found,) = learn(
+        models, [start], network, OnLabels(data), Schedule(steps=30, warmup=3), progress=lambda _, x: losses.append(x)
     )
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
     evaluator = Evaluator(pair.config, {"input_ids": inputs("gpt2", 256)["input_ids"][:128]})
@@ -199,7 +200,7 @@ def test_a_killed_search_goes_on_where_it_stopped(pairs: dict[str, Pair], tmp_pa
     start, _ = match_weights(models)
     schedule = Schedule(steps=6, rows=8, checkpoint_every=2, order_rate=1e-3)
     objective = OnLabels(inputs("vit", 64))
-    whole = learn(models, start, network, objective, schedule)
+    (whole,) = learn(models, [start], network, objective, schedule)
     state = State(tmp_path / "work" / "learned.pt", "these two")
     steps: list[int] = []
 
@@ -209,13 +210,13 @@ def test_a_killed_search_goes_on_where_it_stopped(pairs: dict[str, Pair], tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learn(models, start, network, objective, schedule, state=state, progress=killed)
+        learn(models, [start], network, objective, schedule, state=state, progress=killed)
     assert state.path.exists()
-    other = learn(models, start, network, objective, schedule, state=replace(state, made_of="others"))
+    (other,) = learn(models, [start], network, objective, schedule, state=replace(state, made_of="others"))
     with pytest.raises(KeyboardInterrupt):
-        learn(models, start, network, objective, schedule, state=state, progress=killed)
+        learn(models, [start], network, objective, schedule, state=state, progress=killed)
     at: list[int] = []
-    resumed = learn(models, start, network, objective, schedule, state=state, progress=lambda s, _: at.append(s))
+    (resumed,) = learn(models, [start], network, objective, schedule, state=state, progress=lambda s, _: at.append(s))
     assert at == [5, 6] and not state.path.exists()
     for space, element in whole.items():
         torch.testing.assert_close(resumed[space].as_matrix(), element.as_matrix(), rtol=1e-4, atol=1e-5)
@@ -238,7 +239,7 @@ def test_without_data_each_half_is_taught_by_its_own_source(pairs: dict[str, Pai
     ids = {"input_ids": inputs("gpt2", 8)["input_ids"]}
 
     def loss(first: dict[str, Tensor], second: dict[str, Tensor], merged: dict[str, Tensor]) -> float:
-        objective = TowardsSources(first, second, ids, ids)
+        objective = TowardsSources((first, second), (ids, ids))
         return float(objective.loss(network, merged, 8, torch.Generator().manual_seed(0)))
 
     assert loss(a, a, a) < loss(a, a, b) - 0.1
@@ -267,6 +268,6 @@ def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
     pair = pairs["gpt2"]
     models = balanced(pair)
     search = Search("learned", Schedule(steps=2, rows=4), own=8, length=16)
-    found, steps = find(models, Network(pair.config), search, None, said.append)
+    (found,), steps = find(models, Network(pair.config), search, None, said.append)
     assert steps == 2 and set(found) == {s for s in pair.spec.spaces if pair.spec.spaces[s].group is not None}
     assert any("no data" in line for line in said)

@@ -155,3 +155,16 @@ def test_lowering_the_residual_leaves_the_rest(pairs: dict[str, Pair]) -> None:
     assert len(changed) == 1
     assert replace(lowered, spaces=spec.spaces) == spec
     assert sum(isinstance(s.group, GeneralLinear) for s in lowered.spaces.values()) == 6
+
+
+def test_weights_that_do_not_fit_into_memory_are_matched_alike(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs["llama"]
+    kept = matched(pair.spec, pair.a.weights, pair.b.weights)
+    for most in (0, 200_000):
+        monkeypatch.setattr(balanced, "KEPT", most)
+        again = matched(pair.spec, pair.a.weights, pair.b.weights)
+        assert again.after == kept.after
+        for name, element in kept.b.items():
+            assert all(torch.equal(t, again.b[name].tensors()[k]) for k, t in element.tensors().items()), name

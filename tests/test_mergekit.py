@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import merge_here
-from hf_align.pipeline import Options
+from hf_align.options import Options
 from hf_align.provenance import Provenance
-from hf_align.writing import Output
 
 pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
 
@@ -112,7 +111,7 @@ def test_our_loop_reads_a_recipe_as_mergekit_does(recipe: dict[str, Any], tmp_pa
     config = parse(recipe)
     names = models_of(config)
     inputs = open_inputs(str(LLAMA / "0"), names, Options(match="none", untie=False))
-    merge_here(config, inputs, tmp_path / "ours", Output(None, "5GB", False, True, ""), lambda _: None)
+    merge_here(config, inputs, tmp_path / "ours", lambda _: None, overwrite=False, quiet=True)
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
 
 

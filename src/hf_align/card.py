@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,19 @@ from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
 from yaml import YAMLError
 
+from hf_align.hub import Source
 from hf_align.provenance import FOLDER, Input, Provenance
 
 _PLOT = "barrier.png"
+
+
+def document(folder: Path, sources: Sequence[Source], say: Callable[[str], None], **facts: Any) -> None:
+    """Write provenance and model card beside the weights; facts are fields of `Provenance`."""
+    made = Provenance(inputs=[Input.of(source, licence_of(source.folder)) for source in sources], **facts)
+    if len({i.licence for i in made.inputs if i.licence}) > 1:
+        say(f"warning: {licence_warning(made.inputs)}")
+    made.save(folder)
+    write_card(folder, made)
 
 
 def licence_of(folder: Path) -> str | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hf_align.errors import CheckpointError
@@ -29,12 +31,13 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of a tensor: dtype, shape, bytes, and the shard that holds it."""
+    """What a header says of a tensor: dtype, shape, bytes, and the shard that holds it, from which byte on."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
     shard: str
+    begin: int = 0
 
 
 class Shards(Protocol):
@@ -64,10 +67,11 @@ class Checkpoint(Mapping[str, Tensor]):
         self.folder = folder
         self._tensors = dict(tensors)
         self._remote = remote
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, FileIO] = {}
         self._kept: dict[str, Tensor] = {}
         self._dropping: frozenset[str] = frozenset()
-        self._unread: dict[str, set[str]] = {}
+        self._unread: dict[str, dict[str, int]] = {}
+        self._one_thread = threading.RLock()
 
     @classmethod
     def open(cls, folder: Path, remote: Shards | None = None) -> Checkpoint:
@@ -103,45 +107,82 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._tensors[name]
 
     @property
-    def identity(self) -> str:
-        """Digest of which files these are: another one for other shards, or for shards written since.
+    def digests(self) -> dict[str, str]:
+        """What the tensors depend on, by name: the commit, or shard -> digest of its header, size, path and time of
+        writing.
 
-        No weights are read, so it is cheap for any size; a run that resumes may trust what it wrote from the same one.
+        No weights are read, so it is cheap for any size: it tells other shards, and shards written since, but no bit
+        that the disk has turned.
         """
-        digest = hashlib.sha256()
         if self._remote is not None:
-            digest.update(self._remote.commit.encode())
-        for shard in sorted({info.shard for info in self._tensors.values()}) if self._remote is None else ():
-            path = (self.folder / shard).resolve()
-            state = path.stat()
-            digest.update(json.dumps([shard, str(path), state.st_size, state.st_mtime_ns]).encode())
-        return digest.hexdigest()
+            return {"commit": self._remote.commit}
+        shards = sorted({info.shard for info in self._tensors.values()})
+        return {shard: _digest((self.folder / shard).resolve()) for shard in shards}
 
     def __getitem__(self, name: str) -> Tensor:
+        info = self._tensors[name]
+        return self.entries(name, 0, math.prod(info.shape)).view(info.shape)
+
+    def entries(self, name: str, start: int, stop: int, into: Tensor | None = None) -> Tensor:
+        """Entries [start, stop) of a tensor laid out flat, [stop - start]; from any thread.
+
+        They are copied out of the file and not mapped: pages of a mapped file count as this process' memory for as long
+        as the system likes, and a file that shrinks would end the process.
+
+        Args:
+            into: uint8 memory to use again, at least as many bytes; by default new memory.
+
+        Raises:
+            CheckpointError: the file cannot be read, or has shrunk.
+        """
+        info = self._tensors[name]
         if name in self._kept:
-            return self._kept[name]
+            return self._kept[name][start:stop]
+        size = (stop - start) * info.dtype.itemsize
+        raw = torch.empty(size, dtype=torch.uint8, device="cpu") if into is None else into[:size]
+        self._fill(name, raw, info.begin + start * info.dtype.itemsize)
+        if self._dropping and self._remote is not None:
+            self._note_read(name, raw.view(info.dtype))
+        return raw.view(info.dtype)
+
+    def _fill(self, name: str, raw: Tensor, begin: int) -> None:
         shard = self._tensors[name].shard
+        view, done = raw.numpy().data, 0
         try:
+            file = self._file(shard)
+            while done < len(view) and (count := os.preadv(file, [view[done:]], begin + done)):
+                done += count
+        except OSError as error:
+            raise CheckpointError(
+                f"{name} cannot be read from {self.folder / shard}: {error.strerror or error}"
+            ) from error
+        if done < len(view):
+            raise CheckpointError(f"{name} cannot be read from {self.folder / shard}: the file has become shorter")
+
+    def _file(self, shard: str) -> int:
+        with self._one_thread:
             if shard not in self._files:
                 path = self._remote.fetch(shard) if self._remote is not None else self.folder / shard
-                self._files[shard] = safe_open(path, "pt")
+                self._files[shard] = path.open("rb", buffering=0)
                 wanted = self._dropping - self._kept.keys()
-                self._unread[shard] = {n for n in wanted if self._tensors[n].shard == shard}
-            tensor: Tensor = self._files[shard].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{name} cannot be read from {self.folder / shard}: {error}") from error
-        if self._dropping and self._remote is not None:
-            tensor = tensor.clone()  # what safetensors gives is a view of the file
-            self._note_read(name, shard, tensor)
-        return tensor
+                self._unread[shard] = {n: math.prod(self._tensors[n].shape) for n in wanted
+                                       if self._tensors[n].shard == shard}  # fmt: skip
+            return self._files[shard].fileno()
 
-    def _note_read(self, name: str, shard: str, tensor: Tensor) -> None:
-        if tensor.nbytes <= _SMALL:
-            self._kept[name] = tensor
-        self._unread[shard].discard(name)
-        if not self._unread[shard]:
-            del self._files[shard]
-            self._remote.drop(shard)  # type: ignore[union-attr]
+    def _note_read(self, name: str, part: Tensor) -> None:
+        """Count what is left to be read of a shard, in tensors that may come in parts, and drop it after the last."""
+        info = self._tensors[name]
+        with self._one_thread:
+            left = self._unread[info.shard]
+            if name in left:
+                left[name] -= len(part)
+                if left[name] <= 0:
+                    del left[name]
+            if part.nbytes == info.nbytes <= _SMALL:
+                self._kept[name] = part.clone()
+            if not left:
+                self._files.pop(info.shard).close()
+                self._remote.drop(info.shard)  # type: ignore[union-attr]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -156,9 +197,17 @@ def require_finite(name: str, tensor: Tensor, origin: str) -> Tensor:
     Raises:
         CheckpointError: it has NaN or infinite entries.
     """
-    if not bool(torch.isfinite(tensor).all()):
+    if not is_finite(tensor):
         raise CheckpointError(f"{name} in {origin} has NaN or infinite entries; this checkpoint is damaged")
     return tensor
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite: in one pass, without a mask of the tensor's size."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    least, largest = torch.aminmax(tensor)
+    return math.isfinite(least) and math.isfinite(largest)
 
 
 def _refuse_quantised(folder: Path) -> None:
@@ -220,24 +269,44 @@ def _parse_header(start: bytes, size: int, path: Path, shard: str) -> dict[str, 
     try:
         header = json.loads(start[8 : 8 + length])
         header.pop("__metadata__", None)
-        tensors = {name: _info(name, entry, path, shard) for name, entry in header.items()}
+        tensors = {name: _info(name, entry, path, shard, 8 + length) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} has no valid safetensors header; fetch it again") from error
-    end = 8 + length + sum(info.nbytes for info in tensors.values())
+    end = 8 + length
+    for info in sorted(tensors.values(), key=lambda info: (info.begin, info.nbytes)):
+        if info.begin != end:
+            raise CheckpointError(
+                f"{path} is damaged: its header has tensors that overlap or leave gaps; fetch it again"
+            )
+        end += info.nbytes
     if size != end:
         fault = "truncated" if size < end else "damaged"
         raise CheckpointError(f"{path} is {fault}: {size} bytes where its header says {end}; fetch it again")
     return tensors
 
 
-def _info(name: str, entry: dict[str, Any], path: Path, shard: str) -> TensorInfo:
+def _info(name: str, entry: dict[str, Any], path: Path, shard: str, data: int) -> TensorInfo:
+    """One entry of a header, in the file whose tensors begin at byte `data`.
+
+    Raises:
+        CheckpointError: a dtype of quantised weights.
+        ValueError: shape and bytes do not fit.
+    """
     if entry["dtype"] not in _DTYPES:
         raise CheckpointError(f"{name} in {path} is stored as {entry['dtype']}; quantised weights cannot be merged")
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
     if end - begin != bytes_of(shape, dtype):
         raise ValueError(f"{name}: {end - begin} bytes for {shape} of {dtype}")
-    return TensorInfo(dtype, shape, end - begin, shard)
+    return TensorInfo(dtype, shape, end - begin, shard, data + begin)
+
+
+def _digest(path: Path) -> str:
+    state = path.stat()
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    where = json.dumps([str(path), state.st_size, state.st_mtime_ns]).encode()
+    return hashlib.sha256(where + header).hexdigest()
 
 
 def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:

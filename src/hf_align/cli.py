@@ -17,6 +17,9 @@ import yaml
 
 from hf_align import __version__
 from hf_align.errors import HfAlignError
+from hf_align.matching.schedule import Schedule
+from hf_align.options import Options
+from hf_align.outcome import Report
 
 app = typer.Typer(
     name="hf-align",
@@ -130,7 +133,7 @@ def merge(
         bool | None, typer.Option("--certify/--no-certify", help="Prove the symmetries first. By default with --push.")
     ] = None,
     drop_cache: Annotated[
-        bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are read.")
+        bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -139,15 +142,13 @@ def merge(
 
     Example: hf-align merge org/a org/b --data held_out.txt --push
     """
-    from hf_align import pipeline
     from hf_align import push as upload
-    from hf_align.matching.learned import Schedule
 
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
         raise HfAlignError("--private, --create-pr and --commit-message need --push")
     owner = upload.user() if push is not None else ""
-    options = pipeline.Options(
+    options = Options(
         match=match.value,
         residual=residual.value,
         schedule=Schedule(steps=steps),
@@ -165,8 +166,7 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
-    proven = push is not None if certify is None else certify
-    report = pipeline.merge(a, b, output, options, data, _say(quiet), certify=proven, command=_typed()).as_json()
+    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
     lines = _merge_lines(report)
     if push is not None:
         message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
@@ -199,11 +199,10 @@ def align(
 ) -> None:
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
-    from hf_align.matching.learned import Schedule
 
-    options = pipeline.Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps),
-                               device=device, untie=untie, strict=strict, specs=specs,
-                               trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
+    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+                      untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
+                      overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
@@ -229,11 +228,10 @@ def evaluate(
 ) -> None:
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
-    from hf_align.matching.learned import Schedule
 
-    options = pipeline.Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps),
-                               device=device, untie=untie, alignment=alignment, specs=specs,
-                               trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+                      untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
+                      quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
 
@@ -402,6 +400,18 @@ def _bars(quiet: bool) -> None:
 
     if quiet:
         disable_progress_bars()
+
+
+def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if options.match == "none" and data is None:
+        # As the pipeline does it, without waiting for modelling code to be loaded.
+        from hf_align import plain
+
+        if (report := plain.merge(a, b, output, options, _say(options.quiet), command=_typed())) is not None:
+            return report
+    from hf_align import pipeline
+
+    return pipeline.merge(a, b, output, options, data, _say(options.quiet), certify=certify, command=_typed())
 
 
 def _say(quiet: bool) -> Any:

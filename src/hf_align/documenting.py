@@ -1,4 +1,4 @@
-"""What a merge says of itself: the proof of its symmetries, how alike its inputs are, its provenance and its card."""
+"""What a merge says of itself: the proof of its symmetries, how alike its inputs are, before its card is written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PretrainedConfig
 
-from hf_align.card import licence_of, licence_warning, write_card
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.models import Pair
-from hf_align.provenance import Input, Provenance
 from hf_align.reduce import reduced
 from hf_align.shrink import shrink
 from hf_align.symmetry.certificate.certify import certify
@@ -60,13 +58,3 @@ def cosines(pair: Pair, moved_a: Weights, moved_b: Weights) -> dict[str, tuple[f
 
 def _cosine(a: Tensor, b: Tensor) -> float:
     return float(cosine_similarity(a.double().flatten(), b.double().flatten(), dim=0))
-
-
-def document(folder: Path, pair: Pair, say: Callable[[str], None], **facts: Any) -> None:
-    """Write provenance and model card beside the weights; facts are fields of `Provenance`."""
-    sources = (pair.a.source, pair.b.source)
-    made = Provenance(inputs=[Input.of(source, licence_of(source.folder)) for source in sources], **facts)
-    if len({i.licence for i in made.inputs if i.licence}) > 1:
-        say(f"warning: {licence_warning(made.inputs)}")
-    made.save(folder)
-    write_card(folder, made)

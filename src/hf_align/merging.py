@@ -30,3 +30,5 @@ def slerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
 
 
 METHODS: dict[str, Method] = {"linear": linear, "slerp": slerp}
+ELEMENTWISE = frozenset({"linear"})
+"""Methods that look at one entry at a time, so that a tensor can be mixed in slices."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from hf_align.checkpoint import Checkpoint
+from hf_align.companions import require_same_vocabulary
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.hub import Source, resolve
 from hf_align.naming import NamedWeights, Names, match_names
@@ -61,6 +61,11 @@ class Pair:
     spec: SymmetrySpec
     untied: bool
 
+    def drop_when_read(self) -> None:
+        """From now on, take shards from the Hub off the disk as soon as they have been read."""
+        for model in (self.a, self.b):
+            model.checkpoint.drop_when_read([n for link in model.names.links for n in link.sources])
+
 
 def open_pair(
     a: str,
@@ -69,7 +74,6 @@ def open_pair(
     untie: bool | None = None,
     specs: Path | None = None,
     trust_remote_code: bool = False,
-    drop_cache: bool = False,
 ) -> Pair:
     """Open two models and derive the symmetries of their architecture.
 
@@ -77,7 +81,6 @@ def open_pair(
         a, b: folders or Hub references.
         untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
         specs: a folder of reviewed overrides to use before those that ship with the package.
-        drop_cache: take shards from the Hub off the disk as soon as they have been read.
 
     Raises:
         IncompatibleModels: different architectures, sizes or vocabularies.
@@ -87,14 +90,11 @@ def open_pair(
     folders = [source.folder for source in sources]
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
-    _require_same_vocabulary((a, b), folders)
+    require_same_vocabulary((a, b), folders)
     config, spec, untied = choose_heads(configs, untie, specs)
     aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
     models = [_open(source, own, config, spec, aliases) for source, own in zip(sources, configs, strict=True)]
     _require_same_shapes(models, spec)
-    if drop_cache:
-        for model in models:
-            model.checkpoint.drop_when_read([n for link in model.names.links for n in link.sources])
     return Pair(models[0], models[1], config, spec, untied)
 
 
@@ -158,14 +158,3 @@ def _require_same_shapes(models: list[Model], spec: SymmetrySpec) -> None:
                     f"{name} is {list(shape)} in {model.ref} but {list(expected)} in {models[0].ref}'s architecture; "
                     "models of different sizes do not merge"
                 )
-
-
-def _require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
-    """Token ids must mean the same in both; only where both folders have a tokenizer."""
-    files = [f / "tokenizer.json" for f in folders]
-    if all(f.is_file() for f in files):
-        vocabularies = [json.loads(f.read_text(encoding="utf-8")).get("model", {}).get("vocab") for f in files]
-        if vocabularies[0] != vocabularies[1]:
-            raise IncompatibleModels(
-                f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond"
-            )

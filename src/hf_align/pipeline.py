@@ -4,86 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_align.documenting import certified, cosines, document
+from hf_align import plain
+from hf_align.card import document
+from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import Search, find
-from hf_align.matching.learned import Schedule, State
+from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.weights import with_permuted_residual
 from hf_align.merging import METHODS
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
+from hf_align.options import Options
+from hf_align.outcome import Report
+from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.writing import Output, write
+from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
-_NO_STRATEGY = ("max_shard_size", "device", "strict", "trust_remote_code", "overwrite", "drop_cache", "quiet")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to do with a pair; the defaults are the command line's.
-
-    Attributes:
-        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
-        match: "weight", "activation", "learned", or "none" for plain averaging.
-        schedule: of learned matching.
-        own: sequences that each model writes itself, where matching needs inputs and there is no data.
-        device: where models run; an accelerator if there is one.
-        weight: of B, from 0 to 1.
-        dtype: of the output; that of A by default.
-        specs: a folder of reviewed overrides of the derived symmetries.
-        drop_cache: take shards from the Hub off the disk as soon as they have been read.
-        quiet: no progress bars.
-    """
-
-    match: str = "weight"
-    residual: str = "orthogonal"
-    schedule: Schedule = field(default_factory=Schedule)
-    own: int = 512
-    device: str | None = None
-    untie: bool | None = None
-    method: str = "linear"
-    weight: float = 0.5
-    dtype: torch.dtype | None = None
-    max_shard_size: str = "5GB"
-    alignment: Path | None = None
-    specs: Path | None = None
-    strict: bool = False
-    trust_remote_code: bool = False
-    overwrite: bool = False
-    drop_cache: bool = False
-    quiet: bool = False
-
-
-@dataclass
-class Report:
-    """What happened, for people and for --json."""
-
-    output: str
-    model_type: str
-    seconds: dict[str, float] = field(default_factory=dict)
-    distance_before: float | None = None
-    distance_after: float | None = None
-    untied: bool = False
-    pinned_by_unknown_ops: dict[str, str] = field(default_factory=dict)
-    certificate: dict[str, Any] | None = None
-    comparison: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def merge(
@@ -110,6 +57,10 @@ def merge(
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
+    if options.match == "none" and data is None:
+        report = plain.merge(a, b, output, options, say, command=command)
+        if report is not None:
+            return report
     clock = _Clock()
     certificate = None
     pair = _open(a, b, options, say)
@@ -118,29 +69,34 @@ def merge(
     if certify and options.match != "none":
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
-    match = find_match(pair, options, fit, say, state=output)
-    clock.lap("match")
-    weights_a, weights_b = aligned_weights(pair, options, match)
-    mix = METHODS[options.method]
-    report = _report(output, pair, match)
-    report.certificate = certificate
+    draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
+    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+        claim.require_room(draft.plan)
+        match = _match_once(claim, pair, options, fit, say)
+        clock.lap("match")
+        if options.drop_cache:  # not before: matching reads every shard many times
+            pair.drop_when_read()
+        weights_a, weights_b = aligned_weights(pair, options, match)
+        mix = METHODS[options.method]
 
-    def produce(name: str) -> Tensor:
-        return mix(weights_a[name], weights_b[name], options.weight)
+        def produce(name: str) -> Tensor:
+            return mix(weights_a[name], weights_b[name], options.weight)
 
-    write(output, pair, pair.a, produce, _output(options), say)
+        write(claim, draft, produce, say, quiet=options.quiet)
     if match is not None:
         (output / "hf-align").mkdir(exist_ok=True)
         match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
+    report = _report(output, pair, match)
+    report.certificate = certificate
     if held_out is not None:
         comparison = compare(pair, options, match, held_out)
         report.comparison = comparison.as_json()
         report.notes.append(verdict(comparison))
         clock.lap("evaluate")
-    facts = {k: v for k, v in report.as_json().items() if k not in ("output", "seconds", "pinned_by_unknown_ops")}
-    agreement = cosines(pair, weights_a, weights_b) if held_out is not None else {}
-    document(output, pair, say, command=command, strategy=_strategy(options), agreement=agreement, **facts)
+    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
+    document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+             agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
@@ -151,14 +107,17 @@ def align(
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
     pair = _open(a, b, options, say)
-    clock.lap("open")
     fit, _ = examples(pair, options, data)
-    match = find_match(pair, options, fit, say, state=output)
-    if match is None:
-        raise HfAlignError("align needs a matching; --match none leaves B as it is")
-    clock.lap("match")
-    weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
-    write(output, pair, pair.b, weights.__getitem__, _output(options), say)
+    clock.lap("open")
+    draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
+    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+        claim.require_room(draft.plan)
+        match = _match_once(claim, pair, options, fit, say)
+        if match is None:
+            raise HfAlignError("align needs a matching; --match none leaves B as it is")
+        clock.lap("match")
+        weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
+        write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
     match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
     clock.lap("write")
     report = _report(output, pair, match)
@@ -218,13 +177,13 @@ def find_match(
     fit: Batch | None = None,
     say: Say = lambda _: None,
     *,
-    state: Path | None = None,
+    state: State | None = None,
 ) -> Match | None:
     """The alignment that the options ask for; None for none.
 
     Args:
         fit: examples to match on; without them the models' own inputs are used.
-        state: the output folder, in which learned matching keeps how far it got.
+        state: where learned matching keeps how far it got.
     """
     if options.match == "none":
         return None
@@ -232,24 +191,14 @@ def find_match(
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
-    search = Search(
-        options.match,
-        options.schedule,
-        own=options.own,
-        state=None if state is None else State(state / ".hf-align" / "learned.pt", _made_of(pair, options)),
-        quiet=options.quiet,
-    )
-    return models.match(*find(models, Network(pair.config, device_of(options)), search, fit, say))
+    search = Search(options.match, options.schedule, own=options.own, state=state, quiet=options.quiet)
+    (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
+    return models.match(elements, sweeps)
 
 
 def device_of(options: Options) -> str:
     """Where models run: as asked, else the accelerator, else the CPU."""
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _made_of(pair: Pair, options: Options) -> str:
-    """What a resumed search must share with the one that was killed."""
-    return f"{pair.a.checkpoint.identity} {pair.b.checkpoint.identity} {options!r}"
 
 
 def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
@@ -268,8 +217,7 @@ def aligned_weights(
 
 
 def _open(a: str, b: str, options: Options, say: Say) -> Pair:
-    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code,
-                     drop_cache=options.drop_cache)  # fmt: skip
+    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:
@@ -280,18 +228,16 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
     return pair
 
 
-def _strategy(options: Options) -> dict[str, Any]:
-    """The options that the weights depend on, without paths."""
-    chosen = {k: v for k, v in asdict(options).items() if k not in _NO_STRATEGY and v is not None}
-    schedule, own = chosen.pop("schedule"), chosen.pop("own")
-    chosen |= schedule if options.match == "learned" else {}
-    chosen |= {"own": own} if options.match in ("activation", "learned") else {}
-    return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
-            for k, v in chosen.items()}  # fmt: skip
-
-
-def _output(options: Options) -> Output:
-    return Output(options.dtype, options.max_shard_size, options.overwrite, options.quiet, made_with=repr(options))
+def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
+    """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
+    spec = search_spec(pair.spec, options)
+    if (kept := claim.kept("alignment.safetensors")) is not None:
+        return Match.load(kept, spec)
+    state = State(claim.progress, made_of=repr(claim.record))
+    match = find_match(pair, options, fit, say, state=state)
+    if match is not None:
+        claim.keep("alignment.safetensors", lambda path: match.save(path, spec))
+    return match
 
 
 def _report(output: Path, pair: Pair, match: Match | None) -> Report:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,7 @@ from torch import Tensor
 from hf_align.checkpoint import INDEX, NAMES, SINGLE, bytes_of
 from hf_align.errors import CheckpointError, OutputError
 
-_WORK, _PLAN = ".hf-align", "plan.json"
+_WORK, _PLAN, _LOCK = ".hf-align", "plan.json", "lock"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -89,64 +93,102 @@ class ShardPlan:
         return {"metadata": {"total_size": self.nbytes}, "weight_map": dict(sorted(weight_map.items()))}
 
 
-def write_shards(
-    plan: ShardPlan,
-    produce: Callable[[str], Tensor],
-    folder: Path,
-    *,
-    fingerprint: str,
-    overwrite: bool = False,
-    progress: Callable[[int], object] | None = None,
-) -> None:
-    """Write every shard: temporary file, fsync, rename. A run that was killed goes on where it stopped.
+@dataclass(frozen=True)
+class Source:
+    """Where the entries of tensors come from.
 
-    Args:
-        produce: computes one tensor, of the planned shape and dtype.
-        fingerprint: of inputs and options; shards of a run with another one are never kept.
-        overwrite: replace the weights in a folder that another run has filled or begun.
-        progress: called with the bytes of each tensor as it is written, and with those of the shards that are kept.
-
-    Raises:
-        OutputError: the folder is not writable, not empty, in use by another run, begun with other inputs, or the disk
-            is too small; nothing is computed then, and the folder stays as it was.
-        CheckpointError: from `produce`; what was written is removed, since no later run could go on with it.
+    Attributes:
+        entries: (name, start, stop) -> the entries [start, stop) of a tensor laid out flat, in the planned dtype.
+        most: entries that are asked for at once; None for whole tensors, in their shape.
+        threads: that may ask at once.
     """
-    with _claimed(folder) as work:
-        missing = _begin(plan, folder, work, fingerprint, overwrite)
-        if progress is not None:
-            progress(plan.nbytes - sum(s.nbytes for s in missing))
-        try:
-            for shard in missing:
-                _write_shard(shard, produce, folder, work, progress)
-        except CheckpointError:
-            _remove(_weight_files(folder) | {work / _PLAN})
-            raise
-        if len(plan.shards) > 1:
-            text = json.dumps(plan.index(), indent=2) + "\n"
-            _replace(work / INDEX, folder / INDEX, lambda file: file.write(text.encode()))
-        _remove({work / _PLAN})
+
+    entries: Callable[[str, int, int], Tensor]
+    most: int | None = None
+    threads: int = 1
 
 
-def _begin(plan: ShardPlan, folder: Path, work: Path, fingerprint: str, overwrite: bool) -> list[Shard]:
-    """Make place for a plan, note that it is under way, and return the shards to write."""
-    resumed = _may_resume(folder, work, fingerprint, overwrite)
-    kept = [s for s in plan.shards if resumed and _is_complete(folder / s.file, s)]
-    missing = [s for s in plan.shards if s not in kept]
-    stale = (_weight_files(folder) | _weight_files(work)) - {folder / s.file for s in kept}
-    _require_room(folder, sum(s.nbytes + len(s.header) for s in missing) - sum(p.stat().st_size for p in stale))
-    # Before the plan is noted: a stale shard that outlived a kill here would pass for one of this run.
-    _remove(stale)
-    _replace(work / "begun", work / _PLAN, lambda file: file.write(json.dumps(fingerprint).encode()))
-    return missing
+def whole(produce: Callable[[str], Tensor]) -> Source:
+    """A source of whole tensors, computed one after the other."""
+    return Source(lambda name, start, stop: produce(name))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An output folder that is locked against other runs.
+
+    Attributes:
+        work: the folder inside it for what is not finished yet.
+        record: what the result depends on, by name: inputs, config, options.
+        overwrite: replace the weights in a folder that another run has filled or begun.
+    """
+
+    folder: Path
+    work: Path
+    record: Mapping[str, str]
+    overwrite: bool
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the shards in the folder are those of a run with the same record that was killed."""
+        begun = self.work / _PLAN
+        return begun.is_file() and _recorded(begun) == self.record
+
+    @property
+    def progress(self) -> Path:
+        """Where a long search may keep how far it got, and of which record; the folder stays while it is there."""
+        return self.work / "progress"
+
+    def kept(self, name: str) -> Path | None:
+        """A file that such a run has put aside with `keep`."""
+        path = self.work / name
+        return path if self.resumes and path.is_file() else None
+
+    def keep(self, name: str, save: Callable[[Path], object]) -> None:
+        """Put a result aside for the run that goes on with the shards if this one is killed."""
+        temporary = self.work / "writing"
+        with _failing(self, name):
+            save(temporary)
+            os.replace(temporary, self.work / name)
+
+    def stale(self, plan: ShardPlan) -> set[Path]:
+        """Weights in the folder that are not of this run."""
+        missing = self.missing(plan)
+        kept = {self.folder / s.file for s in plan.shards if s not in missing}
+        return (_weight_files(self.folder) | _weight_files(self.work)) - kept
+
+    def missing(self, plan: ShardPlan) -> list[Shard]:
+        """The shards that are still to be written."""
+        resumes = self.resumes
+        return [s for s in plan.shards if not (resumes and _is_complete(self.folder / s.file, s))]
+
+    def require_room(self, plan: ShardPlan) -> None:
+        """Refuse, before anything is computed, a disk that the missing shards do not fit on.
+
+        Raises:
+            OutputError: it is too small.
+        """
+        freed = sum(p.stat().st_size for p in self.stale(plan))
+        needed = sum(s.nbytes + len(s.header) for s in self.missing(plan)) - freed
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise OutputError(f"{self.folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed")
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[Path]:
-    """The work folder inside the output, locked against other runs; it stays only while it holds a plan."""
+def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False) -> Iterator[Claim]:
+    """Lock an output folder for one run, from before anything is computed.
+
+    A folder inside it holds what is not finished; it stays only if a later run can go on with it.
+
+    Raises:
+        OutputError: the folder is not writable, not empty, in use by another run, or begun with other inputs; it stays
+            as it was then.
+    """
     work, is_new = folder / _WORK, not folder.exists()
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = (work / "lock").open("w")
+        lock = (work / _LOCK).open("w")
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
     with lock:
@@ -154,28 +196,85 @@ def _claimed(folder: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise OutputError(f"another run is writing to {folder}") from error
+        claim = Claim(folder, work, record, overwrite)
         try:
-            yield work
+            _require_ours(claim)
+            yield claim
         finally:
-            if not (work / _PLAN).exists():
+            if not ((work / _PLAN).exists() or claim.progress.exists()):
                 shutil.rmtree(work, ignore_errors=True)
                 with suppress(OSError):  # it is not empty
                     if is_new:
                         folder.rmdir()
 
 
-def _may_resume(folder: Path, work: Path, fingerprint: str, overwrite: bool) -> bool:
-    """Whether the shards in the folder are this run's own; refuses a folder that is someone else's."""
-    begun = work / _PLAN
-    if begun.is_file() and begun.read_text() == json.dumps(fingerprint):
-        return True
-    if overwrite:
-        return False
-    if begun.is_file():
-        raise OutputError(f"{folder} was begun with other inputs or options; choose another -o, or --overwrite")
-    if any(path != work for path in folder.iterdir()):
-        raise OutputError(f"{folder} is not empty; choose another -o, or --overwrite")
-    return False
+def _require_ours(claim: Claim) -> None:
+    begun = claim.work / _PLAN
+    if claim.resumes:
+        return
+    if claim.overwrite:
+        begun.unlink(missing_ok=True)
+    elif begun.is_file():
+        before = _recorded(begun)
+        other = [what for what in {**before, **claim.record} if before.get(what) != claim.record.get(what)]
+        raise OutputError(
+            f"{claim.folder} was begun with other inputs or options; choose another -o, or --overwrite "
+            f"({other[0] if other else 'all'} differs)"
+        )
+    elif any(path != claim.work for path in claim.folder.iterdir()):
+        raise OutputError(f"{claim.folder} is not empty; choose another -o, or --overwrite")
+
+
+def write_shards(
+    claim: Claim, plan: ShardPlan, source: Source, progress: Callable[[int], object] | None = None
+) -> None:
+    """Write every shard: temporary file, fsync, rename. A run that was killed goes on where it stopped.
+
+    Files have their full size from the start, and every tensor, or part of one, is written into its place when it is
+    ready. A shard reaches the disk while the next one is computed.
+
+    Args:
+        progress: called with bytes as they are written, and with those of the shards that are kept.
+
+    Raises:
+        OutputError: the disk is too small or fails, or a tensor is not as planned.
+        CheckpointError: from the source; what was written is removed, since no later run could go on with it.
+    """
+    claim.require_room(plan)
+    missing = _begin(claim, plan)
+    if progress is not None:
+        progress(plan.nbytes - sum(s.nbytes for s in missing))
+    try:
+        with ThreadPoolExecutor(1) as finisher:
+            finished = []
+            for shard in missing:
+                _fill(claim, shard, source, progress)
+                finished.append(finisher.submit(_finish, claim, shard))
+            for done in finished:
+                done.result()
+    except CheckpointError:
+        _remove(_weight_files(claim.folder) | _weight_files(claim.work) | {claim.work / _PLAN})
+        raise
+    if len(plan.shards) > 1:
+        _replace(claim, INDEX, (json.dumps(plan.index(), indent=2) + "\n").encode())
+    _remove({claim.work / _PLAN})
+
+
+def _begin(claim: Claim, plan: ShardPlan) -> list[Shard]:
+    """Make place for a plan, note that it is under way, and return the shards to write."""
+    missing = claim.missing(plan)
+    # Before the plan is noted: a stale shard that outlived a kill here would pass for one of this run.
+    _remove(claim.stale(plan))
+    noted = {"made_from": dict(claim.record), "shards": {s.file: s.nbytes for s in plan.shards}}
+    _replace(claim, f"{_WORK}/{_PLAN}", json.dumps(noted, indent=2).encode())
+    return missing
+
+
+def _recorded(begun: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(begun.read_text(encoding="utf-8"))["made_from"])
+    except (ValueError, KeyError, TypeError):  # of another version of this program
+        return {}
 
 
 def _weight_files(folder: Path) -> set[Path]:
@@ -189,12 +288,6 @@ def _remove(paths: Iterable[Path]) -> None:
         path.unlink()
 
 
-def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OutputError(f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed")
-
-
 def _is_complete(path: Path, shard: Shard) -> bool:
     """Renamed into place, so written whole; the header shows that it belongs to this plan."""
     if not path.is_file():
@@ -204,39 +297,108 @@ def _is_complete(path: Path, shard: Shard) -> bool:
         return path.stat().st_size == len(header) + shard.nbytes and file.read(len(header)) == header
 
 
-def _write_shard(
-    shard: Shard, produce: Callable[[str], Tensor], folder: Path, work: Path, progress: Callable[[int], object] | None
-) -> None:
-    def body(file: Any) -> None:
-        file.write(shard.header)
-        for name, shape, dtype in shard.tensors:
-            tensor = produce(name)
-            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                raise OutputError(
-                    f"{name} came out as {list(tensor.shape)} {tensor.dtype}, planned {list(shape)} {dtype}"
-                )
-            file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            if progress is not None:
-                progress(bytes_of(shape, dtype))
+@dataclass(frozen=True)
+class _Piece:
+    """Entries [start, stop) of a tensor, the shape in which they come, and the byte of the file where they go."""
 
-    _replace(work / shard.file, folder / shard.file, body)
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    at: int
 
 
-def _replace(temporary: Path, final: Path, body: Callable[[Any], object]) -> None:
-    """Write a file so that it is whole or not there, also after a power cut."""
-    try:
-        with temporary.open("wb") as file:
-            body(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-        directory = os.open(final.parent, os.O_RDONLY)
+def _pieces(shard: Shard, most: int | None) -> Iterator[_Piece]:
+    at = len(shard.header)
+    for name, shape, dtype in shard.tensors:
+        size = math.prod(shape)
+        for start in range(0, max(size, 1), most or max(size, 1)):
+            stop = min(size, start + (most or size))
+            yield _Piece(name, start, stop, (stop - start,) if most else shape, dtype, at + start * dtype.itemsize)
+        at += size * dtype.itemsize
+
+
+def _fill(claim: Claim, shard: Shard, source: Source, progress: Callable[[int], object] | None) -> None:
+    """Write the temporary file of a shard."""
+    # Taking the next piece of a list is atomic, so threads need no queue.
+    pieces = iter(list(_pieces(shard, source.most)))
+    counting = threading.Lock()
+
+    def work(file: int) -> None:
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            for piece in pieces:
+                _put(file, _planned(piece, source.entries(piece.name, piece.start, piece.stop)), piece.at)
+                if progress is not None:
+                    with counting:
+                        progress((piece.stop - piece.start) * piece.dtype.itemsize)
+        finally:  # after an error the other threads find no piece any more
+            deque(pieces, maxlen=0)
+
+    with _failing(claim, shard.file), (claim.work / shard.file).open("wb", buffering=0) as file:
+        # All at once, so that a full disk is noticed before anything is computed.
+        os.posix_fallocate(file.fileno(), 0, len(shard.header) + shard.nbytes)
+        os.pwrite(file.fileno(), shard.header, 0)
+        _in_threads(lambda: work(file.fileno()), source.threads)
+
+
+def _planned(piece: _Piece, tensor: Tensor) -> Tensor:
+    if tuple(tensor.shape) != piece.shape or tensor.dtype != piece.dtype:
+        found = f"{list(tensor.shape)} {tensor.dtype}"
+        raise OutputError(f"{piece.name} came out as {found}, planned {list(piece.shape)} {piece.dtype}")
+    return tensor
+
+
+def _in_threads(work: Callable[[], None], threads: int) -> None:
+    """Run the same work in several threads; the first error is raised when all have stopped."""
+    if threads == 1:
+        return work()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for done in [pool.submit(work) for _ in range(threads)]:
+            done.result()
+
+
+def _put(file: int, tensor: Tensor, at: int) -> None:
+    view, done = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], at + done)
+
+
+def _finish(claim: Claim, shard: Shard) -> None:
+    """Bring a shard to its place; also after a power cut it is whole or not there."""
+    with _failing(claim, shard.file):
+        _sync(claim.work / shard.file)
+        os.replace(claim.work / shard.file, claim.folder / shard.file)
+        _sync(claim.folder)
+
+
+def _replace(claim: Claim, name: str, content: bytes) -> None:
+    """Write a small file so that it is whole or not there."""
+    temporary, final = claim.work / "writing", claim.folder / name
+    with _failing(claim, name):
+        temporary.write_bytes(content)
+        _sync(temporary)
+        os.replace(temporary, final)
+        _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _failing(claim: Claim, name: str) -> Iterator[None]:
+    """What the system refuses is one line, and leaves no half file behind that fills the disk."""
+    try:
+        yield
     except OSError as error:
-        raise OutputError(f"{final} cannot be written: {error.strerror or error}") from error
+        with suppress(OSError):
+            (claim.work / name).unlink()
+        raise OutputError(f"{claim.folder / name} cannot be written: {error.strerror or error}") from error
 
 
 def _parse_size(size: str) -> int:

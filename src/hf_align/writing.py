@@ -4,89 +4,75 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from hf_align.companions import write_companions
 from hf_align.models import Model, Pair
-from hf_align.naming import DiskWeights
-from hf_align.shards import ShardPlan, write_shards
-
-_COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
-           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
+from hf_align.naming import DiskLayout, DiskWeights
+from hf_align.shards import Claim, ShardPlan, whole, write_shards
 
 
 @dataclass(frozen=True)
-class Output:
-    """How a model is written.
+class Draft:
+    """What is going to be written, known from headers alone.
 
     Attributes:
-        dtype: of the parameters; that of the checkpoint whose names are used by default.
-        made_with: all options that the result depends on; a run with others never goes on with what this one wrote.
+        names_from: the model whose names and layout on disk are used.
+        dtype: of the parameters; that of `names_from` by default.
     """
 
+    pair: Pair
+    names_from: Model
     dtype: torch.dtype | None
-    max_shard_size: str
-    overwrite: bool
-    quiet: bool
-    made_with: str
+    plan: ShardPlan
+
+    @classmethod
+    def build(cls, pair: Pair, names_from: Model, dtype: torch.dtype | None, max_shard_size: str) -> Draft:
+        """Plan every tensor of the architecture.
+
+        Raises:
+            OutputError: the size is not understood.
+        """
+        layout = DiskLayout(names_from.checkpoint, names_from.names, pair.spec.parameters, dtype)
+        plan = ShardPlan.build([(name, *layout.info(name)) for name in sorted(layout)], max_shard_size)
+        return cls(pair, names_from, dtype, plan)
+
+
+def record(pair: Pair, made_with: Mapping[str, str]) -> dict[str, str]:
+    """What the result depends on, by name: a run goes on only with what one of the same record wrote.
+
+    Args:
+        made_with: options.
+    """
+    symmetries = hashlib.sha256(json.dumps(pair.spec.as_json()).encode()).hexdigest()
+    found = {**made_with, "the derived symmetries": symmetries}
+    for model in (pair.a, pair.b):
+        found[f"{model.ref}/config.json"] = hashlib.sha256((model.folder / "config.json").read_bytes()).hexdigest()
+        found |= {f"{model.ref}/{shard}": digest for shard, digest in model.checkpoint.digests.items()}
+    return found
 
 
 def write(
-    folder: Path,
-    pair: Pair,
-    names_from: Model,
-    produce: Callable[[str], Tensor],
-    output: Output,
-    say: Callable[[str], None],
+    claim: Claim, draft: Draft, produce: Callable[[str], Tensor], say: Callable[[str], None], *, quiet: bool
 ) -> None:
     """Write every tensor of the architecture, in the layout of a checkpoint, with config and tokenizer of A.
 
     Args:
-        names_from: the model whose names and layout on disk are used.
         produce: gives a parameter by its name in memory.
 
     Raises:
         OutputError, CheckpointError: as `write_shards`.
     """
-    tensors = DiskWeights(names_from.checkpoint, names_from.names, produce, pair.spec.parameters, output.dtype)
-    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], output.max_shard_size)
-    if unused := names_from.names.unused:
-        say(f"left out: {len(unused)} of {names_from.ref}'s tensors that its architecture does not load ({unused[0]})")
-    say(f"writing {len(tensors)} tensors to {folder}")
-    with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=output.quiet) as bar:
-        write_shards(plan, tensors.__getitem__, folder, fingerprint=_fingerprint(pair, output),
-                     overwrite=output.overwrite, progress=bar.update)  # fmt: skip
-    _write_config(folder, pair)
-    _copy_companions(folder, pair.a.folder)
-
-
-def _copy_companions(folder: Path, source: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for pattern in (*_COPIED, *(["*.py"] if "auto_map" in config else [])):
-        for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-
-
-def _write_config(folder: Path, pair: Pair) -> None:
-    """A's config as it is on disk, so that nothing is lost or added, but for what alignment changed."""
-    config = json.loads((pair.a.folder / "config.json").read_text(encoding="utf-8"))
-    if pair.untied:
-        config["tie_word_embeddings"] = False
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _fingerprint(pair: Pair, output: Output) -> str:
-    """What a resumed run must share with the one that was killed."""
-    digest = hashlib.sha256(output.made_with.encode())
-    digest.update(json.dumps(pair.spec.as_json()).encode())
-    for model in (pair.a, pair.b):
-        digest.update((model.folder / "config.json").read_bytes())
-        for name in sorted(model.checkpoint):
-            digest.update(f"{name}{model.checkpoint.info(name)}".encode())
-    return digest.hexdigest()
+    pair, model = draft.pair, draft.names_from
+    tensors = DiskWeights(model.checkpoint, model.names, produce, pair.spec.parameters, draft.dtype)
+    if unused := model.names.unused:
+        say(f"left out: {len(unused)} of {model.ref}'s tensors that its architecture does not load ({unused[0]})")
+    say(f"writing {len(tensors)} tensors to {claim.folder}")
+    with tqdm(total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet) as bar:
+        write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
+    write_companions(claim.folder, pair.a.folder, {"tie_word_embeddings": False} if pair.untied else {})

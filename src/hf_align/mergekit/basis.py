@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hf_align.models import Model, Pair, open_pair
 from hf_align.naming import DiskWeights
-from hf_align.pipeline import Options, Say, aligned_weights, examples, find_match
+from hf_align.options import Options
+from hf_align.pipeline import Say, aligned_weights, examples, find_match
 
 
 @dataclass(frozen=True)

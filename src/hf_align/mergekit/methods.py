@@ -15,7 +15,10 @@ from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of
 from hf_align.pipeline import Say
-from hf_align.writing import Output, write
+from hf_align.shards import claimed
+from hf_align.writing import Draft, record, write
+
+_SHARD = "5GB"
 
 
 def merge_tensors(
@@ -32,8 +35,12 @@ def merge_tensors(
     return merged
 
 
-def merge_here(config: Any, inputs: Inputs, folder: Path, output: Output, say: Say) -> None:
-    """Every tensor of the architecture, by the method and the parameters that the recipe gives it."""
+def merge_here(config: Any, inputs: Inputs, output: Path, say: Say, *, overwrite: bool, quiet: bool) -> None:
+    """Every tensor of the architecture, by the method and the parameters that the recipe gives it.
+
+    Raises:
+        HfAlignError: the recipe does not fit its method, or the output cannot be written.
+    """
     settings = _settings(config, inputs)
     _require_bound(config, settings, inputs)
     before = dtype_of(config, "dtype")
@@ -47,7 +54,12 @@ def merge_here(config: Any, inputs: Inputs, folder: Path, output: Output, say: S
         known = on_disk.get(name, name)
         return merge_tensors(tensors, config.merge_method, settings.of(known, _depth(name, inputs)), base, known)
 
-    write(folder, inputs.pair, inputs.pair.a, produce, output, say)
+    draft = Draft.build(inputs.pair, inputs.pair.a, dtype_of(config, "out_dtype", "dtype"), _SHARD)
+    made_of = {f"{m.ref}/{shard}": d for m in inputs.models.values() for shard, d in m.checkpoint.digests.items()}
+    made_of["the recipe"] = config.model_dump_json()
+    with claimed(output, record(inputs.pair, made_of), overwrite=overwrite) as claim:
+        claim.require_room(draft.plan)
+        write(claim, draft, produce, say, quiet=quiet)
 
 
 def _require_bound(config: Any, settings: _Settings, inputs: Inputs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,16 +11,16 @@ from typing import Any
 import torch
 import yaml
 
-from hf_align.card import licence_of, write_card
+from hf_align.card import document
 from hf_align.config import Align, read_recipe
 from hf_align.errors import HfAlignError, OutputError
 from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.extra import dtype_of, models_of, parse, require
 from hf_align.mergekit.loaders import renamed, run_mergekit
 from hf_align.mergekit.methods import merge_here
-from hf_align.pipeline import Options, Say
-from hf_align.provenance import Input, Provenance
-from hf_align.writing import Output
+from hf_align.options import Options
+from hf_align.pipeline import Say
+from hf_align.provenance import Input
 
 _STAGE = ".mergekit"
 
@@ -52,7 +51,7 @@ def run_recipe(
     recipe, align = read_recipe(path)
     config = parse(recipe)
     _require_free(output, overwrite)
-    dtype = dtype_of(config, "out_dtype", "dtype")
+    dtype_of(config, "out_dtype", "dtype")
     names = models_of(config)
     options = _options(align, trust_remote_code, quiet)
     reference = _reference(names, config, align)
@@ -72,14 +71,14 @@ def run_recipe(
             inputs = inputs or open_inputs(reference, names, options, align.data if align else None, say)
             if seed is not None:
                 torch.manual_seed(seed)
-            merge_here(config, inputs, output, Output(dtype, "5GB", overwrite, quiet, json.dumps(recipe)), say)
+            merge_here(config, inputs, output, say, overwrite=overwrite, quiet=quiet)
             how = "merged by the methods of mergekit, tensor by tensor"
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if output.is_dir() and not any(output.iterdir()):
             output.rmdir()
     if inputs is not None:
-        _document(output, recipe, align, inputs)
+        _document(output, recipe, align, inputs, say)
     return [how, *([f"all models are in the basis of {reference}"] if align is not None and inputs else [])]
 
 
@@ -111,21 +110,14 @@ def _move(stage: Path, output: Path) -> None:
         os.replace(file, output / file.name)
 
 
-def _document(output: Path, recipe: Mapping[str, Any], align: Align | None, inputs: Inputs) -> None:
+def _document(output: Path, recipe: Mapping[str, Any], align: Align | None, inputs: Inputs, say: Say) -> None:
     """The recipe, without local paths, and where its models came from."""
     sources = {name: model.source for name, model in inputs.models.items()}
-    public = {name: Input.of(source, licence_of(source.folder)) for name, source in sources.items()}
     asked = align.model_dump(mode="json", exclude_none=True) if align else {}
     asked |= {key: Path(asked[key]).name for key in ("data", "specs") if key in asked}
-    whole = {**recipe, "align": asked} if align else recipe
-    shown = renamed(whole, {name: model.name for name, model in public.items()})
+    public = {name: Input.of(source, None).name for name, source in sources.items()}
+    shown = renamed({**recipe, **({"align": asked} if align else {})}, public)
     (output / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
-    made = Provenance(
-        model_type=inputs.pair.spec.model_type,
-        inputs=list(public.values()),
-        command="hf-align mergekit mergekit_config.yml",
-        strategy={"method": recipe["merge_method"], **asked},
-        untied=inputs.pair.untied,
-    )
-    made.save(output)
-    write_card(output, made)
+    document(output, list(sources.values()), say, model_type=inputs.pair.spec.model_type, untied=inputs.pair.untied,
+             command="hf-align mergekit mergekit_config.yml OUT",
+             strategy={"method": recipe["merge_method"], **renamed(asked, public)})  # fmt: skip
