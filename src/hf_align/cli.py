@@ -331,6 +331,45 @@ def push(
     _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
 
 
+@app.command("mergekit")
+def run_mergekit(
+    config: Annotated[Path, typer.Argument(help="A mergekit recipe (YAML), with or without the key align.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the merged model.")],
+    random_seed: Annotated[int | None, typer.Option(help="Of methods that draw random numbers.")] = None,
+    trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge as a mergekit recipe says, with all models moved into one basis first.
+
+    The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
+    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+    """
+    from hf_align.mergekit.recipe import run_recipe
+
+    _bars(quiet)
+    notes = run_recipe(config, output, say=_say(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
+                       overwrite=overwrite, quiet=quiet)  # fmt: skip
+    _emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default report.html in the folder.")] = None,
+    specs: Specs = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
+    from hf_align.report import write_report
+
+    page = output or folder / "report.html"
+    write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    _emit({"output": str(page)}, as_json, [f"{page} is written"])
+
+
 @app.command()
 def spec(
     model: Model,

@@ -71,7 +71,7 @@ def merge(
     fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
-        certificate = certified(pair.config, say)
+        certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
