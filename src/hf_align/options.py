@@ -70,6 +70,7 @@ class Options:
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
         schedule, own = chosen.pop("schedule"), chosen.pop("own")
         chosen |= schedule if self.match == "learned" else {}
+        chosen["spaces"] = " ".join(self.spaces)
         chosen |= {"own": own} if self.match in ("activation", "learned") else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
                 for k, v in chosen.items()}  # fmt: skip

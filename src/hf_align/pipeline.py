@@ -18,7 +18,7 @@ from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.choices import BASELINES, BY_SITE, separated, with_heads, with_residual, with_spaces
+from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
@@ -239,7 +239,7 @@ def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
         raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
     if options.residual in BY_SITE and options.match != "activation":
         raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
-    spec = with_spaces(with_heads(with_residual(pair.spec, options.residual), options.heads), options.spaces)
+    spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
     return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
 

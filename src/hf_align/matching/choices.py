@@ -12,7 +12,7 @@ from dataclasses import replace
 from hf_align.errors import HfAlignError
 from hf_align.matching.features import Moments, Site
 from hf_align.matching.heads import trees
-from hf_align.matching.weights import residual
+from hf_align.matching.weights import residual as residual_stream
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 
@@ -23,12 +23,21 @@ BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""
 
 
+def as_chosen(spec: SymmetrySpec, residual: str, heads: str, spaces: Sequence[str]) -> SymmetrySpec:
+    """The spec with all choices but "separate", which needs the order of the sites.
+
+    Raises:
+        HfAlignError: a choice that this architecture does not have.
+    """
+    return with_spaces(with_heads(with_residual(spec, residual), heads), spaces)
+
+
 def with_residual(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     """The spec with the residual stream's group lowered as chosen; "separate" also needs the order of the sites."""
     if choice == "orthogonal":
         return spec
     if choice == "identity":
-        return _without_groups(spec, [s for s in [residual(spec)] if s is not None])
+        return _without_groups(spec, [s for s in [residual_stream(spec)] if s is not None])
     lowered = {
         name: replace(s, group=Permutation(s.size)) if type(s.group) in (Orthogonal, OrthogonalFixingOnes) else s
         for name, s in spec.spaces.items()
@@ -68,7 +77,7 @@ def with_spaces(spec: SymmetrySpec, patterns: Sequence[str]) -> SymmetrySpec:
 
 def chosen_sites(spec: SymmetrySpec, moments: Mapping[Site, Moments], choice: str) -> dict[Site, Moments]:
     """The features to match by: of the residual stream's, only the first or the last where that is the choice."""
-    stream = residual(spec)
+    stream = residual_stream(spec)
     reading = [s for s in moments if stream is not None and stream in _spaces(spec.parameters[s.weight][s.axis])]
     kept = {"first": reading[:1], "last": reading[-1:]}.get(choice, reading)
     return {s: m for s, m in moments.items() if s not in reading or s in kept}
@@ -81,7 +90,7 @@ def separated(spec: SymmetrySpec, order: Sequence[Site]) -> SymmetrySpec:
     Args:
         order: all sites, as they run.
     """
-    stream = residual(spec)
+    stream = residual_stream(spec)
     if stream is None:
         return spec
     reads = [s.weight for s in order if stream in _spaces(spec.parameters[s.weight][s.axis])]
