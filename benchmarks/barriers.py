@@ -66,7 +66,7 @@ class Strategy:
     families: tuple[str, ...] = ("gpt2", "llama", "vit")
 
 
-SHORT, LONG = Schedule(steps=150), Schedule(steps=400)
+SHORT, LONG = Schedule(steps=150), Schedule(steps=400, rows=32)
 STRATEGIES = {
     "naive": Strategy(None),
     **{
@@ -83,8 +83,8 @@ STRATEGIES = {
     ),
     "learned, 150 steps, data": Strategy(Search("learned", SHORT), training=True, seeds=(0, 1)),
     "learned, 150 steps, no data": Strategy(Search("learned", SHORT), seeds=(0, 1), families=("gpt2", "llama")),
-    "learned, 400 steps, data": Strategy(Search("learned", LONG), training=True, families=("vit",)),
-    "learned, 400 steps, no data": Strategy(Search("learned", LONG), families=("gpt2", "llama")),
+    "learned, 400 steps of 32, data": Strategy(Search("learned", LONG), training=True, families=("vit",)),
+    "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), families=("gpt2", "llama")),
 }
 REFERENCE = {
     ("gpt2", "weight, orthogonal residual"): 0.47, ("llama", "weight, orthogonal residual"): 1.08,
@@ -165,8 +165,7 @@ def _seeded(search: Search, seed: int) -> Search:
 
 
 def _training(family: str, pair: Pair) -> Batch:
-    data = load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
-    return data if "labels" in data else {**data, "labels": data["input_ids"]}
+    return load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
 
 
 def three_models(family: str, points: dict[str, Search | None]) -> Iterator[tuple[str, float]]:
