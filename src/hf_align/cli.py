@@ -145,6 +145,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 def merge(
     a: Model,
     b: Model,
+    more: Annotated[list[str] | None, typer.Argument(help="More models: all are merged by their mean.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
     method: Annotated[
@@ -226,13 +227,17 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
+    if dry_run and more:
+        raise HfAlignError("--dry-run is of two models; what it says of each pair of more holds for the pair")
     if dry_run:
         return _plan(a, b, output, options, as_json)
-    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
+    proven = push is not None if certify is None else certify
+    report = _merged([a, b, *(more or ())], output, options, data, proven).as_json()
     lines = _merge_lines(report)
     if push is not None:
-        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
-        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        names = [_base(model) for model in (a, b, *(more or ()))]
+        message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
+        name = push or upload.default_name(owner, names)
         pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
         report["pushed"] = asdict(pushed)
         lines.append(f"uploaded to {pushed.url}")
@@ -485,7 +490,12 @@ def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None
         raise typer.Exit(2)
 
 
-def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if len(models) > 2:
+        from hf_align import several
+
+        return several.merge(models, output, options, data, _say(options.quiet), certify=certify, command=_typed())
+    a, b = models
     if options.match == "none" and data is None:
         # As the pipeline does it, without waiting for modelling code to be loaded.
         from hf_align import plain

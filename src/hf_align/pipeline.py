@@ -67,7 +67,7 @@ def merge(
             return report
     clock = _Clock()
     certificate = None
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
@@ -104,7 +104,7 @@ def align(
 ) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
@@ -126,7 +126,7 @@ def align(
 
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     assert held_out is not None
     return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
@@ -253,7 +253,12 @@ def aligned_weights(
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
-def _open(a: str, b: str, options: Options, say: Say) -> Pair:
+def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
+    """Two models, and what must be said of their architecture before anything is done.
+
+    Raises:
+        HfAlignError: as `open_pair`; an op without a rule under --strict.
+    """
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
