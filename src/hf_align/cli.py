@@ -532,7 +532,16 @@ def _table(comparison: dict[str, Any]) -> list[str]:
         path = comparison[name]
         middle = path["losses"][len(path["losses"]) // 2]
         rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
-    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows]
+    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
+
+
+def _features(comparison: dict[str, Any]) -> list[str]:
+    """The mean over all weights of how what they read correlates."""
+    found = comparison["features"].values()
+    if not found:
+        return []
+    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
+    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
 
 
 def _version(show: bool) -> None:

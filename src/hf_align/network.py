@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,3 +49,9 @@ def predictions(output: Any) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
     return next(v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def batches(data: Batch, rows: int = 32) -> Iterator[Batch]:
+    """Data in order, `rows` examples at a time."""
+    for start in range(0, len(next(iter(data.values()))), rows):
+        yield {name: tensor[start : start + rows] for name, tensor in data.items()}

@@ -17,6 +17,7 @@ from hf_align.card import document
 from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
 from hf_align.matching.find import Search, find, site_order
@@ -35,6 +36,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
+_FEATURE_ROWS = 64
+"""Examples on which features are compared."""
 
 
 def merge(
@@ -159,7 +162,10 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
-        return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+        aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
+    rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
+    before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
+    return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
 
 
 def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
