@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.trace import build_without_weights, quiet
@@ -26,11 +27,15 @@ class Network:
     def __init__(self, config: PretrainedConfig, device: str | torch.device = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)
-        self._module = build_without_weights(config).eval()
-        for module in self._module.modules():
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        model = build_without_weights(self.config).eval()
+        for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(self.device)
+        return model
 
     def __call__(self, weights: Mapping[str, Tensor], batch: Batch) -> Any:
         """The model's output with these weights (by name in memory, tied ones once); differentiable by them."""
