@@ -12,13 +12,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.network import Batch, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,17 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
     """Held-out examples as arguments of `forward`, [examples, ...].
 
     Args:
-        path: safetensors with tensors named after the arguments, a text file, or JSON lines (a "text" field, or one
-            field for each argument).
-        tokenizer_from: the folder whose tokenizer reads text.
+        path: safetensors with tensors named after the arguments, a text file, JSON lines (a "text" field, or one field
+            for each argument), or a folder of images.
+        tokenizer_from: the folder whose tokenizer reads text, or whose image processor reads images.
 
     Raises:
         HfAlignError: the file is missing, empty, or needs a tokenizer that is not there.
     """
+    if path.is_dir():
+        return _images(path, tokenizer_from)
     if not path.is_file():
-        raise HfAlignError(f"{path}: no such file; --data takes .safetensors, .jsonl or text")
+        raise HfAlignError(f"{path}: no such file; --data takes .safetensors, .jsonl, text, or a folder of images")
     if path.suffix == ".safetensors":
         try:
             tensors = load_file(path)
@@ -104,6 +107,20 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
             return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
         text = "\n".join(row["text"] for row in rows)
     return {"input_ids": _tokenise(text, tokenizer_from, config, path)}
+
+
+def _images(folder: Path, model: Path | None) -> Batch:
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in _IMAGES)
+    if not files:
+        raise HfAlignError(f"{folder} holds no images ({', '.join(_IMAGES)})")
+    try:
+        from PIL import Image
+
+        processor = AutoImageProcessor.from_pretrained(model)
+        pixels: Tensor = processor([Image.open(f) for f in files], return_tensors="pt")["pixel_values"]
+    except (ImportError, OSError, ValueError) as error:
+        raise HfAlignError(f"{folder} cannot be read by the image processor of {model}: {error}") from error
+    return {"pixel_values": pixels}
 
 
 def _tokenise(text: str, folder: Path | None, config: PretrainedConfig, path: Path) -> Tensor:

@@ -148,6 +148,8 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
     running += [f"--method {options.method}"] if options.method in FROM_SAMPLES else []
     if not running:
         return None, everything
+    if not everything.keys() & {"labels", "input_ids"}:  # nothing to report on
+        return everything, None
     half = len(next(iter(everything.values()))) // 2
     if not half:
         raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
