@@ -342,7 +342,8 @@ def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> N
         Image.fromarray(((image[0] + 1) * 127.5).round().to(torch.uint8).numpy()).save(images / f"{i}.png")
     found = load_data(images, model, read_config(model))
     torch.testing.assert_close(found["pixel_values"], pixels, atol=0.01, rtol=0)
-    unlabelled = replace(pairs["vit"], a=replace(pairs["vit"].a, folder=model))
+    first = pairs["vit"].a
+    unlabelled = replace(pairs["vit"], a=replace(first, source=replace(first.source, folder=model)))
     assert pipeline.examples(unlabelled, pipeline.Options(match="learned"), images)[1] is None
     (tmp_path / "empty").mkdir()
     with pytest.raises(HfAlignError, match="holds no images"):
