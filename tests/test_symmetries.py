@@ -341,6 +341,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "mixing over patches": lambda: small("patchtsmixer", "PatchTSMixerModel"),
     "activation with learned slopes": lambda: small("apertus", "ApertusForCausalLM"),
     "patches merged behind a norm": lambda: small("convnext", "ConvNextForImageClassification"),
+    "frames of several patches": lambda: small("vivit", "VivitModel"),
 }  # fmt: skip
 
 
@@ -1116,6 +1117,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "mixing over patches",
         "activation with learned slopes",
         "patches merged behind a norm",
+        "frames of several patches",
     ],
 )
 @pytest.mark.slow
