@@ -342,6 +342,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "activation with learned slopes": lambda: small("apertus", "ApertusForCausalLM"),
     "patches merged behind a norm": lambda: small("convnext", "ConvNextForImageClassification"),
     "frames of several patches": lambda: small("vivit", "VivitModel"),
+    "norm between two streams": lambda: small("clip", "CLIPForImageClassification"),
 }  # fmt: skip
 
 
@@ -1118,6 +1119,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "activation with learned slopes",
         "patches merged behind a norm",
         "frames of several patches",
+        "norm between two streams",
     ],
 )
 @pytest.mark.slow
