@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from hub_server import HUB, Hub, start
+
+os.environ["HF_ENDPOINT"] = start(HUB)  # read when huggingface_hub is imported: no test speaks to the real Hub
+os.environ["HF_HUB_DISABLE_XET"] = "1"
 
 import pytest
 import transformers
+from huggingface_hub import constants
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.cli import main
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.match import Match
+from hf_align.matching.weights import Progress, match_weights
+from hf_align.symmetry.spec import SymmetrySpec
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "examples" / "models"
@@ -53,6 +65,14 @@ def run(*arguments: object) -> int:
     return 0
 
 
+def matched(
+    spec: SymmetrySpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor], progress: Progress | None = None
+) -> Match:
+    """Two models matched by their weights."""
+    models = Balanced.of(spec, a, b)
+    return models.match(*match_weights(models, progress))
+
+
 @pytest.fixture(scope="session")
 def models() -> Path:
     return MODELS
@@ -61,3 +81,14 @@ def models() -> Path:
 @pytest.fixture(scope="session")
 def data() -> Path:
     return DATA
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """An empty Hub, an empty cache, and the token of alice."""
+    HUB.clear()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_alice")
+    monkeypatch.setattr("hf_align.hub._WAITS", (0.01,) * 3)
+    yield HUB
+    HUB.clear()

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from huggingface_hub import errors as hub_errors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align import hub
-from hf_align.checkpoint import INDEX, SINGLE, Checkpoint, ShardPlan, require_finite, write_shards
-from hf_align.errors import CheckpointError, HfAlignError, OutputError
+from hf_align.checkpoint import INDEX, SINGLE, Checkpoint, require_finite
+from hf_align.errors import CheckpointError, OutputError
+from hf_align.shards import ShardPlan, claimed, whole, write_shards
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8)
@@ -39,7 +38,20 @@ def plan_of(tensors: Mapping[str, Tensor], size: str = "5GB") -> ShardPlan:
 
 
 def write(tensors: Mapping[str, Tensor], folder: Path, size: str = "5GB", **options: object) -> None:
-    write_shards(plan_of(tensors, size), tensors.__getitem__, folder, **{"fingerprint": "f", **options})  # type: ignore[arg-type]
+    write_all(plan_of(tensors, size), tensors.__getitem__, folder, **options)  # type: ignore[arg-type]
+
+
+def write_all(
+    plan: ShardPlan,
+    produce: Callable[[str], Tensor],
+    folder: Path,
+    *,
+    inputs: str = "f",
+    overwrite: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    with claimed(folder, {"inputs": inputs}, overwrite=overwrite) as claim:
+        write_shards(claim, plan, whole(produce), progress)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -90,10 +102,29 @@ def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
 
 def test_open_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(weights(), tmp_path / SINGLE)
-    opened: list[object] = []
-    monkeypatch.setattr("hf_align.checkpoint.safe_open", lambda *args: opened.append(args))
-    Checkpoint.open(tmp_path).info("scalar")
-    assert not opened
+    read: list[object] = []
+    monkeypatch.setattr("os.preadv", lambda *args: read.append(args) or 0)
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.info("scalar").shape == () and not read
+    with pytest.raises(CheckpointError, match="the file has become shorter"):
+        checkpoint["scalar"]
+    assert read
+
+
+def test_reads_any_part_of_a_tensor(folder: Path) -> None:
+    checkpoint, memory = Checkpoint.open(folder), torch.empty(1000, dtype=torch.uint8)
+    for name, tensor in weights().items():
+        for start, stop in itertools.combinations_with_replacement(range(tensor.numel() + 1), 2):
+            assert same(checkpoint.entries(name, start, stop), tensor.reshape(-1)[start:stop])
+            assert same(checkpoint.entries(name, start, stop, memory), tensor.reshape(-1)[start:stop])
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    shard = folder / checkpoint.info("float.torch.float64").shard
+    shard.write_bytes(shard.read_bytes()[:-200])
+    with pytest.raises(CheckpointError, match="the file has become shorter"):
+        [checkpoint[n] for n in checkpoint if checkpoint.info(n).shard == shard.name]
 
 
 def test_links_as_in_the_hub_cache_are_followed(tmp_path: Path, folder: Path) -> None:
@@ -139,6 +170,10 @@ def only_pickled(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "moved tensor": (
+        lambda f: edit_header(f, lambda entry: entry.update(data_offsets=[8, 8 + entry["data_offsets"][1]])),
+        "overlap or leave gaps",
+    ),
     "missing shard": (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing"),
     "truncated data": (rewrite(lambda data: data[:-1]), f"{SHARD} is truncated"),
     "truncated header": (rewrite(lambda data: data[:20]), f"{SHARD} is truncated"),
@@ -199,14 +234,14 @@ def test_one_bad_entry_is_named(bad: float, dtype: torch.dtype) -> None:
         require_finite("w", tensor, "a.safetensors")
 
 
-def test_identity_tells_other_files_apart(tmp_path: Path, folder: Path) -> None:
-    before = Checkpoint.open(folder).identity
-    assert Checkpoint.open(folder).identity == before
+def test_digests_tell_other_files_apart(tmp_path: Path, folder: Path) -> None:
+    before = Checkpoint.open(folder).digests
+    assert Checkpoint.open(folder).digests == before and len(before) == 7
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)  # same names, sizes and times
-    assert Checkpoint.open(copy).identity != before
+    assert Checkpoint.open(copy).digests != before
     write({n: t + 1 if t.dtype == torch.float32 else t for n, t in weights().items()}, folder, "100", overwrite=True)
-    assert Checkpoint.open(folder).identity != before
+    assert Checkpoint.open(folder).digests != before
 
 
 # Planning and writing ---------------------------------------------------------------------------------------------
@@ -273,23 +308,24 @@ def test_tensors_are_written_as_they_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [torch.zeros(4, 3), torch.zeros(3, 4, dtype=torch.float16)])
 def test_a_tensor_that_is_not_as_planned_is_refused(tmp_path: Path, wrong: Tensor) -> None:
     with pytest.raises(OutputError, match=r"w came out as .* planned \[3, 4\] torch.float32"):
-        write_shards(plan_of({"w": torch.zeros(3, 4)}), lambda _: wrong, tmp_path / "out", fingerprint="f")
+        write_all(plan_of({"w": torch.zeros(3, 4)}), lambda _: wrong, tmp_path / "out")
     assert not (tmp_path / "out" / SINGLE).exists()
 
 
 def test_one_tensor_at_a_time_and_no_file_before_it_is_whole(tmp_path: Path) -> None:
     """Bytes reach the disk tensor by tensor, and a final name is never that of a part."""
-    tensors, out = {str(i): torch.randn(300_000) for i in range(4)}, tmp_path / "out"
+    tensors, out = {str(i): torch.randn(3_000) for i in range(4)}, tmp_path / "out"
     written: list[int] = []
 
     def produce(name: str) -> Tensor:
         assert not (out / SINGLE).exists()
-        written.append((out / ".hf-align" / SINGLE).stat().st_size)
+        content = (out / ".hf-align" / SINGLE).read_bytes()
+        written.append(sum(tensor.numpy().tobytes() in content for tensor in tensors.values()))
         return tensors[name]
 
     steps: list[int] = []
-    write_shards(plan_of(tensors), produce, out, fingerprint="f", progress=steps.append)
-    assert all(later - earlier >= 1_100_000 for earlier, later in itertools.pairwise(written))
+    write_all(plan_of(tensors), produce, out, progress=steps.append)
+    assert written == [0, 1, 2, 3]
     assert sum(steps) == plan_of(tensors).nbytes and len(steps) == 5
 
 
@@ -302,11 +338,11 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, stop: int) -> No
     write(tensors, tmp_path / "whole", "100")
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        write_shards(plan, killed_after(tensors, stop), out, fingerprint="f")
+        write_all(plan, killed_after(tensors, stop), out)
     done = [s for s in plan.shards if (out / s.file).exists()]
     produced: list[str] = []
     steps: list[int] = []
-    write_shards(plan, lambda n: produced.append(n) or tensors[n], out, fingerprint="f", progress=steps.append)  # type: ignore[func-returns-value]
+    write_all(plan, lambda n: produced.append(n) or tensors[n], out, progress=steps.append)  # type: ignore[func-returns-value]
     assert contents(out) == contents(tmp_path / "whole")
     assert len(produced) == len(tensors) - sum(len(s.tensors) for s in done)
     assert sum(steps) == plan.nbytes
@@ -317,7 +353,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, stop: int) -> No
 def test_a_shard_that_does_not_fit_the_plan_is_written_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        write_shards(plan_of(weights(), "100"), killed_after(weights(), 14), out, fingerprint="f")
+        write_all(plan_of(weights(), "100"), killed_after(weights(), 14), out)
     kept = out / plan_of(weights(), "100").shards[0].file
     kept.write_bytes(kept.read_bytes()[:-1])
     write(weights(), out, "100")
@@ -329,12 +365,12 @@ def test_shards_of_other_inputs_are_never_kept(tmp_path: Path) -> None:
     old, new = ({n: torch.full((30,), v) for n in "abc"} for v in (1.0, 2.0))
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        write_shards(plan_of(old, "120"), killed_after(old, 2), out, fingerprint="old")
+        write_all(plan_of(old, "120"), killed_after(old, 2), out, inputs="old")
     before = contents(out)
     with pytest.raises(OutputError, match="begun with other inputs or options; choose another -o"):
-        write(new, out, "120", fingerprint="new")
+        write(new, out, "120", inputs="new")
     assert contents(out) == before
-    write(new, out, "120", fingerprint="new", overwrite=True)
+    write(new, out, "120", inputs="new", overwrite=True)
     assert all(torch.equal(Checkpoint.open(out)[n], t) for n, t in new.items())
 
 
@@ -350,8 +386,8 @@ def test_overwriting_leaves_no_weights_of_the_old_model(folder: Path) -> None:
 def test_bad_weights_leave_nothing_behind(tmp_path: Path) -> None:
     tensors = {n: torch.full((30,), v) for n, v in {"a": 1.0, "b": 2.0, "c": float("nan")}.items()}
     with pytest.raises(CheckpointError, match="c in x has NaN"):
-        write_shards(plan_of(tensors, "120"), lambda n: require_finite(n, tensors[n], "x"), tmp_path / "out",
-                     fingerprint="f")  # fmt: skip
+        write_all(plan_of(tensors, "120"), lambda n: require_finite(n, tensors[n], "x"), tmp_path / "out",
+                     )  # fmt: skip
     assert not (tmp_path / "out").exists()
 
 
@@ -363,7 +399,7 @@ def test_no_room_is_said_before_anything_is_computed(
     large = {"w": torch.zeros(10_000)}
     for out, options in ((tmp_path / "new", {}), (folder, {"overwrite": True})):
         with pytest.raises(OutputError, match="GB free, and"):
-            write_shards(plan_of(large), killed_after(large, 0), out, fingerprint="f", **options)
+            write_all(plan_of(large), killed_after(large, 0), out, **options)
     assert not (tmp_path / "new").exists()
     assert contents(folder) == before
     write({"w": torch.zeros(200)}, folder, overwrite=True)  # more than is free, less than is freed
@@ -373,7 +409,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(OutputError, match=f"{out} cannot be written"):
-            write_shards(plan_of(weights()), killed_after({}, 0), out, fingerprint="f")
+            write_all(plan_of(weights()), killed_after({}, 0), out)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -384,14 +420,14 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
             write(weights(), out, overwrite=True)
         return weights()[name]
 
-    write_shards(plan_of(weights()), produce, out, fingerprint="f")
+    write_all(plan_of(weights()), produce, out)
     assert len(Checkpoint.open(out)) == len(weights())
 
 
 def test_the_lock_is_gone_with_its_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        write_shards(plan_of(weights()), killed_after(weights(), 3), out, fingerprint="f")
+        write_all(plan_of(weights()), killed_after(weights(), 3), out)
     with (out / ".hf-align" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -409,61 +445,3 @@ def test_transformers_loads_a_sharded_llama(tmp_path: Path) -> None:
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert all(torch.equal(loaded.state_dict()[n], t) for n, t in model.state_dict().items())
-
-
-# Where checkpoints come from --------------------------------------------------------------------------------------
-
-
-def refusing(error: Exception) -> Callable[..., str]:
-    def download(*_: object, **__: object) -> str:
-        raise error
-
-    return download
-
-
-def error_of(kind: type[hub_errors.HfHubHTTPError], text: str = "x") -> Exception:
-    return kind(text, response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
-
-
-def test_a_folder_wins_over_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("org/name").mkdir(parents=True)
-    monkeypatch.setattr(hub, "snapshot_download", refusing(AssertionError("asked the Hub")))
-    assert hub.resolve("org/name") == Path("org/name")
-
-
-@pytest.mark.parametrize(
-    ("reference", "revision"), [("org/name", None), ("org/name@v1", "v1"), ("hf://org/name@refs/pr/1", "refs/pr/1")]
-)
-def test_references(reference: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def download(repository: str, **options: object) -> str:
-        asked.append((repository, options["revision"]))
-        return str(tmp_path)
-
-    monkeypatch.setattr(hub, "snapshot_download", download)
-    assert hub.resolve(reference) == tmp_path
-    assert asked == [("org/name", revision)]
-
-
-REFUSALS: list[tuple[Exception, str]] = [
-    (error_of(hub_errors.RepositoryNotFoundError), "no repository that you can see"),
-    (error_of(hub_errors.GatedRepoError), "org/name is gated; accept its terms"),
-    (error_of(hub_errors.RevisionNotFoundError), "org/name has no revision v1"),
-    (hub_errors.LocalEntryNotFoundError("x"), "the Hub cannot be reached"),
-    (error_of(hub_errors.HfHubHTTPError, "502 bad\ngateway"), "the Hub refused org/name: 502 bad"),
-]
-
-
-@pytest.mark.parametrize(("error", "message"), REFUSALS, ids=lambda value: type(value).__name__)
-def test_what_the_hub_refuses_is_one_line(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "snapshot_download", refusing(error))
-    with pytest.raises(HfAlignError, match=message) as caught:
-        hub.resolve("org/name@v1")
-    assert "\n" not in str(caught.value)
-
-
-def test_what_is_neither_folder_nor_repository() -> None:
-    with pytest.raises(HfAlignError, match="neither a folder nor a Hub id"):
-        hub.resolve("./no/such/folder")

@@ -22,6 +22,7 @@ GROUPS = [
     g.Permutation(5), g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)), g.RotaryUnitary(6, ROTARY),
     g.RotaryUnitary(6, TWICE),
 ]  # fmt: skip
+SCALING = g.Scaling(6, (0, 1, 2, 0, 1, 2), (Scalars.NONZERO, Scalars.SIGN))
 PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
 
 
@@ -155,3 +156,35 @@ def test_several_scales_are_balanced_and_matched_together() -> None:
     found = group.nearest({p: ours[p] @ theirs[p].T for p in powers})
     for p in powers:
         torch.testing.assert_close(found.act(theirs[p].T, p).T, ours[p])
+
+
+@pytest.mark.parametrize("group", [*GROUPS, SCALING], ids=repr)
+def test_the_lie_algebra_is_projected_on_orthogonally(group: g.Group) -> None:
+    basis = group.tangents()
+    shape = (len(group.scales), group.size) if isinstance(group, g.ScaledPermutation) else (group.size, group.size)
+    x = torch.randn(shape, generator=rng(0), dtype=torch.float64)
+    flat = basis.reshape(len(basis), x.numel())
+    expected = (torch.linalg.pinv(flat) @ flat @ x.flatten()).view(shape)
+    torch.testing.assert_close(group.algebra(x), expected.to(x))
+
+
+@pytest.mark.parametrize("spectrum", ["even", "wide", "singular", "zero"])
+def test_large_polar_factors(spectrum: str) -> None:
+    """Newton's iteration finds what the decomposition finds, for any spectrum, and leaves to it what is singular."""
+    n, rng = 520, torch.Generator().manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=torch.float64))[0] for _ in range(2))
+    values = {"even": torch.linspace(1, 2, n), "wide": torch.logspace(0, -9, n), "singular": torch.linspace(0, 1, n),
+              "zero": torch.zeros(n)}[spectrum].double()  # fmt: skip
+    m = (u * values) @ v.T
+    found = g.polar(m)
+    assert float((found.T @ found - torch.eye(n)).abs().max()) < 1e-13
+    assert abs(float((found * m).sum() - values.sum())) < 1e-9 * float(values.sum()) + 1e-12
+    if spectrum in ("even", "wide"):
+        assert float((found - u @ v.T).abs().max()) < (1e-12 if spectrum == "even" else 1e-5)
+
+
+def test_newton_takes_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.linalg, "svd", None)
+    m = torch.randn(512, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    symmetric = g.polar(m).T @ m
+    assert torch.allclose(symmetric, symmetric.T)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA, MODELS
+from conftest import DATA, MODELS, matched
 
 from hf_align import pipeline
 from hf_align.execute import execute
-from hf_align.matching import weights as weight_matching
-from hf_align.matching.weights import match_weights, with_permuted_residual
+from hf_align.matching import balanced
+from hf_align.matching.choices import with_residual
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance
@@ -54,19 +54,19 @@ def difference(pair: Pair, one: Weights, other: Weights, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("residual", ["orthogonal", "permutation"])
 def test_a_planted_symmetry_is_recovered(family: str, seed: int, residual: str, pairs: dict[str, Pair]) -> None:
     spec = pairs[family].spec
-    spec = with_permuted_residual(spec) if residual == "permutation" else spec
+    spec = with_residual(spec, residual)
     a, _ = in_float64(pairs[family], spec)
-    match = match_weights(spec, a, moved(spec, a, seed))
+    match = matched(spec, a, moved(spec, a, seed))
     assert match.before is not None and match.after is not None
     assert match.before > 1
     assert match.after / match.before < 1e-4
 
 
 def test_without_balancing_a_planted_symmetry_is_lost(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_matching, "balance", lambda spec, weights: {})
+    monkeypatch.setattr(balanced, "balance", lambda spec, weights: {})
     spec = pairs["gpt2"].spec
     a, _ = in_float64(pairs["gpt2"], spec)
-    match = match_weights(spec, a, moved(spec, a, 0))
+    match = matched(spec, a, moved(spec, a, 0))
     assert match.after is not None and match.before is not None
     assert match.after / match.before > 1e-2
 
@@ -75,7 +75,7 @@ def test_without_balancing_a_planted_symmetry_is_lost(pairs: dict[str, Pair], mo
 def test_alignment_leaves_the_function_alone(family: str, pairs: dict[str, Pair]) -> None:
     pair = pairs[family]
     a, b = in_float64(pair, pair.spec)
-    match = match_weights(pair.spec, a, b)
+    match = matched(pair.spec, a, b)
     for weights, elements in ((a, match.a), (b, match.b)):
         aligned = dict(AlignedWeights(weights, pair.spec, elements))
         assert distance(weights, aligned) > 1
@@ -98,7 +98,7 @@ def test_descent_never_falls_and_ends(pairs: dict[str, Pair]) -> None:
     spec = pairs["llama"].spec
     a, b = in_float64(pairs["llama"], spec)
     agreement: list[float] = []
-    match = match_weights(spec, a, b, progress=lambda sweep, value: agreement.append(value))
+    match = matched(spec, a, b, progress=lambda sweep, value: agreement.append(value))
     assert agreement == sorted(agreement)
     assert len(agreement) == match.sweeps < 50
 
@@ -111,7 +111,7 @@ def test_many_query_heads_are_matched_without_trying_all_orders(
     monkeypatch.setattr(heads, "_MOST_ORDERS", 1)
     spec = pairs["llama"].spec
     a, _ = in_float64(pairs["llama"], spec)
-    match = match_weights(spec, a, moved(spec, a, 5))
+    match = matched(spec, a, moved(spec, a, 5))
     assert match.after is not None and match.before is not None
     assert match.after / match.before < 1e-4
 
@@ -150,8 +150,21 @@ def test_no_gain_is_said(tmp_path: Path) -> None:
 
 def test_lowering_the_residual_leaves_the_rest(pairs: dict[str, Pair]) -> None:
     spec = pairs["gpt2"].spec
-    lowered = with_permuted_residual(spec)
+    lowered = with_residual(spec, "permutation")
     changed = [n for n in spec.spaces if spec.spaces[n] != lowered.spaces[n]]
     assert len(changed) == 1
     assert replace(lowered, spaces=spec.spaces) == spec
     assert sum(isinstance(s.group, GeneralLinear) for s in lowered.spaces.values()) == 6
+
+
+def test_weights_that_do_not_fit_into_memory_are_matched_alike(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs["llama"]
+    kept = matched(pair.spec, pair.a.weights, pair.b.weights)
+    for most in (0, 200_000):
+        monkeypatch.setattr(balanced, "KEPT", most)
+        again = matched(pair.spec, pair.a.weights, pair.b.weights)
+        assert again.after == kept.after
+        for name, element in kept.b.items():
+            assert all(torch.equal(t, again.b[name].tensors()[k]) for k, t in element.tensors().items()), name

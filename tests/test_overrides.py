@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, tiny_bert, tiny_gpt2, tiny_llama
+from conftest import ROOT, matched, tiny_bert, tiny_gpt2, tiny_llama
 from golden.regenerate import expected
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from hf_align.cli import app
 from hf_align.errors import HfAlignError
 from hf_align.execute import execute
-from hf_align.matching.weights import match_weights
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
 from hf_align.symmetry.depth import derive_by_depth
@@ -56,9 +55,9 @@ def change_of_outputs(config: PretrainedConfig, spec: SymmetrySpec) -> float:
     return float((before - after).abs().max() / before.abs().max())
 
 
-def matched(spec: SymmetrySpec) -> Mapping[str, Tensor]:
+def matched_weights(spec: SymmetrySpec) -> Mapping[str, Tensor]:
     a, b = (random_weights(spec, torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    return dict(AlignedWeights(b, spec, match_weights(spec, a, b).b))
+    return dict(AlignedWeights(b, spec, matched(spec, a, b).b))
 
 
 @pytest.mark.parametrize("file", list(expected()), ids=lambda f: f[0].name)
@@ -77,7 +76,7 @@ def test_pin(tmp_path: Path) -> None:
     assert spec.as_json()["parameters"]["model.layers.1.mlp.down_proj.weight"] == ["8:residual^1", "6"]  # type: ignore[index]
     assert spec.pinned["model.layers.1.mlp.hidden"].reasons[0].role == f"override ({REASON})"
     assert change_of_outputs(llama(), spec) < 1e-9
-    assert matched(spec).keys() == spec.parameters.keys()
+    assert matched_weights(spec).keys() == spec.parameters.keys()
 
 
 def test_pinned_heads_still_number_what_differs_along_them(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_pinned_heads_still_number_what_differs_along_them(tmp_path: Path) -> No
     assert spec.spaces["model.layers.1.self_attn.heads"].group == Permutation(2)
     assert spec.spaces["model.layers.0.self_attn.qk"].index == ("model.layers.0.self_attn.heads",)
     assert change_of_outputs(llama(), spec) < 1e-9
-    assert matched(spec).keys() == spec.parameters.keys()
+    assert matched_weights(spec).keys() == spec.parameters.keys()
 
 
 @pytest.mark.parametrize("group", [Permutation, SignedPermutation])
@@ -95,7 +94,7 @@ def test_lower(group: type[Permutation | SignedPermutation], tmp_path: Path) -> 
     spec = symmetries(llama(), write(tmp_path, "llama", entry))
     assert spec.spaces["residual"].group == group(8)
     assert change_of_outputs(llama(), spec) < 1e-9
-    assert matched(spec).keys() == spec.parameters.keys()
+    assert matched_weights(spec).keys() == spec.parameters.keys()
 
 
 def test_tie(tmp_path: Path) -> None:
@@ -109,13 +108,13 @@ def test_tie(tmp_path: Path) -> None:
     assert spec.spaces["model.layers.1.self_attn.value"].index == (heads,)
     assert {f"model.layers.{i}.self_attn.k_proj.weight" for i in (0, 1)} <= set(spec.uses(heads))
     assert change_of_outputs(llama(), spec) < 1e-9
-    assert matched(spec).keys() == spec.parameters.keys()
+    assert matched_weights(spec).keys() == spec.parameters.keys()
 
 
 def test_lowering_inside_of_heads_leaves_matching_whole(tmp_path: Path) -> None:
     value = {"parameter": "model.layers.*.self_attn.v_proj.weight", "axis": 0, "factor": 1}
     spec = symmetries(llama(), write(tmp_path, "llama", {"action": "bound", "space": value, "group": "Permutation"}))
-    assert matched(spec).keys() == spec.parameters.keys()
+    assert matched_weights(spec).keys() == spec.parameters.keys()
 
 
 def test_tied_elements_differ_only_over_what_both_differ_over(tmp_path: Path) -> None:

@@ -1,101 +1,202 @@
-"""Checkpoints: a reader that is a mapping, a plan of shards made from shapes alone, and an atomic writer.
-
-Only headers are read until a tensor is asked for, and only one tensor is in memory while shards are written.
-"""
+"""Reading checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hf_align.errors import CheckpointError, OutputError
+from hf_align.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_WORK, _PLAN = ".hf-align", "plan.json"
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64, "U32": torch.uint32,
     "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SMALL = 1 << 20
+"""Bytes of a tensor that is kept in memory when its shard is dropped: gains are read with every tensor they scale."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of a tensor: dtype, shape, bytes, and the shard that holds it."""
+    """What a header says of a tensor: dtype, shape, bytes, and the shard that holds it, from which byte on."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
     shard: str
+    begin: int = 0
+
+
+class Shards(Protocol):
+    """Weights that are not in the folder yet, by file name."""
+
+    @property
+    def commit(self) -> str:
+        """What stands for the contents of all files."""
+
+    def has(self, file: str) -> bool:
+        """Whether there is such a file."""
+
+    def head(self, file: str) -> tuple[bytes, int]:
+        """The start of a shard, at least its header; and the size of the whole shard in bytes."""
+
+    def is_here(self, file: str) -> bool:
+        """Whether the shard is on this disk already."""
+
+    def fetch(self, file: str) -> Path:
+        """The whole shard on this disk."""
+
+    def drop(self, file: str) -> None:
+        """Take the shard off this disk."""
 
 
 class Checkpoint(Mapping[str, Tensor]):
     """The tensors of a folder of safetensors, by name on disk, each read when it is asked for."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo], remote: Shards | None = None) -> None:
         self.folder = folder
         self._tensors = dict(tensors)
-        self._files: dict[str, Any] = {}
+        self._remote = remote
+        self._files: dict[str, FileIO] = {}
+        self._kept: dict[str, Tensor] = {}
+        self._dropping: frozenset[str] = frozenset()
+        self._unread: dict[str, dict[str, int]] = {}
+        self._one_thread = threading.RLock()
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
+    def open(cls, folder: Path, remote: Shards | None = None) -> Checkpoint:
         """Read all headers and check them against the files.
+
+        Args:
+            folder: config, index, and all shards but those that `remote` has.
+            remote: gives shards when they are needed.
 
         Raises:
             CheckpointError: no safetensors, a shard that is missing, truncated or damaged, an index that does not
                 match its shards or points outside the folder, quantised weights.
         """
         _refuse_quantised(folder)
-        shards = _shards(folder)
+        shards = _shards(folder, remote)
         tensors: dict[str, TensorInfo] = {}
         for shard, expected in shards.items():
-            found = _read_header(folder / shard, shard)
+            found = _read_header(folder / shard, shard, remote)
             if expected is not None and (lost := sorted(expected - found.keys())):
                 raise CheckpointError(f"{folder / INDEX} promises {lost[0]} in {shard}, which does not hold it")
             tensors.update(found if expected is None else {n: found[n] for n in expected})
-        return cls(folder, tensors)
+        return cls(folder, tensors, remote)
+
+    def drop_when_read(self, names: Collection[str]) -> None:
+        """From now on, take a shard off this disk as soon as those of these tensors that it holds have been read.
+
+        It is fetched again when one is asked for again. Shards in a folder of the user's own stay.
+        """
+        self._dropping = frozenset(names)
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        """Of the tensors, those in shards that are not on this disk yet."""
+        if self._remote is None:
+            return 0
+        absent = {s for s in {info.shard for info in self._tensors.values()} if not self._remote.is_here(s)}
+        return sum(info.nbytes for info in self._tensors.values() if info.shard in absent)
 
     def info(self, name: str) -> TensorInfo:
         """Shape, dtype and place of a tensor; no weights are read."""
         return self._tensors[name]
 
     @property
-    def identity(self) -> str:
-        """Digest of which files these are: another one for other shards, or for shards written since.
+    def digests(self) -> dict[str, str]:
+        """What the tensors depend on, by name: the commit, or shard -> digest of its header, size, path and time of
+        writing.
 
-        No weights are read, so it is cheap for any size; a run that resumes may trust what it wrote from the same one.
+        No weights are read, so it is cheap for any size: it tells other shards, and shards written since, but no bit
+        that the disk has turned.
         """
-        digest = hashlib.sha256()
-        for shard in sorted({info.shard for info in self._tensors.values()}):
-            path = (self.folder / shard).resolve()
-            state = path.stat()
-            digest.update(json.dumps([shard, str(path), state.st_size, state.st_mtime_ns]).encode())
-        return digest.hexdigest()
+        if self._remote is not None:
+            return {"commit": self._remote.commit}
+        shards = sorted({info.shard for info in self._tensors.values()})
+        return {shard: _digest((self.folder / shard).resolve()) for shard in shards}
 
     def __getitem__(self, name: str) -> Tensor:
+        info = self._tensors[name]
+        return self.entries(name, 0, math.prod(info.shape)).view(info.shape)
+
+    def entries(self, name: str, start: int, stop: int, into: Tensor | None = None) -> Tensor:
+        """Entries [start, stop) of a tensor laid out flat, [stop - start]; from any thread.
+
+        They are copied out of the file and not mapped: pages of a mapped file count as this process' memory for as long
+        as the system likes, and a file that shrinks would end the process.
+
+        Args:
+            into: uint8 memory to use again, at least as many bytes; by default new memory.
+
+        Raises:
+            CheckpointError: the file cannot be read, or has shrunk.
+        """
+        info = self._tensors[name]
+        if name in self._kept:
+            return self._kept[name][start:stop]
+        size = (stop - start) * info.dtype.itemsize
+        raw = torch.empty(size, dtype=torch.uint8, device="cpu") if into is None else into[:size]
+        self._fill(name, raw, info.begin + start * info.dtype.itemsize)
+        if self._dropping and self._remote is not None:
+            self._note_read(name, raw.view(info.dtype))
+        return raw.view(info.dtype)
+
+    def _fill(self, name: str, raw: Tensor, begin: int) -> None:
         shard = self._tensors[name].shard
+        view, done = raw.numpy().data, 0
         try:
+            file = self._file(shard)
+            while done < len(view) and (count := os.preadv(file, [view[done:]], begin + done)):
+                done += count
+        except OSError as error:
+            raise CheckpointError(
+                f"{name} cannot be read from {self.folder / shard}: {error.strerror or error}"
+            ) from error
+        if done < len(view):
+            raise CheckpointError(f"{name} cannot be read from {self.folder / shard}: the file has become shorter")
+
+    def _file(self, shard: str) -> int:
+        with self._one_thread:
             if shard not in self._files:
-                self._files[shard] = safe_open(self.folder / shard, "pt")
-            tensor: Tensor = self._files[shard].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{name} cannot be read from {self.folder / shard}: {error}") from error
-        return tensor
+                path = self._remote.fetch(shard) if self._remote is not None else self.folder / shard
+                self._files[shard] = path.open("rb", buffering=0)
+                wanted = self._dropping - self._kept.keys()
+                self._unread[shard] = {n: math.prod(self._tensors[n].shape) for n in wanted
+                                       if self._tensors[n].shard == shard}  # fmt: skip
+            return self._files[shard].fileno()
+
+    def _note_read(self, name: str, part: Tensor) -> None:
+        """Count what is left to be read of a shard, in tensors that may come in parts, and drop it after the last."""
+        info = self._tensors[name]
+        with self._one_thread:
+            left = self._unread[info.shard]
+            if name in left:
+                left[name] -= len(part)
+                if left[name] <= 0:
+                    del left[name]
+            if part.nbytes == info.nbytes <= _SMALL:
+                self._kept[name] = part.clone()
+            if not left:
+                self._files.pop(info.shard).close()
+                self._remote.drop(info.shard)  # type: ignore[union-attr]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -110,9 +211,17 @@ def require_finite(name: str, tensor: Tensor, origin: str) -> Tensor:
     Raises:
         CheckpointError: it has NaN or infinite entries.
     """
-    if not bool(torch.isfinite(tensor).all()):
+    if not is_finite(tensor):
         raise CheckpointError(f"{name} in {origin} has NaN or infinite entries; this checkpoint is damaged")
     return tensor
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite: in one pass, without a mask of the tensor's size."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    least, largest = torch.aminmax(tensor)
+    return math.isfinite(least) and math.isfinite(largest)
 
 
 def _refuse_quantised(folder: Path) -> None:
@@ -131,13 +240,13 @@ def _json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _shards(folder: Path) -> dict[str, set[str] | None]:
+def _shards(folder: Path, remote: Shards | None) -> dict[str, set[str] | None]:
     """Shard -> the tensors that the index promises there; None where there is no index."""
     if (folder / INDEX).is_file():
         return {**_indexed(folder / INDEX)}
-    if (folder / SINGLE).is_file():
+    if (folder / SINGLE).is_file() or (remote is not None and remote.has(SINGLE)):
         return {SINGLE: None}
-    if any(folder.glob("pytorch_model*.bin")):
+    if any(folder.glob("pytorch_model*.bin*")) or (remote is not None and remote.has("pytorch_model.bin")):
         raise CheckpointError(f"{folder} has pickled weights only; convert them to safetensors first")
     raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats must be converted first")
 
@@ -156,262 +265,64 @@ def _indexed(index: Path) -> dict[str, set[str]]:
     return shards
 
 
-def _read_header(path: Path, shard: str) -> dict[str, TensorInfo]:
+def _read_header(path: Path, shard: str, remote: Shards | None) -> dict[str, TensorInfo]:
+    if remote is not None:
+        return _parse_header(*remote.head(shard), path, shard)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; fetch it again")
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
-            raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            tensors = {name: _info(name, entry, path, shard) for name, entry in header.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path} has no valid safetensors header; fetch it again") from error
-    end = 8 + length + sum(info.nbytes for info in tensors.values())
+        start = file.read(8)
+        return _parse_header(start + file.read(min(int.from_bytes(start, "little"), size)), size, path, shard)
+
+
+def _parse_header(start: bytes, size: int, path: Path, shard: str) -> dict[str, TensorInfo]:
+    length = int.from_bytes(start[:8], "little")
+    if length > size - 8:
+        raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
+    try:
+        header = json.loads(start[8 : 8 + length])
+        header.pop("__metadata__", None)
+        tensors = {name: _info(name, entry, path, shard, 8 + length) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} has no valid safetensors header; fetch it again") from error
+    end = 8 + length
+    for info in sorted(tensors.values(), key=lambda info: (info.begin, info.nbytes)):
+        if info.begin != end:
+            raise CheckpointError(
+                f"{path} is damaged: its header has tensors that overlap or leave gaps; fetch it again"
+            )
+        end += info.nbytes
     if size != end:
         fault = "truncated" if size < end else "damaged"
         raise CheckpointError(f"{path} is {fault}: {size} bytes where its header says {end}; fetch it again")
     return tensors
 
 
-def _info(name: str, entry: dict[str, Any], path: Path, shard: str) -> TensorInfo:
+def _info(name: str, entry: dict[str, Any], path: Path, shard: str, data: int) -> TensorInfo:
+    """One entry of a header, in the file whose tensors begin at byte `data`.
+
+    Raises:
+        CheckpointError: a dtype of quantised weights.
+        ValueError: shape and bytes do not fit.
+    """
     if entry["dtype"] not in _DTYPES:
         raise CheckpointError(f"{name} in {path} is stored as {entry['dtype']}; quantised weights cannot be merged")
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
-    if end - begin != _nbytes(shape, dtype):
+    if end - begin != bytes_of(shape, dtype):
         raise ValueError(f"{name}: {end - begin} bytes for {shape} of {dtype}")
-    return TensorInfo(dtype, shape, end - begin, shard)
+    return TensorInfo(dtype, shape, end - begin, shard, data + begin)
 
 
-# Writing ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One file to be: its name and its tensors in the order of their bytes."""
-
-    file: str
-    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(_nbytes(shape, dtype) for _, shape, dtype in self.tensors)
-
-    @property
-    def header(self) -> bytes:
-        """The safetensors header, length prefix included, padded to 8 bytes."""
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for name, shape, dtype in self.tensors:
-            end = offset + _nbytes(shape, dtype)
-            entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
-
-
-@dataclass(frozen=True)
-class ShardPlan:
-    """Which tensor goes into which file, decided from shapes before anything is computed."""
-
-    shards: tuple[Shard, ...]
-
-    @classmethod
-    def build(cls, tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], max_shard_size: str) -> ShardPlan:
-        """Fill shards in order up to a size such as "5GB", in the file layout of `save_pretrained`.
-
-        Raises:
-            OutputError: the size is not understood.
-        """
-        limit = _parse_size(max_shard_size)
-        groups: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [[]]
-        filled = 0
-        for name, shape, dtype in tensors:
-            size = _nbytes(shape, dtype)
-            if groups[-1] and filled + size > limit:
-                groups.append([])
-                filled = 0
-            groups[-1].append((name, tuple(shape), dtype))
-            filled += size
-        count = len(groups)
-        files = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-        # Wide types first keeps every tensor aligned, as in safetensors' own writer.
-        ordered = [tuple(sorted(group, key=lambda t: (-t[2].itemsize, t[0]))) for group in groups]
-        return cls(tuple(Shard(file, group) for file, group in zip(files, ordered, strict=True)))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(s.nbytes for s in self.shards)
-
-    def index(self) -> dict[str, Any]:
-        """The contents of model.safetensors.index.json."""
-        weight_map = {name: s.file for s in self.shards for name, _, _ in s.tensors}
-        return {"metadata": {"total_size": self.nbytes}, "weight_map": dict(sorted(weight_map.items()))}
-
-
-def write_shards(
-    plan: ShardPlan,
-    produce: Callable[[str], Tensor],
-    folder: Path,
-    *,
-    fingerprint: str,
-    overwrite: bool = False,
-    progress: Callable[[int], object] | None = None,
-) -> None:
-    """Write every shard: temporary file, fsync, rename. A run that was killed goes on where it stopped.
-
-    Args:
-        produce: computes one tensor, of the planned shape and dtype.
-        fingerprint: of inputs and options; shards of a run with another one are never kept.
-        overwrite: replace the weights in a folder that another run has filled or begun.
-        progress: called with the bytes of each tensor as it is written, and with those of the shards that are kept.
-
-    Raises:
-        OutputError: the folder is not writable, not empty, in use by another run, begun with other inputs, or the disk
-            is too small; nothing is computed then, and the folder stays as it was.
-        CheckpointError: from `produce`; what was written is removed, since no later run could go on with it.
-    """
-    with _claimed(folder) as work:
-        missing = _begin(plan, folder, work, fingerprint, overwrite)
-        if progress is not None:
-            progress(plan.nbytes - sum(s.nbytes for s in missing))
-        try:
-            for shard in missing:
-                _write_shard(shard, produce, folder, work, progress)
-        except CheckpointError:
-            _remove(_weight_files(folder) | {work / _PLAN})
-            raise
-        if len(plan.shards) > 1:
-            text = json.dumps(plan.index(), indent=2) + "\n"
-            _replace(work / INDEX, folder / INDEX, lambda file: file.write(text.encode()))
-        _remove({work / _PLAN})
-
-
-def _begin(plan: ShardPlan, folder: Path, work: Path, fingerprint: str, overwrite: bool) -> list[Shard]:
-    """Make place for a plan, note that it is under way, and return the shards to write."""
-    resumed = _may_resume(folder, work, fingerprint, overwrite)
-    kept = [s for s in plan.shards if resumed and _is_complete(folder / s.file, s)]
-    missing = [s for s in plan.shards if s not in kept]
-    stale = (_weight_files(folder) | _weight_files(work)) - {folder / s.file for s in kept}
-    _require_room(folder, sum(s.nbytes + len(s.header) for s in missing) - sum(p.stat().st_size for p in stale))
-    # Before the plan is noted: a stale shard that outlived a kill here would pass for one of this run.
-    _remove(stale)
-    _replace(work / "begun", work / _PLAN, lambda file: file.write(json.dumps(fingerprint).encode()))
-    return missing
-
-
-@contextmanager
-def _claimed(folder: Path) -> Iterator[Path]:
-    """The work folder inside the output, locked against other runs; it stays only while it holds a plan."""
-    work, is_new = folder / _WORK, not folder.exists()
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / "lock").open("w")
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise OutputError(f"another run is writing to {folder}") from error
-        try:
-            yield work
-        finally:
-            if not (work / _PLAN).exists():
-                shutil.rmtree(work, ignore_errors=True)
-                with suppress(OSError):  # it is not empty
-                    if is_new:
-                        folder.rmdir()
-
-
-def _may_resume(folder: Path, work: Path, fingerprint: str, overwrite: bool) -> bool:
-    """Whether the shards in the folder are this run's own; refuses a folder that is someone else's."""
-    begun = work / _PLAN
-    if begun.is_file() and begun.read_text() == json.dumps(fingerprint):
-        return True
-    if overwrite:
-        return False
-    if begun.is_file():
-        raise OutputError(f"{folder} was begun with other inputs or options; choose another -o, or --overwrite")
-    if any(path != work for path in folder.iterdir()):
-        raise OutputError(f"{folder} is not empty; choose another -o, or --overwrite")
-    return False
-
-
-def _weight_files(folder: Path) -> set[Path]:
-    """What `from_pretrained` would load: shards of any count, and the index."""
-    patterns = (SINGLE, INDEX, "model-?????-of-?????.safetensors")
-    return {path for pattern in patterns for path in folder.glob(pattern)}
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink()
-
-
-def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OutputError(f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed")
-
-
-def _is_complete(path: Path, shard: Shard) -> bool:
-    """Renamed into place, so written whole; the header shows that it belongs to this plan."""
-    if not path.is_file():
-        return False
-    header = shard.header
+def _digest(path: Path) -> str:
+    state = path.stat()
     with path.open("rb") as file:
-        return path.stat().st_size == len(header) + shard.nbytes and file.read(len(header)) == header
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    where = json.dumps([str(path), state.st_size, state.st_mtime_ns]).encode()
+    return hashlib.sha256(where + header).hexdigest()
 
 
-def _write_shard(
-    shard: Shard, produce: Callable[[str], Tensor], folder: Path, work: Path, progress: Callable[[int], object] | None
-) -> None:
-    def body(file: Any) -> None:
-        file.write(shard.header)
-        for name, shape, dtype in shard.tensors:
-            tensor = produce(name)
-            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                raise OutputError(
-                    f"{name} came out as {list(tensor.shape)} {tensor.dtype}, planned {list(shape)} {dtype}"
-                )
-            file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            if progress is not None:
-                progress(_nbytes(shape, dtype))
-
-    _replace(work / shard.file, folder / shard.file, body)
-
-
-def _replace(temporary: Path, final: Path, body: Callable[[Any], object]) -> None:
-    """Write a file so that it is whole or not there, also after a power cut."""
-    try:
-        with temporary.open("wb") as file:
-            body(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-        directory = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise OutputError(f"{final} cannot be written: {error.strerror or error}") from error
-
-
-def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """The size of a dense tensor."""
     return math.prod(shape) * dtype.itemsize
-
-
-def _parse_size(size: str) -> int:
-    number, unit = size[:-2], size[-2:].upper()
-    if unit in _UNITS and number.strip().replace(".", "", 1).isdigit():
-        return int(float(number) * _UNITS[unit])
-    if size.isdigit():
-        return int(size)
-    raise OutputError(f"{size!r} is no shard size; write 500MB or 5GB")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +17,10 @@ import yaml
 
 from hf_align import __version__
 from hf_align.errors import HfAlignError
+from hf_align.matching.schedule import Schedule
+from hf_align.options import Options
+from hf_align.outcome import Report
+from hf_align.processes import current
 
 app = typer.Typer(
     name="hf-align",
@@ -32,12 +39,35 @@ class Residual(StrEnum):
 
     orthogonal = "orthogonal"
     permutation = "permutation"
+    identity = "identity"
+    first = "first"
+    last = "last"
+    all = "all"
+    separate = "separate"
+
+
+class Heads(StrEnum):
+    """--heads."""
+
+    two_stage = "two-stage"
+    monotonic = "monotonic"
+    ignore_heads = "ignore-heads"
+
+
+class Mixing(StrEnum):
+    """--mixing."""
+
+    narrow = "narrow"
+    uniform = "uniform"
+    middle = "middle"
 
 
 class Matching(StrEnum):
     """--match."""
 
     weight = "weight"
+    activation = "activation"
+    learned = "learned"
     none = "none"
 
 
@@ -46,6 +76,9 @@ class Method(StrEnum):
 
     linear = "linear"
     slerp = "slerp"
+    fisher = "fisher"
+    regmean = "regmean"
+    circuits = "circuits"
 
 
 class Dtype(StrEnum):
@@ -59,8 +92,37 @@ class Dtype(StrEnum):
 Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
-Match = Annotated[Matching, typer.Option(help="How B is matched to A; none averages the models as they are.")]
+Residuals = Annotated[
+    Residual,
+    typer.Option(
+        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
+        "(identity). With --match activation, permutations by the first, the last or all of its features, or (a "
+        "baseline) by each of them apart."
+    ),
+]
+HeadChoice = Annotated[
+    Heads,
+    typer.Option(help="Pair heads by what is inside, keep their order, or (a baseline) ignore where heads end."),
+]
+Spaces = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Move only spaces of such names (*.layers.3.*); may be repeated."),
+]
+Baseline = Annotated[bool, typer.Option("--baseline", help="Allow choices that change B's function, to compare with.")]
+Match = Annotated[
+    Matching,
+    typer.Option(
+        help="How B is matched to A: by its weights (seconds), by what both models read on the same inputs, or by "
+        "descent on the loss of the merged network (best, slowest; needs no data). none averages them as they are."
+    ),
+]
+Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Mixings = Annotated[
+    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
+]
+Device = Annotated[
+    str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
+]
 Untie = Annotated[
     bool | None,
     typer.Option(
@@ -73,6 +135,9 @@ AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a s
 Specs = Annotated[
     Path | None, typer.Option(help="Folder of reviewed overrides of derived symmetries, before those that ship.")
 ]
+Private = Annotated[bool, typer.Option("--private", help="Make the repository private.")]
+CreatePr = Annotated[bool, typer.Option("--create-pr", help="Propose the files as a pull request.")]
+CommitMessage = Annotated[str | None, typer.Option(help="Of the upload.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 
 
@@ -82,12 +147,28 @@ def merge(
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
-    method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
+            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves."
+        ),
+    ] = Method.linear,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
-        Path | None, typer.Option(help="Held-out examples; the report then says whether alignment helped.")
+        Path | None,
+        typer.Option(
+            help="Held-out examples; the report then says whether alignment helped. --match activation and learned "
+            "match on the first half of them, and report on the other."
+        ),
     ] = None,
+    steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
@@ -96,18 +177,42 @@ def merge(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     overwrite: Overwrite = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="[ORG/NAME]", help="Upload; by default to USER/A-B-merge.")
+    ] = None,
+    private: Private = False,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    certify: Annotated[
+        bool | None, typer.Option("--certify/--no-certify", help="Prove the symmetries first. By default with --push.")
+    ] = None,
+    drop_cache: Annotated[
+        bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, written and needed; reads headers only.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Align B with A and merge the two into one checkpoint.
 
-    Example: hf-align merge org/a org/b -o merged --data held_out.txt
+    Example: hf-align merge org/a org/b --data held_out.txt --push
     """
-    from hf_align import pipeline
+    from hf_align import push as upload
 
-    options = pipeline.Options(
+    _bars(quiet)
+    if push is None and (private or create_pr or commit_message):
+        raise HfAlignError("--private, --create-pr and --commit-message need --push")
+    owner = upload.user() if push is not None else ""
+    options = Options(
         match=match.value,
         residual=residual.value,
+        heads=heads.value,
+        spaces=tuple(spaces or ()),
+        baseline=baseline,
+        schedule=Schedule(steps=steps, mixing=mixing.value),
+        device=device,
         untie=untie,
         method=method.value,
         weight=weight,
@@ -118,10 +223,20 @@ def merge(
         strict=strict,
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
+        drop_cache=drop_cache,
         quiet=quiet,
     )
-    report = pipeline.merge(a, b, output, options, data, _say(quiet))
-    _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
+    if dry_run:
+        return _plan(a, b, output, options, as_json)
+    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
+    lines = _merge_lines(report)
+    if push is not None:
+        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
+        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
+        report["pushed"] = asdict(pushed)
+        lines.append(f"uploaded to {pushed.url}")
+    _emit(report, as_json, lines)
 
 
 @app.command()
@@ -129,7 +244,17 @@ def align(
     a: Model,
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for B in A's basis.")],
+    match: Match = Matching.weight,
+    data: Annotated[
+        Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
+    ] = None,
+    steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     strict: Strict = False,
     specs: Specs = None,
@@ -141,9 +266,12 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = pipeline.Options(residual=residual.value, untie=untie, strict=strict, specs=specs,
-                               trust_remote_code=trust_remote_code, overwrite=overwrite, quiet=quiet)  # fmt: skip
-    report = pipeline.align(a, b, output, options, _say(quiet))
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
+                      untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
+                      overwrite=overwrite, quiet=quiet)  # fmt: skip
+    report = pipeline.align(a, b, output, options, data, _say(quiet))
     _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
 
 
@@ -156,7 +284,13 @@ def evaluate(
     ],
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
+    steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
+    device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     specs: Specs = None,
@@ -167,10 +301,73 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = pipeline.Options(match=match.value, residual=residual.value, untie=untie, alignment=alignment,
-                               specs=specs, trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
+                      untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
+                      quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
     _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    repository: Annotated[str, typer.Argument(help="ORG/NAME; it is made if it is not there.")],
+    private: Private = False,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, or refs/pr/N to go on with a pull request.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Upload a merged model, or go on with an upload that broke off: what is there is not sent again."""
+    from hf_align import push as upload
+
+    _bars(quiet)
+    upload.user()
+    message = commit_message or upload.Destination.message
+    pushed = upload.push(folder, upload.Destination(repository, private, create_pr, message, revision))
+    _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
+
+
+@app.command("mergekit")
+def run_mergekit(
+    config: Annotated[Path, typer.Argument(help="A mergekit recipe (YAML), with or without the key align.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the merged model.")],
+    random_seed: Annotated[int | None, typer.Option(help="Of methods that draw random numbers.")] = None,
+    trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge as a mergekit recipe says, with all models moved into one basis first.
+
+    The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
+    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+    """
+    from hf_align.mergekit.recipe import run_recipe
+
+    _bars(quiet)
+    notes = run_recipe(config, output, say=_say(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
+                       overwrite=overwrite, quiet=quiet)  # fmt: skip
+    _emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default report.html in the folder.")] = None,
+    specs: Specs = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
+    from hf_align.report import write_report
+
+    page = output or folder / "report.html"
+    write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    _emit({"output": str(page)}, as_json, [f"{page} is written"])
 
 
 @app.command()
@@ -252,15 +449,61 @@ def _config_of(model: str) -> str:
 
     from hf_align.hub import resolve
 
-    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model))
+    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
+
+
+def _typed() -> str:
+    """The command as it was typed, without local paths."""
+    return shlex.join(["hf-align", *(_without_path(argument) for argument in sys.argv[1:])])
+
+
+def _without_path(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    is_path = value.startswith(("/", ".", "~")) or (value and Path(value).exists())
+    return f"{option}{equals}{Path(value).resolve().name if is_path else value}"
+
+
+def _base(model: str) -> str:
+    """A model's name without its revision, and a folder's without its path."""
+    return Path(model).resolve().name if Path(model).is_dir() else model.removeprefix("hf://").partition("@")[0]
+
+
+def _bars(quiet: bool) -> None:
+    """Progress of downloads and uploads on stderr, or none."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    if quiet:
+        disable_progress_bars()
+
+
+def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(a, b, output, options)
+    _emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
+
+
+def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if options.match == "none" and data is None:
+        # As the pipeline does it, without waiting for modelling code to be loaded.
+        from hf_align import plain
+
+        if (report := plain.merge(a, b, output, options, _say(options.quiet), command=_typed())) is not None:
+            return report
+    from hf_align import pipeline
+
+    return pipeline.merge(a, b, output, options, data, _say(options.quiet), certify=certify, command=_typed())
 
 
 def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    return (lambda _: None) if quiet or not current().leads else (lambda line: typer.echo(line, err=True))
 
 
 def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    if current().leads:
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
 
 
 def _merge_lines(report: dict[str, Any]) -> list[str]:
@@ -297,12 +540,19 @@ def _root(
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
+def _with_values(arguments: list[str]) -> list[str]:
+    """A bare `--push` gets the empty value, which stands for the derived name; typer knows no optional values."""
+    followed = zip(arguments, [*arguments[1:], "--"], strict=True)
+    return [f"{a}=" if a == "--push" and after.startswith("-") else a for a, after in followed]
+
+
 def main() -> None:
     """Run the command line; errors that the user can mend are one line and exit status 2."""
     try:
-        app()
+        app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
-        typer.echo(f"hf-align: {error}", err=True)
+        if current().leads or not error.shared:
+            typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.trace import build_without_weights, quiet
+from hf_align.network import Batch, Network
 
-Batch = dict[str, Tensor]
 _BATCH = 64
 _CONTEXT = 512
 
@@ -115,7 +114,7 @@ def _tokenise(text: str, folder: Path | None, config: PretrainedConfig, path: Pa
 
 
 class Evaluator:
-    """One model instance into which weights are written again and again.
+    """Losses of one architecture on held-out data.
 
     Args:
         config: the architecture.
@@ -123,9 +122,8 @@ class Evaluator:
     """
 
     def __init__(self, config: PretrainedConfig, data: Batch, device: str = "cpu") -> None:
-        self.model = _materialise(build_without_weights(config), device)
-        self.data = _with_labels(data)
-        self.device = device
+        self.network = Network(config, device)
+        self.data = with_labels(data)
 
     def path(
         self,
@@ -145,30 +143,22 @@ class Evaluator:
     @torch.no_grad()
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """The model's own loss with these weights, averaged over the data."""
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
+        device = self.network.device
+        placed = {n: t.to(device) for n, t in weights.items()}
         total = count = 0.0
-        with quiet():
-            for batch in _batches(self.data):
-                size = len(next(iter(batch.values())))
-                total += float(self.model(**{k: t.to(self.device) for k, t in batch.items()}).loss) * size
-                count += size
+        for batch in _batches(self.data):
+            size = len(next(iter(batch.values())))
+            total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
+            count += size
         return total / count
 
 
-def _materialise(model: PreTrainedModel, device: str) -> PreTrainedModel:
-    """Real memory for weights that had none."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in list(module._parameters.items()):
-            if weight is not None:
-                if id(weight) not in made:
-                    made[id(weight)] = nn.Parameter(torch.zeros(tuple(weight.shape)), requires_grad=False)
-                module._parameters[name] = made[id(weight)]
-    return model.to(device)  # type: ignore[arg-type]
+def with_labels(data: Batch) -> Batch:
+    """Data with something to predict: the tokens themselves, where it has no labels.
 
-
-def _with_labels(data: Batch) -> Batch:
+    Raises:
+        HfAlignError: it has neither labels nor tokens.
+    """
     if "labels" in data:
         return data
     if "input_ids" not in data:

@@ -1,28 +1,71 @@
-"""Where models come from: folders, and the Hub through huggingface_hub's own means (tokens, endpoint, cache)."""
+"""Where models come from: folders, and the Hub through huggingface_hub's own means (tokens, endpoint, cache).
+
+What is small (config, tokenizer, index, card) is fetched at once. Of weights only the headers are read, by ranges; a
+shard is fetched when one of its tensors is asked for.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
+    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,  # of httpx or of httpx2, by the version of huggingface_hub
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
 from hf_align.errors import HfAlignError
 
-_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.py"]
-# The same weights again in other layouts, which some repositories hold beside those of transformers.
-_NOT = ["*/*", "consolidated*"]
+T = TypeVar("T")
+
+_SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "README.md"]
+_HEADER = 100_000
+"""Bytes that hold the header of nearly every shard, so that one request is enough."""
+_TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
+_WAITS = (1, 2, 4, 8, 16)
+_LONGEST_WAIT = 300
 
 
-def resolve(reference: str) -> Path:
-    """The local folder of a model: itself if it is one, else its snapshot from the Hub.
+@dataclass(frozen=True)
+class Source:
+    """Where a model is.
+
+    Attributes:
+        reference: what the user called it.
+        folder: everything but weights that are still on the Hub.
+        shards: those weights; None for a folder of the user's own.
+    """
+
+    reference: str
+    folder: Path
+    shards: HubShards | None = None
+
+    @property
+    def repository(self) -> str | None:
+        """The Hub id, `org/name`."""
+        return self.shards.repository if self.shards else None
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that was read, 40 hex digits."""
+        return self.shards.commit if self.shards else None
+
+
+def resolve(reference: str) -> Source:
+    """Find a model: a folder as it is, or a repository, of which all but the weights is fetched.
 
     Args:
         reference: a folder, `org/name`, `org/name@revision`, or either with `hf://` in front.
@@ -31,12 +74,127 @@ def resolve(reference: str) -> Path:
         HfAlignError: there is no such folder, repository or revision, or no access to it.
     """
     if Path(reference).is_dir():
-        return Path(reference)
+        return Source(reference, Path(reference))
+    repository, _, revision = reference.removeprefix("hf://").partition("@")
+
+    def fetch() -> str:
+        return snapshot_download(repository, revision=revision or None, allow_patterns=_SMALL, ignore_patterns=["*/*"])
+
+    with plain_errors(reference):
+        folder = Path(retrying(fetch))
+    # The cache names the folder of a snapshot after its commit.
+    return Source(reference, folder, HubShards(repository, folder.name))
+
+
+@dataclass(frozen=True)
+class HubShards:
+    """The weights of a repository at one commit, fetched file by file."""
+
+    repository: str
+    commit: str
+
+    def has(self, file: str) -> bool:
+        """Whether the repository has a file; offline, whether the cache has it."""
+        if self._cached(file) is not None:
+            return True
+        if constants.HF_HUB_OFFLINE:
+            return False
+        with plain_errors(self.repository):
+            return retrying(lambda: HfApi().file_exists(self.repository, file, revision=self.commit))
+
+    def head(self, file: str) -> tuple[bytes, int]:
+        """The start of a shard, its header and what may follow it; and the size of the whole shard in bytes.
+
+        Raises:
+            HfAlignError: it is not there, or the Hub cannot be reached.
+        """
+        cached = self._cached(file)
+        if cached is not None:
+            size = cached.stat().st_size
+            with cached.open("rb") as opened:
+                start = opened.read(8)
+                return start + opened.read(min(int.from_bytes(start, "little"), size)), size
+        with plain_errors(self.repository):
+            start, size = self._range(file, _HEADER)
+            length = 8 + int.from_bytes(start[:8], "little")
+            return (start if length <= len(start) else self._range(file, min(length, size))[0]), size
+
+    def is_here(self, file: str) -> bool:
+        """Whether the cache has the shard."""
+        return self._cached(file) is not None
+
+    def fetch(self, file: str) -> Path:
+        """The shard in the cache, downloaded if it is not there; broken downloads go on where they stopped.
+
+        Raises:
+            HfAlignError: it is not there, or the Hub cannot be reached.
+        """
+        with plain_errors(self.repository):
+            return Path(retrying(lambda: hf_hub_download(self.repository, file, revision=self.commit)))
+
+    def drop(self, file: str) -> None:
+        """Take a shard out of the cache, unless another revision there shares its bytes."""
+        link = self._cached(file)
+        if link is None:
+            return
+        blob = link.resolve()
+        link.unlink()
+        snapshots = link.parents[len(Path(file).parts)]
+        if not any(other.resolve() == blob for other in snapshots.rglob("*") if other.is_symlink()):
+            blob.unlink(missing_ok=True)
+
+    def _cached(self, file: str) -> Path | None:
+        found = try_to_load_from_cache(self.repository, file, revision=self.commit)
+        return Path(found) if isinstance(found, str) else None
+
+    def _range(self, file: str, count: int) -> tuple[bytes, int]:
+        url = hf_hub_url(self.repository, file, revision=self.commit)
+        headers = {**build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
+        answer = http_backoff("GET", url, headers=headers, follow_redirects=True)
+        hf_raise_for_status(answer)
+        _, _, size = answer.headers.get("Content-Range", "").rpartition("/")
+        return answer.content, int(size or len(answer.content))
+
+
+def retrying(work: Callable[[], T]) -> T:
+    """Do it again, after longer and longer waits, while what fails is a rate limit, a server or a connection."""
+    for wait in _WAITS:
+        try:
+            return work()
+        except Exception as error:
+            if not _is_transient(error):
+                raise
+            time.sleep(min(_asked_wait(error) or wait, _LONGEST_WAIT))
+    return work()
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Rate limits, faults of the server, broken connections; but no Hub that is not there at all."""
+    if isinstance(error, LocalEntryNotFoundError):
+        return isinstance(error.__cause__, HfHubHTTPError) and _is_transient(error.__cause__)
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in _TRANSIENT
+    return isinstance(error, HTTPError)
+
+
+def _asked_wait(error: BaseException) -> int | None:
+    """Seconds that the server asks to wait."""
+    if isinstance(error, HfHubHTTPError):
+        asked = error.response.headers.get("Retry-After", "")
+        return int(asked) if asked.isdigit() else None
+    return _asked_wait(error.__cause__) if error.__cause__ else None
+
+
+@contextmanager
+def plain_errors(reference: str) -> Iterator[None]:
+    """One line for whatever the Hub refuses.
+
+    Args:
+        reference: the repository, with `@revision` or without.
+    """
     repository, _, revision = reference.removeprefix("hf://").partition("@")
     try:
-        return Path(
-            snapshot_download(repository, revision=revision or None, allow_patterns=_FILES, ignore_patterns=_NOT)
-        )
+        yield
     except HFValidationError as error:
         raise HfAlignError(f"{reference} is neither a folder nor a Hub id such as org/name") from error
     except GatedRepoError as error:
@@ -46,6 +204,16 @@ def resolve(reference: str) -> Path:
     except RepositoryNotFoundError as error:
         raise HfAlignError(f"{reference} is no folder, and no repository that you can see on the Hub") from error
     except LocalEntryNotFoundError as error:
-        raise HfAlignError(f"{reference} is no folder, and the Hub cannot be reached") from error
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise HfAlignError(f"the Hub refused {repository}: {_first_line(error.__cause__)}") from error
+        raise HfAlignError(f"{reference} is no folder, not in the cache, and the Hub cannot be reached") from error
+    except EntryNotFoundError as error:
+        raise HfAlignError(f"{repository} lacks a file: {_first_line(error)}") from error
     except HfHubHTTPError as error:
-        raise HfAlignError(f"the Hub refused {repository}: {str(error).splitlines()[0]}") from error
+        raise HfAlignError(f"the Hub refused {repository}: {_first_line(error)}") from error
+    except (HTTPError, OfflineModeIsEnabled) as error:
+        raise HfAlignError(f"the Hub cannot be reached for {repository}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

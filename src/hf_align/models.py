@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 from transformers import PretrainedConfig
 
 from hf_align.checkpoint import Checkpoint
+from hf_align.companions import require_same_vocabulary
 from hf_align.errors import CheckpointError, IncompatibleModels
-from hf_align.hub import resolve
+from hf_align.hub import Source, resolve
 from hf_align.naming import NamedWeights, Names, match_names
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
@@ -25,16 +25,25 @@ class Model:
     """A checkpoint on disk.
 
     Attributes:
-        ref: what the user called it.
+        source: where it came from.
         names: its tensors on disk against those of the architecture.
     """
 
-    ref: str
-    folder: Path
+    source: Source
     config: PretrainedConfig
     checkpoint: Checkpoint
     names: Names
     weights: NamedWeights
+
+    @property
+    def ref(self) -> str:
+        """What the user called it."""
+        return self.source.reference
+
+    @property
+    def folder(self) -> Path:
+        """Config, tokenizer, and whatever else is no weights."""
+        return self.source.folder
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,19 @@ class Pair:
     spec: SymmetrySpec
     untied: bool
 
+    def drop_when_read(self) -> None:
+        """From now on, take shards from the Hub off the disk as soon as they have been read."""
+        for model in (self.a, self.b):
+            model.checkpoint.drop_when_read([n for link in model.names.links for n in link.sources])
+
 
 def open_pair(
-    a: str, b: str, *, untie: bool | None = None, specs: Path | None = None, trust_remote_code: bool = False
+    a: str,
+    b: str,
+    *,
+    untie: bool | None = None,
+    specs: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Pair:
     """Open two models and derive the symmetries of their architecture.
 
@@ -67,15 +86,14 @@ def open_pair(
         IncompatibleModels: different architectures, sizes or vocabularies.
         CheckpointError: weights that are missing, damaged or not finite.
     """
-    folders = [resolve(a), resolve(b)]
+    sources = [resolve(a), resolve(b)]
+    folders = [source.folder for source in sources]
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
-    _require_same_vocabulary((a, b), folders)
+    require_same_vocabulary((a, b), folders)
     config, spec, untied = choose_heads(configs, untie, specs)
     aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
-    models = [
-        _open(ref, folder, c, config, spec, aliases) for ref, folder, c in zip((a, b), folders, configs, strict=True)
-    ]
+    models = [_open(source, own, config, spec, aliases) for source, own in zip(sources, configs, strict=True)]
     _require_same_shapes(models, spec)
     return Pair(models[0], models[1], config, spec, untied)
 
@@ -98,20 +116,19 @@ def choose_heads(
 
 
 def _open(
-    ref: str,
-    folder: Path,
+    source: Source,
     own: PretrainedConfig,
     config: PretrainedConfig,
     spec: SymmetrySpec,
     aliases: Mapping[str, str],
 ) -> Model:
-    checkpoint = Checkpoint.open(folder)
+    ref, checkpoint = source.reference, Checkpoint.open(source.folder, source.shards)
     names = match_names(build_without_weights(config), checkpoint, spec.ties, aliases)
     if names.missing:
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
     _require_tied(ref, checkpoint, names)
-    return Model(ref, folder, own, checkpoint, names, NamedWeights(checkpoint, names))
+    return Model(source, own, checkpoint, names, NamedWeights(checkpoint, names))
 
 
 def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
@@ -141,14 +158,3 @@ def _require_same_shapes(models: list[Model], spec: SymmetrySpec) -> None:
                     f"{name} is {list(shape)} in {model.ref} but {list(expected)} in {models[0].ref}'s architecture; "
                     "models of different sizes do not merge"
                 )
-
-
-def _require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
-    """Token ids must mean the same in both; only where both folders have a tokenizer."""
-    files = [f / "tokenizer.json" for f in folders]
-    if all(f.is_file() for f in files):
-        vocabularies = [json.loads(f.read_text(encoding="utf-8")).get("model", {}).get("vocab") for f in files]
-        if vocabularies[0] != vocabularies[1]:
-            raise IncompatibleModels(
-                f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond"
-            )

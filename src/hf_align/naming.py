@@ -23,8 +23,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from hf_align.checkpoint import Checkpoint, TensorInfo, require_finite
+from hf_align.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
 from hf_align.conversion import Conversion, Link, Read, Renaming
+from hf_align.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,9 @@ class NamedWeights(Mapping[str, Tensor]):
         tensor = self._links[name].load(self._finite)[name]
         return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._links
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._links)
 
@@ -138,49 +142,32 @@ class NamedWeights(Mapping[str, Tensor]):
         return tensor
 
 
-class DiskWeights(Mapping[str, Tensor]):
-    """Weights in the names, layout and dtypes of a checkpoint, made from weights in memory when they are asked for.
-
-    What a conversion makes is kept until it is asked for, and no longer. So whoever asks for every tensor once has
-    every tensor in memory made once; asking in the order of names keeps no more than the experts of a layer.
+class DiskLayout:
+    """The tensors that are written for a model in the names and layout of a checkpoint, from headers alone.
 
     Args:
-        produce: gives a parameter by its name in memory.
-        parameters: the names in memory that `produce` knows; all else (buffers) is that of the checkpoint.
+        parameters: names in memory that are computed; all else (buffers) is that of the checkpoint.
         dtype: of the parameters; that on disk by default.
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        names: Names,
-        produce: Read,
-        parameters: Collection[str],
-        dtype: torch.dtype | None = None,
+        self, checkpoint: Checkpoint, names: Names, parameters: Collection[str], dtype: torch.dtype | None = None
     ) -> None:
         self._checkpoint = checkpoint
-        self._read = NamedWeights(checkpoint, names)
-        self._produce = produce
         self._parameters = frozenset(parameters)
         self._dtype = dtype
         self._links = {name: link for link in names.links for name in link.targets}
-        self._waiting: dict[str, Tensor] = {}
 
     def info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of a tensor given by its name on disk; nothing is computed."""
+        """Shape and dtype of a tensor given by its name on disk."""
         link = self._links[name]
         found = self._checkpoint.info(name if name in self._checkpoint else link.sources[0])
         if self._dtype is None or not found.dtype.is_floating_point or not self._is_produced(link):
             return found.shape, found.dtype
         return found.shape, self._dtype
 
-    def __getitem__(self, name: str) -> Tensor:
-        link = self._links[name]
-        if not self._is_produced(link):
-            return self._checkpoint[name]
-        if isinstance(link, Conversion):
-            return self._converted(name, link).contiguous()
-        return self._produce(link.name).to(self.info(name)[1]).contiguous()
+    def __contains__(self, name: object) -> bool:
+        return name in self._links
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._links)
@@ -191,14 +178,55 @@ class DiskWeights(Mapping[str, Tensor]):
     def _is_produced(self, link: Link) -> bool:
         return any(name in self._parameters for name in link.memory)
 
+
+class DiskWeights(DiskLayout, Mapping[str, Tensor]):
+    """Weights in the names, layout and dtypes of a checkpoint, made from weights in memory when they are asked for.
+
+    What a conversion makes is kept until it is asked for, and no longer. So whoever asks for every tensor once has
+    every tensor in memory made once; asking in the order of names keeps no more than the experts of a layer.
+
+    Args:
+        produce: gives a parameter by its name in memory.
+
+    Raises:
+        CheckpointError: on a tensor that the output dtype cannot hold.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Names,
+        produce: Read,
+        parameters: Collection[str],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(checkpoint, names, parameters, dtype)
+        self._read = NamedWeights(checkpoint, names)
+        self._produce = produce
+        self._waiting: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        link = self._links[name]
+        if not self._is_produced(link):
+            return self._checkpoint[name]
+        if isinstance(link, Conversion):
+            return self._converted(name, link).contiguous()
+        return self._stored(name, self._produce(link.name)).contiguous()
+
     def _converted(self, name: str, link: Conversion) -> Tensor:
         if name not in self._waiting:
             # In the dtype of the checkpoint, which is often half of what was computed.
-            self._waiting.update((n, t.to(self.info(n)[1])) for n, t in link.store(self._in_memory).items())
+            self._waiting.update((n, self._stored(n, t)) for n, t in link.store(self._in_memory).items())
         return self._waiting.pop(name)
 
     def _in_memory(self, name: str) -> Tensor:
         return self._produce(name) if name in self._parameters else self._read[name]
+
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        stored = tensor.to(self.info(name)[1])
+        if not is_finite(stored):
+            raise CheckpointError(f"{name} has entries that {stored.dtype} cannot hold; choose another --dtype")
+        return stored
 
 
 def _renamer(

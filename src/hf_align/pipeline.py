@@ -3,133 +3,123 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_align.checkpoint import ShardPlan, write_shards
+from hf_align import plain
+from hf_align.card import document
+from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
+from hf_align.matching.find import Search, find, site_order
+from hf_align.matching.learned import State
 from hf_align.matching.match import Match
-from hf_align.matching.weights import match_weights, with_permuted_residual
-from hf_align.merging import METHODS
-from hf_align.models import Model, Pair, open_pair
-from hf_align.naming import DiskWeights
+from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.samples import Samples
+from hf_align.models import Pair, open_pair
+from hf_align.network import Batch, Network
+from hf_align.options import Options
+from hf_align.outcome import Report
+from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
-_COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
-           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to do with a pair; the defaults are the command line's.
-
-    Attributes:
-        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
-        match: "weight", or "none" for plain averaging.
-        weight: of B, from 0 to 1.
-        dtype: of the output; that of A by default.
-        specs: a folder of reviewed overrides of the derived symmetries.
-        quiet: no progress bars.
-    """
-
-    match: str = "weight"
-    residual: str = "orthogonal"
-    untie: bool | None = None
-    method: str = "linear"
-    weight: float = 0.5
-    dtype: torch.dtype | None = None
-    max_shard_size: str = "5GB"
-    alignment: Path | None = None
-    specs: Path | None = None
-    strict: bool = False
-    trust_remote_code: bool = False
-    overwrite: bool = False
-    quiet: bool = False
-
-
-@dataclass
-class Report:
-    """What happened, for people and for --json."""
-
-    output: str
-    model_type: str
-    seconds: dict[str, float] = field(default_factory=dict)
-    distance_before: float | None = None
-    distance_after: float | None = None
-    untied: bool = False
-    pinned_by_unknown_ops: dict[str, str] = field(default_factory=dict)
-    comparison: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def merge(
-    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+    a: str,
+    b: str,
+    output: Path,
+    options: Options,
+    data: Path | None = None,
+    say: Say = lambda _: None,
+    *,
+    certify: bool = False,
+    command: str = "",
 ) -> Report:
     """Align B with A and write their merge as a checkpoint that `from_pretrained` loads.
 
     Args:
         a, b: folders or Hub references.
-        data: held-out examples; with them the report says whether alignment helped.
+        data: examples; with them the report says whether alignment helped. What runs the models, be it to match or to
+            merge, takes the first half of them, and the report the other.
         say: told what is going on, a line at a time.
+        certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
+        command: what the card says that the merge was made with.
 
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
+    if options.match == "none" and data is None:
+        report = plain.merge(a, b, output, options, say, command=command)
+        if report is not None:
+            return report
     clock = _Clock()
+    certificate = None
     pair = _open(a, b, options, say)
+    fit, held_out = examples(pair, options, data)
     clock.lap("open")
-    match = find_match(pair, options, say)
-    clock.lap("match")
-    weights_a, weights_b = aligned_weights(pair, options, match)
-    mix = METHODS[options.method]
-    report = _report(output, pair, match)
-
-    def produce(name: str) -> Tensor:
-        return mix(weights_a[name], weights_b[name], options.weight)
-
-    _write(output, pair, pair.a, produce, options, say)
-    if match is not None:
-        (output / "hf-align").mkdir(exist_ok=True)
-        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
-    clock.lap("write")
-    if data is not None:
-        comparison = compare(pair, options, match, data)
-        report.comparison = comparison.as_json()
-        report.notes.append(verdict(comparison))
-        clock.lap("evaluate")
+    if certify and options.match != "none":
+        certificate = certified(pair.config, options.specs, say)
+        clock.lap("certify")
+    draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
+        claim.require_room(draft.plan)
+        match = _match_once(claim, pair, options, fit, say)
+        clock.lap("match")
+        if options.drop_cache:  # not before: matching reads every shard many times
+            pair.drop_when_read()
+        mix = merger(pair, options, match, fit, say)
+        write(claim, draft, lambda name: mix(name, options.weight), say, quiet=options.quiet)
+        clock.lap("write")
+        report = _report(output, pair, options, match)
+        report.certificate = certificate
+        if claim.processes.leads:
+            if match is not None:
+                (output / "hf-align").mkdir(exist_ok=True)
+                match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
+            if held_out is not None:
+                _judge(report, pair, options, match, mix, held_out)
+                clock.lap("evaluate")
+            agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
+            document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+                     agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
 
-def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: None) -> Report:
+def align(
+    a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = lambda _: None
+) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
     pair = _open(a, b, options, say)
+    fit, _ = examples(pair, options, data)
     clock.lap("open")
-    match = find_match(pair, options, say)
-    if match is None:
-        raise HfAlignError("align needs a matching; --match none leaves B as it is")
-    clock.lap("match")
-    weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
-    _write(output, pair, pair.b, weights.__getitem__, options, say)
-    match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+    draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
+        claim.require_room(draft.plan)
+        match = _match_once(claim, pair, options, fit, say)
+        if match is None:
+            raise HfAlignError("align needs a matching; --match none leaves B as it is")
+        clock.lap("match")
+        weights = AlignedWeights(pair.b.weights, search_spec(pair, options), match.b)
+        write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
+        if claim.processes.leads:
+            match.save(output / "alignment.safetensors", search_spec(pair, options))
     clock.lap("write")
-    report = _report(output, pair, match)
+    report = _report(output, pair, options, match)
     report.seconds = clock.laps
     return report
 
@@ -137,18 +127,63 @@ def align(a: str, b: str, output: Path, options: Options, say: Say = lambda _: N
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
     pair = _open(a, b, options, say)
-    return compare(pair, options, find_match(pair, options, say), data, points)
+    fit, held_out = examples(pair, options, data)
+    assert held_out is not None
+    return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
 
 
-def compare(pair: Pair, options: Options, match: Match | None, data: Path, points: int = 21) -> Comparison:
+def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
+    """What to match and merge on, and what to report on: halves of the data, or all of it where neither runs a model.
+
+    Raises:
+        HfAlignError: the data cannot be read, or one example cannot be halved.
+    """
+    if data is None:
+        return None, None
+    everything = load_data(data, pair.a.folder, pair.config)
+    running = [f"--match {options.match}"] if options.match in ("activation", "learned") else []
+    running += [f"--method {options.method}"] if options.method in FROM_SAMPLES else []
+    if not running:
+        return None, everything
+    half = len(next(iter(everything.values()))) // 2
+    if not half:
+        raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
+    return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}
+
+
+def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, points: int = 21) -> Comparison:
     """As `evaluate`, for models that are open and matched."""
-    evaluator = Evaluator(pair.config, load_data(data, pair.a.folder, pair.config))
+    evaluator = Evaluator(pair.config, held_out, device_of(options))
     names = list(pair.spec.parameters)
     raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
         return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+
+
+def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
+    """The merge that the options ask for, tensor by tensor.
+
+    Args:
+        fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
+    """
+    models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
+    if options.method in FROM_WEIGHTS:
+        return FROM_WEIGHTS[options.method](models)
+    network = Network(pair.config, device_of(options))
+    return FROM_SAMPLES[options.method](models, Samples.of(models, network, fit, say))
+
+
+def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> str:
+    """One honest sentence on a method that is not the mean."""
+    evaluator = Evaluator(pair.config, held_out, device_of(options))
+    a, b = aligned_weights(pair, options, match)
+    found = evaluator.loss({n: mix(n, options.weight).float() for n in pair.spec.parameters})
+    mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
+    if found < mean:
+        return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
+    return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
 
 
 def verdict(comparison: Comparison) -> str:
@@ -159,20 +194,53 @@ def verdict(comparison: Comparison) -> str:
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
 
 
-def find_match(pair: Pair, options: Options, say: Say = lambda _: None) -> Match | None:
-    """The alignment that the options ask for; None for none."""
+def find_match(
+    pair: Pair,
+    options: Options,
+    fit: Batch | None = None,
+    say: Say = lambda _: None,
+    *,
+    state: State | None = None,
+) -> Match | None:
+    """The alignment that the options ask for; None for none.
+
+    Args:
+        fit: examples to match on; without them the models' own inputs are used.
+        state: where learned matching keeps how far it got.
+    """
     if options.match == "none":
         return None
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
-    return match_weights(spec, pair.a.weights, pair.b.weights,
-                         progress=lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))  # fmt: skip
+    models = Balanced.of(spec, pair.a.weights, pair.b.weights)
+    search = Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
+                    quiet=options.quiet)  # fmt: skip
+    (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
+    return models.match(elements, sweeps)
 
 
-def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
-    """The spec with the groups that the options allow."""
-    return with_permuted_residual(spec) if options.residual == "permutation" else spec
+def _digest(data: Path | None) -> dict[str, str]:
+    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
+
+
+def device_of(options: Options) -> str:
+    """Where models run: as asked, else the accelerator, else the CPU."""
+    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
+    """The spec with the groups and spaces that the options choose.
+
+    Raises:
+        HfAlignError: a choice that changes B's function, without `baseline`.
+    """
+    if (chosen := {options.residual, options.heads} & BASELINES) and not options.baseline:
+        raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
+    if options.residual in BY_SITE and options.match != "activation":
+        raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
+    spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
+    return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
 
 def aligned_weights(
@@ -181,7 +249,7 @@ def aligned_weights(
     """Both models' weights in the common basis, tensor by tensor."""
     if match is None:
         return pair.a.weights, pair.b.weights
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
@@ -197,51 +265,37 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
     return pair
 
 
-def _report(output: Path, pair: Pair, match: Match | None) -> Report:
+def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
+    """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
+    if options.match == "none":
+        return None
+    spec, name, match = search_spec(pair, options), "alignment.safetensors", None
+    with claim.processes.together():
+        if claim.processes.leads and claim.kept(name) is None:
+            state = State(claim.progress, made_of=repr(claim.record))
+            match = find_match(pair, options, fit, say, state=state)
+            if match is not None:
+                claim.keep(name, partial(match.save, spec=spec))
+    return match or Match.load(claim.work / name, spec)
+
+
+def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> None:
+    """Add to the report whether alignment, and the method, helped."""
+    comparison = compare(pair, options, match, held_out)
+    report.comparison = comparison.as_json()
+    report.notes.append(verdict(comparison))
+    if options.method != "linear":
+        report.notes.append(against_the_mean(pair, options, match, mix, held_out))
+
+
+def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
+    if options.baseline and {options.residual, options.heads} & BASELINES:
+        report.notes.append("a baseline: B's function is NOT preserved")
     return report
-
-
-def _write(
-    output: Path, pair: Pair, names_from: Model, produce: Callable[[str], Tensor], options: Options, say: Say
-) -> None:
-    """Every tensor of the architecture, in the layout of a checkpoint, with config and tokenizer of A."""
-    tensors = DiskWeights(names_from.checkpoint, names_from.names, produce, pair.spec.parameters, options.dtype)
-    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
-    if unused := names_from.names.unused:
-        say(f"left out: {len(unused)} of {names_from.ref}'s tensors that its architecture does not load ({unused[0]})")
-    say(f"writing {len(tensors)} tensors to {output}")
-    fingerprint = _fingerprint(pair, options)
-    with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
-        write_shards(plan, tensors.__getitem__, output, fingerprint=fingerprint, overwrite=options.overwrite,
-                     progress=bar.update)  # fmt: skip
-    _write_config(output, pair)
-    config = json.loads((output / "config.json").read_text(encoding="utf-8"))
-    for pattern in (*_COPIED, *(["*.py"] if "auto_map" in config else [])):
-        for file in pair.a.folder.glob(pattern):
-            shutil.copyfile(file, output / file.name)
-
-
-def _write_config(output: Path, pair: Pair) -> None:
-    """A's config as it is on disk, so that nothing is lost or added, but for what alignment changed."""
-    config = json.loads((pair.a.folder / "config.json").read_text(encoding="utf-8"))
-    if pair.untied:
-        config["tie_word_embeddings"] = False
-    (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _fingerprint(pair: Pair, options: Options) -> str:
-    """What a resumed run must share with the one that was killed."""
-    digest = hashlib.sha256(repr(options).encode())
-    digest.update(json.dumps(pair.spec.as_json()).encode())
-    for model in (pair.a, pair.b):
-        digest.update((model.folder / "config.json").read_bytes())
-        for name in sorted(model.checkpoint):
-            digest.update(f"{name}{model.checkpoint.info(name)}".encode())
-    return digest.hexdigest()
 
 
 class _Clock:

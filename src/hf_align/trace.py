@@ -29,6 +29,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
+from transformers.initialization import no_init_weights
 
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.inputs import Example, examples, parts
@@ -207,7 +208,7 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
 def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers."""
     build = model_class(config)
-    with quiet(), _WeightsOnMeta(), transformers.initialization.no_init_weights():
+    with quiet(), _WeightsOnMeta(), no_init_weights():
         model = _with_plain_parts(build, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
     replaced: dict[int, torch.nn.Parameter] = {}

@@ -1,93 +1,86 @@
 """Weight matching: the alignment that brings B's weights closest to A's (Git Re-Basin, arXiv 2209.04836, section 3.2;
 Theus et al., 2506.22712, section 4), over whatever groups the spec has.
 
-Both models are put into the canonical gauge and balanced first; then the spaces are visited in turn, each solved
-exactly with all others held still, until the objective ⟨A, gB⟩ no longer rises. It never falls.
+The spaces are visited in turn, each solved exactly with all others held still, until the objective ⟨A, gB⟩ no longer
+rises. It never falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-
-from torch import Tensor
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from hf_align.matching.anchors import anchored, start
-from hf_align.matching.cross import cross, inner_product
-from hf_align.matching.heads import match_heads, trees
-from hf_align.matching.match import Match
-from hf_align.symmetry.action import act
-from hf_align.symmetry.alignment import balance, compose, distance
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.cross import Weights, cross, inner_product
+from hf_align.matching.heads import Tree, match_heads, trees
+from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.gauges.canonical import CanonicalWeights
-from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
 _STILL = 1e-7
 
 Progress = Callable[[int, float], None]
+Step = Tree | str
+"""What is solved at once: heads with all that is inside, or a space by itself."""
 
 
-def with_permuted_residual(spec: SymmetrySpec) -> SymmetrySpec:
-    """The spec with its orthogonal spaces lowered to permutations."""
-    lowered = {
-        name: replace(s, group=Permutation(s.size)) if type(s.group) in (Orthogonal, OrthogonalFixingOnes) else s
-        for name, s in spec.spaces.items()
-    }
-    return replace(spec, spaces=lowered)
-
-
-def match_weights(
-    spec: SymmetrySpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, progress: Progress | None = None
-) -> Match:
-    """Match two models of one architecture.
+def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[dict[str, Element], int]:
+    """The elements that bring the balanced B closest to A, and the number of sweeps.
 
     Args:
-        a, b: raw weights by name in memory, any float dtype; read several times.
         progress: called after each sweep with its number and the objective.
     """
-    balanced_a, gauge_a = _balanced(spec, a)
-    balanced_b, gauge_b = _balanced(spec, b)
-    elements, sweeps = descend(spec, balanced_a, balanced_b, progress)
-    moved = {n: act(t, n, spec, elements) for n, t in balanced_b.items()}
-    return Match(
-        a=gauge_a,
-        b=compose(spec, elements, gauge_b),
-        before=distance(balanced_a, balanced_b),
-        after=distance(balanced_a, moved),
-        sweeps=sweeps,
-    )
+    return descend(models.spec, models.a, models.b, start_residual(models.spec, models.a, models.b), progress=progress)
 
 
-def _balanced(spec: SymmetrySpec, raw: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Element]]:
-    canonical = CanonicalWeights(raw, spec.gauges)
-    weights = {name: canonical[name].double() for name in spec.parameters}
-    gauge = balance(spec, weights)
-    return {n: act(t, n, spec, gauge) for n, t in weights.items()}, gauge
+def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Element]:
+    """The element of the residual stream that fits what both models share by construction."""
+    stream = residual(spec)
+    first = start(spec, stream, a, b) if stream is not None else None
+    return {stream: first} if stream is not None and first is not None else {}
+
+
+def residual(spec: SymmetrySpec) -> str | None:
+    """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
+    wide = [s for s in _alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
+    return wide[0] if wide else None
+
+
+def _alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
+    """The spaces that move by themselves, not with the heads they lie in; those of most weights first."""
+    grouped = frozenset[str]().union(*(t.spaces for t in families))
+    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
+    return [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]
 
 
 def descend(
-    spec: SymmetrySpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor], progress: Progress | None = None
+    spec: SymmetrySpec,
+    a: Weights,
+    b: Weights,
+    elements: Elements,
+    *,
+    still: Collection[str] = (),
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Element], int]:
-    """Coordinate descent over spaces from the anchors; the elements for B, and the number of sweeps."""
-    families = trees(spec)
-    grouped = frozenset[str]().union(*(t.spaces for t in families))
-    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
-    single = [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]
-    elements: dict[str, Element] = {}
-    wide = [s for s in single if len(list(spec.uses(s))) > len(anchored(spec, s))]
-    if wide and (first := start(spec, wide[0], a, b)) is not None:
-        elements[wide[0]] = first
+    """Coordinate descent over spaces; the elements for B, and the number of sweeps.
+
+    Args:
+        elements: where it starts; spaces that are not named start from the identity.
+        still: spaces that stay there. Of a tree of heads all move, or each by itself.
+    """
+    elements = dict(elements)
+    families = [t for t in trees(spec) if not t.spaces & set(still)]
+    single = [s for s in _alone(spec, families) if s not in still]
     best = float("-inf")
     sweep = 0
+    steps: list[Step] = [*families, *reversed(single)]
     for sweep in range(1, _SWEEPS + 1):
-        for tree in families:
-            elements.update(match_heads(spec, tree, a, b, elements))
-        for space in reversed(single):
-            group = spec.spaces[space].group
-            assert group is not None
-            elements[space] = group.nearest(cross(spec, space, a, b, elements))
+        for together in _independent(spec, steps):
+            with ThreadPoolExecutor() as threads:
+                for found in threads.map(lambda step: _solved(spec, step, a, b, elements), together):
+                    elements.update(found)
         objective = inner_product(spec, a, b, elements)
         assert objective >= best - 1e-9 * abs(best), "coordinate descent lowered its objective"
         if progress is not None:
@@ -96,3 +89,28 @@ def descend(
             break
         best = objective
     return elements, sweep
+
+
+def _solved(spec: SymmetrySpec, step: Step, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:
+    if isinstance(step, Tree):
+        return match_heads(spec, step, a, b, elements)
+    group = spec.spaces[step].group
+    assert group is not None
+    return {step: group.nearest(cross(spec, step, a, b, elements))}
+
+
+def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:
+    """Runs of steps no two of which meet in a weight: layers, mostly. Each run is solved in parallel, with the result
+    of one after the other."""
+    run: list[Step] = []
+    carried: set[str] = set()
+    for step in steps:
+        spaces = step.spaces if isinstance(step, Tree) else (step,)
+        weights = {name for s in spaces for name in spec.uses(s)}
+        if run and carried & weights:
+            yield run
+            run, carried = [], set()
+        run.append(step)
+        carried |= weights
+    if run:
+        yield run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,16 +14,32 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 
 
-class AlignedWeights(CanonicalWeights):
-    """A model's weights in canonical gauge, moved by an alignment, tensor by tensor as they are asked for."""
+class MovedWeights(Mapping[str, Tensor]):
+    """Weights moved by an alignment, tensor by tensor as they are asked for."""
 
-    def __init__(self, raw: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements) -> None:
-        super().__init__(raw, spec.gauges)
+    def __init__(self, weights: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements) -> None:
+        self._weights = weights
         self._spec = spec
         self._elements = elements
 
     def __getitem__(self, name: str) -> Tensor:
-        return act(super().__getitem__(name), name, self._spec, self._elements)
+        return act(self._weights[name], name, self._spec, self._elements)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+class AlignedWeights(MovedWeights):
+    """A model's raw weights in canonical gauge, moved by an alignment."""
+
+    def __init__(self, raw: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements) -> None:
+        super().__init__(CanonicalWeights(raw, spec.gauges), spec, elements)
 
 
 def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str, Element]:
@@ -40,6 +56,14 @@ def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str,
         if first is not None or second is not None:
             composed[name] = second @ first if first is not None and second is not None else first or second  # type: ignore[assignment]
     return composed
+
+
+def inverse(spec: SymmetrySpec, elements: Elements) -> dict[str, Element]:
+    """The elements that undo `elements`: inner ones first, and then those that carried them along."""
+    undone: dict[str, Element] = {}
+    for name in reversed([s for s in spec.spaces if s in elements]):
+        undone = compose(spec, {name: elements[name].inverse()}, undone)
+    return undone
 
 
 def _carried(element: Element, outer: list[Element | None]) -> Element:

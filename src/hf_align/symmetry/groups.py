@@ -31,14 +31,41 @@ Cross = Mapping[Power, Tensor]
 """Cross matrices [*index, n, n] float64, by power."""
 _CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
 _SIGNED = (Scalars.SIGN, Scalars.NONZERO)
+_LARGE, _MOST_STEPS = 512, 30
 _MOST_SIGNS = 4
 """Whose combinations are all tried for every pair of entries."""
 
 
 def polar(m: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to m: U Vᵀ of its singular value decomposition."""
+    """The orthogonal matrix nearest to m [*, n, n]: U Vᵀ of its singular value decomposition.
+
+    A large one by Newton's iteration X ← (γX + X⁻ᵀ/γ)/2 with scaling γ (Higham, SIAM J. Sci. Stat. Comput. 7, 1986),
+    which takes a half to a quarter of the time and as much for any spectrum; where it finds no inverse, by the
+    decomposition.
+    """
+    if m.dim() == 2 and len(m) >= _LARGE and (found := _newton(m)) is not None:
+        return found
     u, _, vh = torch.linalg.svd(m)
     return u @ vh
+
+
+def _newton(m: Tensor) -> Tensor | None:
+    x = m
+    for step in range(_MOST_STEPS):
+        inverse, singular = torch.linalg.inv_ex(x)
+        if singular or not torch.isfinite(inverse).all():
+            return None
+        # By then convergence is quadratic, and scaling would only disturb it.
+        scale = float(_size(inverse) / _size(x)) ** 0.5 if step < 6 else 1.0
+        before, x = x, (scale * x + inverse.mT / scale) / 2
+        if torch.linalg.norm(x - before) <= 1e-8 * torch.linalg.norm(x):
+            return x @ (1.5 * torch.eye(len(x)).to(x) - 0.5 * x.mT @ x)
+    return None
+
+
+def _size(m: Tensor) -> Tensor:
+    """A cheap estimate of the spectral norm: √(‖m‖₁ ‖m‖∞)."""
+    return (torch.linalg.matrix_norm(m, 1) * torch.linalg.matrix_norm(m, math.inf)).sqrt()
 
 
 def geometric_mean_gauge(primal: Tensor, dual: Tensor) -> Tensor:
@@ -98,6 +125,11 @@ class Group(ABC):
     def tangents(self) -> Tensor:
         """A basis of the Lie algebra in the coordinates of an element: [d, n, n], of k scales [d, k, n]."""
 
+    @abstractmethod
+    def algebra(self, x: Tensor) -> Tensor:
+        """The orthogonal projection on the Lie algebra, of matrices [*, n, n], or of the logarithms of k scales
+        [*, k, n]; differentiable."""
+
     def balance(self, grams: Cross) -> Element:
         """The gauge in which primal and dual weights have equal Grams; the identity where there is none."""
         return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
@@ -145,6 +177,9 @@ class Orthogonal(_Dense):
         basis[steps, rows, columns], basis[steps, columns, rows] = 1.0, -1.0
         return basis
 
+    def algebra(self, x: Tensor) -> Tensor:
+        return (x - x.mT) / 2
+
 
 @dataclass(frozen=True)
 class GeneralLinear(Orthogonal):
@@ -169,6 +204,9 @@ class GeneralLinear(Orthogonal):
 
     def tangents(self) -> Tensor:
         return torch.eye(self.size**2, dtype=torch.float64).view(-1, self.size, self.size)
+
+    def algebra(self, x: Tensor) -> Tensor:
+        return x
 
 
 @dataclass(frozen=True)
@@ -201,6 +239,10 @@ class OrthogonalFixingOnes(Orthogonal):
     def tangents(self) -> Tensor:
         basis = self._complement()
         return basis @ Orthogonal(self.size - 1).tangents() @ basis.T
+
+    def algebra(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return super().algebra(centred - centred.mean(-2, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -238,7 +280,7 @@ class RotaryCommutant(_Dense):
 
     def _assemble(self, blocks: list[Tensor], still: Tensor) -> Tensor:
         index = still.shape[:-2]
-        out = torch.zeros(*index, self.size, self.size, dtype=torch.float64)
+        out = still.new_zeros(*index, self.size, self.size)
         for (i, j), z in zip(self._complex_blocks(), blocks, strict=True):
             i1, i2, j1, j2 = i.unsqueeze(-1), i.unsqueeze(-2), j.unsqueeze(-1), j.unsqueeze(-2)
             out[..., i1, i2], out[..., j1, j2], out[..., j1, i2], out[..., i1, j2] = z.real, z.real, z.imag, -z.imag
@@ -286,6 +328,9 @@ class RotaryCommutant(_Dense):
                 basis.append(one)
         return torch.stack(basis)
 
+    def algebra(self, x: Tensor) -> Tensor:
+        return self._assemble(*self._restrict(x))
+
 
 @dataclass(frozen=True)
 class RotaryUnitary(RotaryCommutant):
@@ -311,6 +356,10 @@ class RotaryUnitary(RotaryCommutant):
         skew = (general - general.mT) / 2
         basis = torch.linalg.svd(skew.flatten(1), full_matrices=False)[2][: self.dimension]
         return basis.view(-1, self.size, self.size)
+
+    def algebra(self, x: Tensor) -> Tensor:
+        general = super().algebra(x)
+        return (general - general.mT) / 2
 
 
 def _complex_polar(z: Tensor) -> Tensor:
@@ -395,6 +444,10 @@ class ScaledPermutation(Group):
 
     def tangents(self) -> Tensor:
         return self._along(torch.eye(self.size, dtype=torch.float64))
+
+    def algebra(self, x: Tensor) -> Tensor:
+        mask = x.new_tensor([float(k in self.continuous) for k in range(len(self.scales))])
+        return x * mask[:, None]
 
     def _along(self, runs: Tensor) -> Tensor:
         """[d, k, n]: each continuous scale of each run of entries; `runs` [m, n]."""
@@ -485,6 +538,10 @@ class Scaling(ScaledPermutation):
 
     def tangents(self) -> Tensor:
         return self._along(self._members())
+
+    def algebra(self, x: Tensor) -> Tensor:
+        members = self._members().to(x)
+        return super().algebra(x) @ members.T / members.sum(-1) @ members
 
 
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {

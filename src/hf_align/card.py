@@ -1,0 +1,103 @@
+"""The model card: what went in, how it was merged, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from jinja2 import Environment, StrictUndefined
+from yaml import YAMLError
+
+from hf_align.hub import Source
+from hf_align.provenance import FOLDER, Input, Provenance
+
+_PLOT = "barrier.png"
+
+
+def document(folder: Path, sources: Sequence[Source], say: Callable[[str], None], **facts: Any) -> None:
+    """Write provenance and model card beside the weights; facts are fields of `Provenance`."""
+    made = Provenance(inputs=[Input.of(source, licence_of(source.folder)) for source in sources], **facts)
+    if len({i.licence for i in made.inputs if i.licence}) > 1:
+        say(f"warning: {licence_warning(made.inputs)}")
+    made.save(folder)
+    write_card(folder, made)
+
+
+def licence_of(folder: Path) -> str | None:
+    """The licence in the front matter of a model's README.md."""
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return None
+    try:
+        data = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data
+    except (ValueError, YAMLError):  # a card that is damaged says nothing
+        return None
+    named = data.get("license_name") if data.get("license") == "other" else data.get("license")
+    return str(named) if named else None
+
+
+def licence_warning(inputs: Sequence[Input]) -> str | None:
+    """What the user must settle before the merge is given to others; None where all inputs have the same licence."""
+    found = {i.licence for i in inputs}
+    if len(found) == 1 and None not in found:
+        return None
+    each = ", ".join(f"{i.name}: {i.licence or 'unknown'}" for i in inputs)
+    what = "differ" if len(found - {None}) > 1 else "are not all known"
+    return f"The licences of the inputs {what} ({each}); a merge is bound by each of them."
+
+
+def write_card(folder: Path, made: Provenance) -> None:
+    """Write README.md into a merged model's folder, and beside it, if matplotlib is there, the plot of its barriers."""
+    plot = _plot(folder, made.comparison) if made.comparison else None
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    text = environment.from_string(files("hf_align").joinpath("templates", "card.md.j2").read_text(encoding="utf-8"))
+    repositories = [i.repository for i in made.inputs if i.repository]
+    warning = licence_warning(made.inputs)
+    data = ModelCardData(
+        base_model=repositories or None,
+        base_model_relation="merge",
+        tags=["merge", "hf-align"],
+        library_name="transformers",
+        license=None if warning else made.inputs[0].licence,
+    )
+    content = text.render(
+        card_data=data.to_yaml(),
+        title=" + ".join(i.name.rpartition("/")[2] for i in made.inputs),
+        inputs=[{**i.model_dump(), "link": _link(i)} for i in made.inputs],
+        licence_warning=warning,
+        is_aligned=made.strategy.get("match", "none") != "none",
+        has_alignment=(folder / FOLDER / "alignment.safetensors").is_file(),
+        made=made,
+        plot=plot,
+    )
+    ModelCard(content).save(folder / "README.md")
+
+
+def _link(model: Input) -> str:
+    if model.repository is None:
+        return f"`{model.name}`"
+    at = f"/tree/{model.commit}" if model.commit else ""
+    return f"[{model.repository}](https://huggingface.co/{model.repository}{at})"
+
+
+def _plot(folder: Path, comparison: dict[str, Any]) -> str | None:
+    """Where the plot is, from the card; None without matplotlib, which is an extra."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    losses = {name: comparison[name]["losses"] for name in ("naive", "aligned")}
+    axes.plot(comparison["lambdas"], losses["naive"], color="#9aa0a6", label="averaged as they are")
+    axes.plot(comparison["lambdas"], losses["aligned"], color="#1a73e8", label="aligned", linewidth=2.5)
+    axes.plot([0, 1], [losses["naive"][0], losses["naive"][-1]], color="#9aa0a6", linestyle=":", linewidth=1)
+    axes.set(xlabel="λ", ylabel="loss", xlim=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    (folder / FOLDER).mkdir(exist_ok=True)
+    figure.savefig(folder / FOLDER / _PLOT, dpi=150, metadata={"Software": None})
+    return f"{FOLDER}/{_PLOT}"

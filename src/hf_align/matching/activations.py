@@ -1,0 +1,51 @@
+"""Activation matching (Verma & Elbayad, arXiv 2403.00986): the alignment under which two models read the same.
+
+What features leave open (units that never fire, queries and keys, which no weight reads) the weights decide: they
+take part with a small share of the objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.cross import Weights
+from hf_align.matching.features import Moments, Site, as_weights
+from hf_align.matching.weights import descend
+from hf_align.symmetry.elements import Element
+
+_SHARE = 1e-3
+"""Of the weights, against the features."""
+
+
+def match_activations(models: Balanced, moments: Mapping[Site, Moments]) -> tuple[dict[str, Element], int]:
+    """The elements that bring B's features closest to A's, and the number of sweeps.
+
+    Args:
+        moments: of what the balanced models read on the same inputs.
+    """
+    spec, a, b = as_weights(models.spec, moments)
+    scale = math.sqrt(_SHARE * _size(a, b) / _size(models.a, models.b))
+    both = replace(models.spec, parameters={**models.spec.parameters, **spec.parameters})
+    ours, theirs = ({n: scale * t for n, t in w.items()} for w in (models.a, models.b))
+    return descend(both, {**ours, **a}, {**theirs, **b}, {})
+
+
+def _size(a: Weights, b: Weights) -> float:
+    """What the objective could reach."""
+    return math.sqrt(math.prod(sum(float(t.square().sum()) for t in w.values()) for w in (a, b)))
+
+
+def agreement(moments: Mapping[Site, Moments]) -> dict[str, float]:
+    """The mean correlation of each feature with its counterpart, by the weight that reads it; constant ones left
+    out."""
+    found: dict[str, float] = {}
+    for site, m in moments.items():
+        matched: Tensor = m.correlation.diagonal()
+        found[site.weight] = float(matched[matched != 0].mean()) if bool(torch.any(matched != 0)) else 0.0
+    return found

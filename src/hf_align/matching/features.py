@@ -1,0 +1,167 @@
+"""What every weight reads: activations of two models on the same inputs, compared in one pass.
+
+The features of a space are the values that some weight contracts along it: what the MLP's last matrix reads, what the
+output projection reads of attention, the normalised residual stream before every block. They are seen as the model
+runs, by the op (`linear`, `addmm`, …) that takes a weight as its operand, so nothing needs to know a module. In them a
+space acts as a primal axis, and so the cross-correlation of two models is one more tensor to match: activation
+matching (Verma & Elbayad, arXiv 2403.00986, section 3.1) is weight matching on these tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hf_align.matching.cross import Weights
+from hf_align.network import Batch, Network
+from hf_align.symmetry.elements import dual
+from hf_align.symmetry.groups import ScaledPermutation
+from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Where an op takes an activation and a weight, and which axes it contracts."""
+
+    value: int
+    weight: int
+    value_axis: int
+    weight_axis: int
+
+
+_OPS: dict[Any, Reads] = {
+    torch.nn.functional.linear: Reads(0, 1, -1, 1),
+    torch.addmm: Reads(1, 2, -1, 0),
+    torch.mm: Reads(0, 1, -1, 0),
+    torch.matmul: Reads(0, 1, -1, 0),
+    torch.Tensor.matmul: Reads(0, 1, -1, 0),
+    torch.conv1d: Reads(0, 1, 1, 1),
+    torch.conv2d: Reads(0, 1, 1, 1),
+    torch.conv3d: Reads(0, 1, 1, 1),
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a weight reads along one of its axes."""
+
+    weight: str
+    axis: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight} reads"
+
+
+class Watch(TorchFunctionMode):
+    """Collects what weights read while a model runs, [rows, n] by site; weights are known by identity."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._names = {id(t): n for n, t in weights.items()}
+        self.seen: dict[Site, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads = _OPS.get(func)
+        if reads is not None and len(args) > reads.weight and id(args[reads.weight]) in self._names:
+            self._note(reads, args[reads.value], args[reads.weight])
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, reads: Reads, value: Tensor, weight: Tensor) -> None:
+        size = weight.shape[reads.weight_axis]
+        if value.shape[reads.value_axis] != size:  # a convolution in groups
+            return
+        site = Site(self._names[id(weight)], reads.weight_axis)
+        rows = value.detach().movedim(reads.value_axis, -1).reshape(-1, size)
+        self.seen[site] = torch.cat([self.seen[site], rows]) if site in self.seen else rows
+
+
+@dataclass
+class Moments:
+    """Sums over samples of what a site reads in two models, float64, in one pass; x, y [rows, n]."""
+
+    count: int = 0
+    sum_a: Tensor | float = 0.0
+    sum_b: Tensor | float = 0.0
+    square_a: Tensor | float = 0.0
+    square_b: Tensor | float = 0.0
+    product: Tensor | float = 0.0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Count more samples."""
+        x, y = x.double(), y.double()
+        self.count += len(x)
+        self.sum_a, self.sum_b = self.sum_a + x.sum(0), self.sum_b + y.sum(0)
+        self.square_a, self.square_b = self.square_a + x.square().sum(0), self.square_b + y.square().sum(0)
+        self.product = self.product + x.T @ y
+
+    @property
+    def second_moment(self) -> Tensor:
+        """E[x yᵀ] / √(E|x|² E|y|²), [n, n]."""
+        return torch.as_tensor(self.product) / torch.sqrt(
+            torch.as_tensor(self.square_a).sum() * torch.as_tensor(self.square_b).sum()
+        )
+
+    @property
+    def correlation(self) -> Tensor:
+        """The correlation of every entry of x with every entry of y, [n, n]; zero for an entry that is constant."""
+        mean_a, mean_b = torch.as_tensor(self.sum_a) / self.count, torch.as_tensor(self.sum_b) / self.count
+        covariance = torch.as_tensor(self.product) / self.count - mean_a[:, None] * mean_b
+        variances = (torch.as_tensor(self.square_a) / self.count - mean_a.square())[:, None] * (
+            torch.as_tensor(self.square_b) / self.count - mean_b.square()
+        )
+        return torch.where(variances > 1e-24, covariance / variances.clamp_min(1e-24).sqrt(), 0.0)
+
+
+def compare(network: Network, a: Weights, b: Weights, batches: Iterable[Batch]) -> dict[Site, Moments]:
+    """What two models read on the same inputs, site by site, in the order in which they run.
+
+    Args:
+        a, b: weights by name in memory, on the network's device.
+    """
+    found: dict[Site, Moments] = {}
+    for batch in batches:
+        seen = [watch(network, weights, batch) for weights in (a, b)]
+        for site, x in seen[0].items():
+            found.setdefault(site, Moments()).add(x, seen[1][site])
+    return found
+
+
+@torch.no_grad()
+def watch(network: Network, weights: Weights, batch: Batch) -> dict[Site, Tensor]:
+    """What every weight reads on a batch, [rows, n] by site, in the order in which they run."""
+    eye = Watch(weights)
+    with eye:
+        network(weights, {name: t.to(network.device) for name, t in batch.items()})
+    return eye.seen
+
+
+def as_weights(spec: SymmetrySpec, moments: Mapping[Site, Moments]) -> tuple[SymmetrySpec, Weights, Weights]:
+    """Features as weights to match: a spec whose parameters are the sites, and a tensor for each of both models.
+
+    A tensor is [n, n], its first axis pinned; the two are such that their product over it is the cross-correlation of
+    the features (its second moment where the space turns, for turning mixes entries of different size).
+    """
+    parameters: dict[str, tuple[AxisActions, ...]] = {}
+    a: dict[str, Tensor] = {}
+    b: dict[str, Tensor] = {}
+    for site, found in moments.items():
+        axis = tuple(tuple(replace(f, power=dual(f.power)) for f in segment)
+                     for segment in spec.parameters[site.weight][site.axis])  # fmt: skip
+        turns = any(_turns(spec, f) for segment in axis for f in segment)
+        cross = found.second_moment if turns else found.correlation
+        parameters[site.name] = (((Factor(len(cross)),),), axis)
+        a[site.name], b[site.name] = cross.T.cpu(), torch.eye(len(cross), dtype=torch.float64)
+    used = {f.space for axes in parameters.values() for segment in axes[1] for f in segment}
+    spaces = {n: s for n, s in spec.spaces.items() if n in used}
+    return replace(spec, parameters=parameters, spaces=spaces, gains={}, ties={}), a, b
+
+
+def _turns(spec: SymmetrySpec, factor: Factor) -> bool:
+    group = spec.spaces[factor.space].group if factor.space else None
+    return group is not None and not isinstance(group, ScaledPermutation)

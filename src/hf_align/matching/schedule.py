@@ -1,0 +1,32 @@
+"""How long and how fast learned matching goes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast.
+
+    Attributes:
+        rate: of the continuous elements: radians of a rotation per step, about; warmed up, then down a cosine.
+        order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
+        rows: examples for each step.
+        mixing: a key of `MIXING`.
+        checkpoint_every: steps between two states on disk.
+    """
+
+    steps: int = 150
+    rate: float = 0.012
+    order_rate: float = 0.0
+    rows: int = 16
+    mixing: str = "narrow"
+    seed: int = 0
+    warmup: int = 10
+    checkpoint_every: int = 50
+
+    def pace(self, step: int) -> float:
+        """The share of the rate at a step."""
+        return min(1.0, (step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * step / self.steps))

@@ -1,0 +1,76 @@
+"""What to do with a pair of models, as the command line or a caller says it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from hf_align.matching.schedule import Schedule
+
+_NO_RESULT = ("overwrite", "drop_cache", "quiet")
+_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do with a pair; the defaults are the command line's.
+
+    Attributes:
+        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it, or which of
+            its features to match by.
+        heads: "two-stage", "monotonic" or "ignore-heads".
+        spaces: patterns of the names of spaces that may move; all without one.
+        baseline: allow choices that change B's function.
+        match: "weight", "activation", "learned", or "none" for plain averaging.
+        schedule: of learned matching.
+        own: sequences that each model writes itself, where matching needs inputs and there is no data.
+        device: where models run; an accelerator if there is one.
+        weight: of B, from 0 to 1.
+        dtype: of the output; that of A by default.
+        specs: a folder of reviewed overrides of the derived symmetries.
+        drop_cache: take shards from the Hub off the disk as soon as they have been read.
+        quiet: no progress bars.
+    """
+
+    match: str = "weight"
+    residual: str = "orthogonal"
+    heads: str = "two-stage"
+    spaces: tuple[str, ...] = ()
+    baseline: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
+    own: int = 512
+    device: str | None = None
+    untie: bool | None = None
+    method: str = "linear"
+    weight: float = 0.5
+    dtype: torch.dtype | None = None
+    max_shard_size: str = "5GB"
+    alignment: Path | None = None
+    specs: Path | None = None
+    strict: bool = False
+    trust_remote_code: bool = False
+    overwrite: bool = False
+    drop_cache: bool = False
+    quiet: bool = False
+
+    @property
+    def result(self) -> dict[str, str]:
+        """All that the result depends on, by name."""
+        found = {f"--{k.replace('_', '-')}": str(v) for k, v in asdict(self).items() if k not in _NO_RESULT}
+        if self.alignment is not None and self.alignment.is_file():
+            found["--alignment"] = hashlib.sha256(self.alignment.read_bytes()).hexdigest()
+        return found
+
+    @property
+    def strategy(self) -> dict[str, str | bool | float]:
+        """The options that the weights depend on, without paths."""
+        chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
+        schedule, own = chosen.pop("schedule"), chosen.pop("own")
+        chosen |= schedule if self.match == "learned" else {}
+        chosen["spaces"] = " ".join(self.spaces)
+        chosen |= {"own": own} if self.match in ("activation", "learned") else {}
+        return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
+                for k, v in chosen.items()}  # fmt: skip

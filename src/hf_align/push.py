@@ -1,0 +1,137 @@
+"""Upload a merged model that is on this disk; what fails can be finished later from the same folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
+
+from hf_align.errors import HfAlignError
+from hf_align.hub import plain_errors, retrying
+
+_STALE = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*"]
+"""Weights of an older upload that `from_pretrained` might load instead of ours."""
+_LONGEST_NAME = 96
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a model goes.
+
+    Attributes:
+        repository: `org/name`; it is made if it is not there.
+        create_pr: propose the files as a pull request.
+        revision: the branch, or the pull request that an earlier try has opened (`refs/pr/N`).
+    """
+
+    repository: str
+    private: bool = False
+    create_pr: bool = False
+    message: str = "Upload a merge made with hf-align"
+    revision: str | None = None
+
+    def command(self, folder: Path) -> str:
+        """What finishes the upload."""
+        options = [
+            *(["--private"] if self.private else []),
+            *(["--create-pr"] if self.create_pr else []),
+            *(["--revision", self.revision] if self.revision else []),
+            *(["--commit-message", self.message] if self.message != Destination.message else []),
+        ]
+        return shlex.join(["hf-align", "push", str(folder), self.repository, *options])
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What is on the Hub now."""
+
+    repository: str
+    url: str
+    commit: str
+    pull_request: int | None = None
+
+
+def user() -> str:
+    """The name behind the token.
+
+    Raises:
+        HfAlignError: there is no token, it is not valid or may not write, or the Hub cannot be reached.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise HfAlignError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or leave out --push")
+    try:
+        found = retrying(HfApi().whoami)
+    except LocalTokenNotFoundError as error:
+        raise HfAlignError("no token to upload with; log in (hf auth login) or set HF_TOKEN") from error
+    except HfHubHTTPError as error:
+        if error.response.status_code == 401:
+            raise HfAlignError("the Hub does not know this token; log in again (hf auth login)") from error
+        raise HfAlignError(f"the Hub refused to say whose token this is: {error}".splitlines()[0]) from error
+    except HTTPError as error:
+        raise HfAlignError(f"the Hub cannot be reached to upload to: {error}") from error
+    if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise HfAlignError("this token may only read; make one that may write, and log in with it (hf auth login)")
+    return str(found["name"])
+
+
+def default_name(owner: str, models: Sequence[str]) -> str:
+    """`owner/a-b-merge`, for models given as `org/a`, or as the name of a folder."""
+    parts = [re.sub(r"[^\w.-]+|--+|\.\.+", "-", model.rpartition("/")[2]).strip("-.") for model in models]
+    room = _LONGEST_NAME - len(owner) - len("/-merge")
+    return f"{owner}/{'-'.join(parts)[:room].strip('-.')}-merge"
+
+
+def push(folder: Path, to: Destination) -> Pushed:
+    """Upload a folder. Rate limits and broken connections are tried again; files that are there are not sent again.
+
+    Raises:
+        HfAlignError: it failed; the message has the command that goes on.
+    """
+    if not (folder / "config.json").is_file():
+        raise HfAlignError(f"{folder} holds no model: it has no config.json")
+    with _how_to_finish(folder, to):
+        _make(to)
+    number = None
+    if to.create_pr and to.revision is None:
+        with _how_to_finish(folder, to):
+            number = HfApi().create_pull_request(to.repository, to.message).num
+        to = replace(to, create_pr=False, revision=f"refs/pr/{number}")
+    with _how_to_finish(folder, to):
+        return _upload(folder, to)
+
+
+def _make(to: Destination) -> None:
+    retrying(lambda: HfApi().create_repo(to.repository, private=to.private or None, exist_ok=True))
+    if to.private and not retrying(lambda: HfApi().model_info(to.repository)).private:
+        raise HfAlignError(f"{to.repository} is there and public; choose another name, or leave out --private")
+
+
+def _upload(folder: Path, to: Destination) -> Pushed:
+    api = HfApi()
+    done = retrying(lambda: api.upload_folder(
+        repo_id=to.repository, folder_path=folder, commit_message=to.message, revision=to.revision,
+        delete_patterns=_STALE, ignore_patterns=[".hf-align/**"],
+    ))  # fmt: skip
+    request = re.fullmatch(r"refs/pr/(\d+)", to.revision or "")
+    if request is None:
+        return Pushed(to.repository, f"{api.endpoint}/{to.repository}", done.oid)
+    number = int(request[1])
+    if retrying(lambda: api.get_discussion_details(to.repository, number)).status == "draft":
+        retrying(lambda: api.change_discussion_status(to.repository, number, "open"))
+    return Pushed(to.repository, f"{api.endpoint}/{to.repository}/discussions/{number}", done.oid, number)
+
+
+@contextmanager
+def _how_to_finish(folder: Path, to: Destination) -> Iterator[None]:
+    try:
+        with plain_errors(to.repository):
+            yield
+    except (HfAlignError, ValueError, RuntimeError, OSError) as error:
+        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise HfAlignError(f"{why}; the model is in {folder}, upload it with: {to.command(folder)}") from error

@@ -1,0 +1,81 @@
+"""A merged or aligned model as a checkpoint that `from_pretrained` loads: weights, config, tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hf_align.companions import write_companions
+from hf_align.models import Model, Pair
+from hf_align.naming import DiskLayout, DiskWeights
+from hf_align.shards import Claim, ShardPlan, whole, write_shards
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is going to be written, known from headers alone.
+
+    Attributes:
+        names_from: the model whose names and layout on disk are used.
+        dtype: of the parameters; that of `names_from` by default.
+    """
+
+    pair: Pair
+    names_from: Model
+    dtype: torch.dtype | None
+    plan: ShardPlan
+
+    @classmethod
+    def build(cls, pair: Pair, names_from: Model, dtype: torch.dtype | None, max_shard_size: str) -> Draft:
+        """Plan every tensor of the architecture.
+
+        Raises:
+            OutputError: the size is not understood.
+        """
+        layout = DiskLayout(names_from.checkpoint, names_from.names, pair.spec.parameters, dtype)
+        plan = ShardPlan.build([(name, *layout.info(name)) for name in sorted(layout)], max_shard_size)
+        return cls(pair, names_from, dtype, plan)
+
+
+def record(pair: Pair, made_with: Mapping[str, str]) -> dict[str, str]:
+    """What the result depends on, by name: a run goes on only with what one of the same record wrote.
+
+    Args:
+        made_with: options.
+    """
+    symmetries = hashlib.sha256(json.dumps(pair.spec.as_json()).encode()).hexdigest()
+    found = {**made_with, "the derived symmetries": symmetries}
+    for model in (pair.a, pair.b):
+        found[f"{model.ref}/config.json"] = hashlib.sha256((model.folder / "config.json").read_bytes()).hexdigest()
+        found |= {f"{model.ref}/{shard}": digest for shard, digest in model.checkpoint.digests.items()}
+    return found
+
+
+def write(
+    claim: Claim, draft: Draft, produce: Callable[[str], Tensor], say: Callable[[str], None], *, quiet: bool
+) -> None:
+    """Write every tensor of the architecture, in the layout of a checkpoint, with config and tokenizer of A.
+
+    Args:
+        produce: gives a parameter by its name in memory.
+
+    Raises:
+        OutputError, CheckpointError: as `write_shards`.
+    """
+    pair, model = draft.pair, draft.names_from
+    tensors = DiskWeights(model.checkpoint, model.names, produce, pair.spec.parameters, draft.dtype)
+    if unused := model.names.unused:
+        say(f"left out: {len(unused)} of {model.ref}'s tensors that its architecture does not load ({unused[0]})")
+    say(f"writing {len(tensors)} tensors to {claim.folder}")
+    with tqdm(
+        total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet or not claim.processes.leads
+    ) as bar:
+        write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
+    if claim.processes.leads:
+        write_companions(claim.folder, pair.a.folder, {"tie_word_embeddings": False} if pair.untied else {})

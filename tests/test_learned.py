@@ -1,0 +1,325 @@
+"""Matching that runs the models: planted symmetries are found, functions unchanged, barriers lower than by weights."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import DATA, MODELS, run
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_align import pipeline
+from hf_align.errors import HfAlignError
+from hf_align.evaluate import Evaluator
+from hf_align.generate import own_inputs
+from hf_align.matching.activations import agreement, match_activations
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.features import Moments, as_weights, compare, watch
+from hf_align.matching.find import Search, batches, find
+from hf_align.matching.latent import Arranging, Stretching, Turning
+from hf_align.matching.learned import MIXING, State, learn
+from hf_align.matching.objectives import OnLabels, TowardsSources
+from hf_align.matching.schedule import Schedule
+from hf_align.matching.weights import match_weights
+from hf_align.models import Pair, open_pair
+from hf_align.network import Network
+from hf_align.symmetry import groups as g
+from hf_align.symmetry.action import act
+from hf_align.symmetry.bounds import Scalars
+from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.spec import Factor
+
+FAMILIES = ("llama", "gpt2", "vit")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    return {f: open_pair(str(MODELS / f / "0"), str(MODELS / f / "1")) for f in FAMILIES}
+
+
+def balanced(pair: Pair) -> Balanced:
+    return Balanced.of(pair.spec, pair.a.weights, pair.b.weights)
+
+
+def inputs(family: str, rows: int) -> dict[str, Tensor]:
+    data = load_file(DATA / ("eval_digits.safetensors" if family == "vit" else "eval_lm_kjv.safetensors"))
+    return {k: t[-rows:] if t.is_floating_point() else t[-rows:].long() for k, t in data.items()}
+
+
+def single(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t.float() for n, t in weights.items()}
+
+
+@pytest.mark.parametrize("group", [g.Orthogonal(5), g.OrthogonalFixingOnes(5), g.GeneralLinear(5)], ids=repr)
+def test_a_turning_element_moves_along_its_gradient_and_stays_in_its_group(group: g.Group) -> None:
+    rng = torch.Generator().manual_seed(0)
+    start, goal = group.random((2,), rng), torch.randn(2, 5, 5, generator=rng)
+    latent = Turning(group, start, CPU)
+    optimiser = torch.optim.SGD(latent.steps, lr=0.02)
+    values = []
+    for _ in range(50):
+        value = (latent.element().as_matrix() - goal).square().sum()
+        values.append(value.item())
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+        latent.retract()
+    settled = latent.settled(group)
+    assert values == sorted(values, reverse=True) and values[-1] < values[0] - 0.1
+    torch.testing.assert_close(latent.element().as_matrix().double(), settled.as_matrix(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(latent.element().as_matrix(DUAL).double(), settled.as_matrix(DUAL), atol=1e-4, rtol=1e-4)
+    if not group.has_gauge:
+        torch.testing.assert_close(settled.as_matrix() @ settled.as_matrix().mT, torch.eye(5).double().expand(2, 5, 5))
+    if isinstance(group, g.OrthogonalFixingOnes):
+        torch.testing.assert_close(settled.as_matrix().sum(-1), torch.ones(2, 5).double())
+
+
+def test_a_stretching_element_scales_what_may_scale() -> None:
+    group = g.TorusPermutation(4, (Scalars.NONZERO, Scalars.SIGN))
+    latent = Stretching(group, group.random((), torch.Generator().manual_seed(1)), CPU)  # type: ignore[arg-type]
+    before = latent.settled(group)
+    with torch.no_grad():
+        latent.steps[0].add_(0.5)
+    latent.retract()
+    after = latent.settled(group)
+    torch.testing.assert_close(after.scale[0], before.scale[0] * torch.tensor(0.5).exp().double(), rtol=1e-6, atol=0)
+    assert torch.equal(after.scale[1], before.scale[1]) and torch.equal(after.order, before.order)
+
+
+def test_a_latent_permutation_goes_where_its_gradient_points() -> None:
+    group = g.Permutation(6)
+    goal = torch.eye(6)[torch.tensor([1, 0, 2, 4, 5, 3])]
+    latent = Arranging(group, group.identity(()), CPU)
+    optimiser = torch.optim.Adam(latent.choices, lr=0.01)
+    points = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
+    for _ in range(100):
+        moved = latent.element().act(points.T, PRIMAL).T
+        optimiser.zero_grad()
+        (moved - goal @ points).square().sum().backward()
+        optimiser.step()
+        latent.retract()
+    torch.testing.assert_close(latent.settled(group).as_matrix(), goal.double())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_are_what_weights_read_and_move_with_them(family: str, pairs: dict[str, Pair]) -> None:
+    """x in the new basis is g x: moved weights read moved features."""
+    pair, network = pairs[family], Network(pairs[family].config)
+    models, batch = balanced(pair), inputs(family, 4)
+    batch.pop("labels", None)
+    elements = random_elements(pair.spec, torch.Generator().manual_seed(0))
+    before = watch(network, single(dict(models.a)), batch)
+    after = watch(network, single({n: act(t, n, pair.spec, elements) for n, t in models.a.items()}), batch)
+    assert {s.weight for s in before} >= {n for n in pair.spec.parameters if "mlp" in n and n.endswith("weight")}
+    assert list(before) == list(after)
+    for site, x in before.items():
+        moments = Moments()
+        moments.add(x, x)
+        spec, _, _ = as_weights(pair.spec, {site: moments})
+        axes = (((Factor(len(x)),),), spec.parameters[site.name][1])
+        spec = replace(spec, parameters={site.name: axes})
+        expected = act(x.double(), site.name, spec, elements)
+        torch.testing.assert_close(after[site].double(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_moments_in_parts_are_those_of_the_whole() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x, y = (5 + torch.randn(100, 4, generator=rng, dtype=torch.float64) for _ in range(2))
+    moments = Moments()
+    for part in range(0, 100, 30):
+        moments.add(x[part : part + 30], y[part : part + 30])
+    expected = torch.corrcoef(torch.cat([x.T, y.T]))[:4, 4:]
+    torch.testing.assert_close(moments.correlation, expected)
+    torch.testing.assert_close(moments.second_moment, x.T @ y / (x.norm() * y.norm()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_find_a_planted_symmetry(family: str, pairs: dict[str, Pair]) -> None:
+    pair = pairs[family]
+    elements = random_elements(pair.spec, torch.Generator().manual_seed(2))
+    original = {n: pair.a.weights[n].double() for n in pair.spec.parameters}
+    first = Balanced.of(pair.spec, original, original)
+    planted = {n: act(t, n, pair.spec, elements) for n, t in first.a.items()}
+    models = Balanced.of(pair.spec, original, planted)
+    batch = inputs(family, 64)
+    batch.pop("labels", None)
+    network = Network(pair.config)
+    moments = compare(network, single(dict(models.a)), single(dict(models.b)), batches(batch))
+    found, sweeps = match_activations(models, moments)
+    match = models.match(found, sweeps)
+    assert match.before is not None and match.after is not None
+    assert match.after / match.before < 1e-3
+    again = compare(network, single(dict(models.a)), single(models.moved(found)), batches(batch))
+    assert min(agreement(again).values()) > 0.999
+    assert statistics.median(agreement(moments).values()) < 0.5
+
+
+def test_models_write_their_own_inputs(pairs: dict[str, Pair]) -> None:
+    """What a model writes it finds likely; another model's random tokens it does not."""
+    pair = pairs["llama"]
+    weights = {n: pair.a.weights[n] for n in pair.spec.parameters}
+    written = own_inputs(pair.config, weights, count=32, length=48, seed=3)
+    assert written["input_ids"].shape == (32, 48)
+    assert torch.equal(written["input_ids"], own_inputs(pair.config, weights, 32, 48, seed=3)["input_ids"])
+    assert not torch.equal(written["input_ids"], own_inputs(pair.config, weights, 32, 48, seed=4)["input_ids"])
+    tokens = torch.randint(pair.config.vocab_size, (32, 48), generator=torch.Generator().manual_seed(0))
+    losses = [Evaluator(pair.config, {"input_ids": x}).loss(weights) for x in (written["input_ids"], tokens)]
+    assert losses[0] < 4 < losses[1] - 2
+    noise = own_inputs(
+        pairs["vit"].config, {n: pairs["vit"].a.weights[n] for n in pairs["vit"].spec.parameters}, 5, 0, 0
+    )
+    assert noise["pixel_values"].shape == (5, 1, 8, 8) and float(noise["pixel_values"].std()) > 0.5
+
+
+def test_learning_lowers_the_loss_and_leaves_the_function_alone(pairs: dict[str, Pair]) -> None:
+    pair = pairs["gpt2"]
+    models, network = balanced(pair), Network(pair.config)
+    start, _ = match_weights(models)
+    data = {"input_ids": (rows := inputs("gpt2", 128)["input_ids"]), "labels": rows}
+    losses: list[float] = []
+    (found,) = learn(
+        models, [start], network, OnLabels(data), Schedule(steps=30, warmup=3), progress=lambda _, x: losses.append(x)
+    )
+    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
+    evaluator = Evaluator(pair.config, {"input_ids": inputs("gpt2", 256)["input_ids"][:128]})
+    ends = [evaluator.path(single(dict(models.a)), single(models.moved(e)), (0.0, 0.5, 1.0)) for e in (start, found)]
+    assert ends[1].losses[1] < ends[0].losses[1] - 0.05
+    assert ends[1].losses[2] == pytest.approx(ends[0].losses[2], abs=1e-4)
+    assert any(not torch.allclose(found[s].as_matrix(), start[s].as_matrix()) for s in start)
+
+
+def test_a_killed_search_goes_on_where_it_stopped(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    pair = pairs["vit"]
+    models, network = balanced(pair), Network(pair.config)
+    start, _ = match_weights(models)
+    schedule = Schedule(steps=6, rows=8, checkpoint_every=2, order_rate=1e-3)
+    objective = OnLabels(inputs("vit", 64))
+    (whole,) = learn(models, [start], network, objective, schedule)
+    state = State(tmp_path / "work" / "learned.pt", "these two")
+    steps: list[int] = []
+
+    def killed(step: int, _: float) -> None:
+        steps.append(step)
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(models, [start], network, objective, schedule, state=state, progress=killed)
+    assert state.path.exists()
+    (other,) = learn(models, [start], network, objective, schedule, state=replace(state, made_of="others"))
+    with pytest.raises(KeyboardInterrupt):
+        learn(models, [start], network, objective, schedule, state=state, progress=killed)
+    at: list[int] = []
+    (resumed,) = learn(models, [start], network, objective, schedule, state=state, progress=lambda s, _: at.append(s))
+    assert at == [5, 6] and not state.path.exists()
+    for space, element in whole.items():
+        torch.testing.assert_close(resumed[space].as_matrix(), element.as_matrix(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(other[space].as_matrix(), element.as_matrix(), rtol=1e-4, atol=1e-5)
+
+
+def test_mixing_weights_lie_where_they_say() -> None:
+    rng = torch.Generator().manual_seed(0)
+    drawn = {name: [draw(rng) for _ in range(200)] for name, draw in MIXING.items()}
+    assert min(drawn["narrow"]) >= 0.4 and max(drawn["narrow"]) <= 0.6
+    assert min(drawn["uniform"]) < 0.1 and max(drawn["uniform"]) > 0.9
+    assert set(drawn["middle"]) == {0.5}
+
+
+def test_without_data_each_half_is_taught_by_its_own_source(pairs: dict[str, Pair]) -> None:
+    """At an endpoint the loss towards that source is its entropy, which nothing undercuts."""
+    pair = pairs["gpt2"]
+    models, network = balanced(pair), Network(pair.config)
+    a, b = single(dict(models.a)), single(dict(models.b))
+    ids = {"input_ids": inputs("gpt2", 8)["input_ids"]}
+
+    def loss(first: dict[str, Tensor], second: dict[str, Tensor], merged: dict[str, Tensor]) -> float:
+        objective = TowardsSources((first, second), (ids, ids))
+        return float(objective.loss(network, merged, 8, torch.Generator().manual_seed(0)))
+
+    assert loss(a, a, a) < loss(a, a, b) - 0.1
+    assert loss(a, b, a) == pytest.approx((loss(a, a, a) + loss(b, b, a)) / 2, abs=0.3)
+    assert loss(b, b, b) < loss(b, b, a) - 0.1
+
+
+@pytest.mark.parametrize("strategy", ["activation", "learned"])
+def test_strategies_lower_the_barrier(strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", MODELS / "vit" / "0", MODELS / "vit" / "1", "--data", DATA / "eval_digits.safetensors",
+                 "--match", strategy, "--steps", "40", "--points", "3", "--json", "--quiet"]  # fmt: skip
+    assert run(*arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["aligned"]["barrier"] < 2 < 2.5 < found["naive"]["barrier"]
+
+
+def test_one_example_cannot_be_matched_and_reported_on(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    save_file({k: t[:1].contiguous() for k, t in inputs("gpt2", 1).items()}, tmp_path / "one.safetensors")
+    options = pipeline.Options(match="learned")
+    with pytest.raises(HfAlignError, match="holds one example"):
+        pipeline.examples(pairs["gpt2"], options, tmp_path / "one.safetensors")
+
+
+def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
+    said: list[str] = []
+    pair = pairs["gpt2"]
+    models = balanced(pair)
+    search = Search("learned", Schedule(steps=2, rows=4), own=8, length=16)
+    (found,), steps = find(models, Network(pair.config), search, None, said.append)
+    assert steps == 2 and set(found) == {s for s in pair.spec.spaces if pair.spec.spaces[s].group is not None}
+    assert any("no data" in line for line in said)
+
+
+@pytest.mark.parametrize("residual", ["identity", "first", "last", "all"])
+@pytest.mark.parametrize("heads", ["two-stage", "monotonic"])
+def test_the_paper_s_choices_leave_the_function_alone(residual: str, heads: str, pairs: dict[str, Pair]) -> None:
+    pair, batch = pairs["gpt2"], {"input_ids": inputs("gpt2", 16)["input_ids"]}
+    options = pipeline.Options(match="activation", residual=residual, heads=heads)
+    match = pipeline.find_match(pair, options, batch)
+    assert match is not None
+    moved = dict(pipeline.aligned_weights(pair, options, match)[1])
+    evaluator = Evaluator(pair.config, batch)
+    raw = {n: pair.b.weights[n] for n in pair.spec.parameters}
+    assert evaluator.loss(moved) == pytest.approx(evaluator.loss(raw), abs=1e-4)
+    stays = torch.allclose(moved["transformer.wte.weight"], raw["transformer.wte.weight"], atol=0.5)
+    assert stays is (residual == "identity")
+    order = (
+        match.b["transformer.h.0.attn.heads"].tensors()["order"] if "transformer.h.0.attn.heads" in match.b else None
+    )
+    assert (order is None) is (heads == "monotonic")
+
+
+@pytest.mark.parametrize(("residual", "heads"), [("separate", "two-stage"), ("all", "ignore-heads")])
+def test_baselines_change_the_function_and_say_so(residual: str, heads: str, pairs: dict[str, Pair]) -> None:
+    pair, batch = pairs["gpt2"], {"input_ids": inputs("gpt2", 16)["input_ids"]}
+    options = pipeline.Options(match="activation", residual=residual, heads=heads)
+    with pytest.raises(HfAlignError, match="--baseline"):
+        pipeline.find_match(pair, options, batch)
+    options = replace(options, baseline=True)
+    match = pipeline.find_match(pair, options, batch)
+    assert match is not None
+    evaluator = Evaluator(pair.config, batch)
+    losses = [evaluator.loss({n: w[n] for n in pair.spec.parameters})
+              for w in (pair.b.weights, pipeline.aligned_weights(pair, options, match)[1])]  # fmt: skip
+    assert losses[1] > losses[0] + 0.3
+
+
+def test_choosing_among_features_needs_features(pairs: dict[str, Pair]) -> None:
+    with pytest.raises(HfAlignError, match="needs --match activation"):
+        pipeline.find_match(pairs["gpt2"], pipeline.Options(residual="first"))
+
+
+def test_only_the_spaces_that_are_asked_for_move(pairs: dict[str, Pair]) -> None:
+    pair = pairs["gpt2"]
+    match = pipeline.find_match(pair, pipeline.Options(spaces=("*.h.1.mlp.*",)))
+    assert match is not None
+    moved = pipeline.aligned_weights(pair, pipeline.Options(spaces=("*.h.1.mlp.*",)), match)[1]
+    still = pipeline.aligned_weights(pair, pipeline.Options(), replace(match, b={}))[1]
+    changed = {n for n in pair.spec.parameters if not torch.equal(moved[n], still[n])}
+    assert changed == {f"transformer.h.1.mlp.{n}" for n in ("c_fc.weight", "c_fc.bias", "c_proj.weight")}
+    with pytest.raises(HfAlignError, match="no space is called nothing"):
+        pipeline.find_match(pair, pipeline.Options(spaces=("nothing",)))

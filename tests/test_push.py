@@ -1,0 +1,198 @@
+"""Uploads: the real client, over TCP, against the small server of hub_server.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import run
+from hub_server import Fault, Hub
+from huggingface_hub import constants
+
+from hf_align.errors import HfAlignError
+from hf_align.push import Destination, default_name, push, user
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What a merge leaves behind."""
+    made = tmp_path / "merged"
+    (made / "hf-align").mkdir(parents=True)
+    (made / ".hf-align").mkdir()
+    (made / ".hf-align" / "lock").write_text("")
+    (made / "config.json").write_text("{}")
+    (made / "README.md").write_text("---\ntags:\n- merge\n---\n# Merge\n")
+    (made / "model.safetensors").write_bytes(b"w" * 5000)
+    (made / "hf-align" / "alignment.safetensors").write_bytes(b"e" * 3000)
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file() and ".hf-align" not in p.parts)
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
+def uploaded(hub: Hub, repository: str, revision: str = "main") -> dict[str, bytes]:
+    return {p: c for p, c in hub.files(repository, revision).items() if p != ".gitattributes"}
+
+
+def test_a_folder_is_on_the_hub(hub: Hub, folder: Path) -> None:
+    pushed = push(folder, Destination("alice/x", message="All of it"))
+    assert uploaded(hub, "alice/x") == contents(folder)
+    assert pushed.url == f"{hub.url}/alice/x"
+    commit = hub.repositories["alice/x"].at("main")
+    assert (commit.oid, commit.message) == (pushed.commit, "All of it")
+    assert not hub.repositories["alice/x"].private
+    assert hub.count("POST .*/lfs/objects/verify") == 2
+
+
+def test_again_nothing_is_sent(hub: Hub, folder: Path) -> None:
+    first = push(folder, Destination("alice/x"))
+    hub.requests.clear()
+    assert push(folder, Destination("alice/x")) == first
+    assert not hub.count("PUT |POST .*/commit/")
+
+
+def test_weights_of_an_older_upload_go_away(hub: Hub, folder: Path) -> None:
+    old = {"model-00001-of-00002.safetensors": b"1", "model.safetensors.index.json": b"{}", "notes.txt": b"mine",
+           "onnx/model.safetensors": b"2"}  # fmt: skip
+    hub.add("alice/x", old)
+    push(folder, Destination("alice/x"))
+    kept = {path: old[path] for path in ("notes.txt", "onnx/model.safetensors")}
+    assert uploaded(hub, "alice/x") == {**contents(folder), **kept}
+
+
+def test_private(hub: Hub, folder: Path) -> None:
+    push(folder, Destination("lab/x", private=True))
+    assert hub.repositories["lab/x"].private
+    hub.add("lab/public", {})
+    with pytest.raises(HfAlignError, match="lab/public is there and public"):
+        push(folder, Destination("lab/public", private=True))
+    assert not uploaded(hub, "lab/public")
+
+
+def test_a_pull_request_to_a_repository_of_others(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("lab/x", {"README.md": b"theirs"})
+    monkeypatch.setenv("HF_TOKEN", "hf_bob")
+    pushed = push(folder, Destination("lab/x", create_pr=True, message="A merge"))
+    assert pushed.pull_request == 1 and pushed.url == f"{hub.url}/lab/x/discussions/1"
+    assert uploaded(hub, "lab/x") == {"README.md": b"theirs"}
+    assert uploaded(hub, "lab/x", "refs/pr/1") == contents(folder)
+    request = hub.repositories["lab/x"].pull_requests[1]
+    assert (request["status"], request["title"]) == ("open", "A merge")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("POST /api/repos/create", 429, headers={"Retry-After": "0"}),
+        Fault("POST /api/validate-yaml", None),
+        Fault("POST .*/preupload/", 429, headers={"Retry-After": "0"}),
+        Fault("POST .*/objects/batch", 503, headers={"Retry-After": "0"}),
+        Fault("PUT /lfs/", None),
+        Fault("PUT /lfs/", 500, 2, {"Retry-After": "0"}),
+        Fault("POST .*/objects/verify", None),
+        Fault("POST .*/commit/main", 502),
+        Fault("POST .*/commit/main", 429, headers={"Retry-After": "0"}),
+        Fault("POST .*/commit/main", None),
+        Fault("POST .*/commit/main", None, after_work=True),
+        Fault("POST /api/repos/create", None, after_work=True),
+    ],
+    ids=lambda fault: f"{fault.pattern} {fault.status} {fault.after_work}",
+)
+def test_rate_limits_and_broken_connections_are_tried_again(hub: Hub, folder: Path, fault: Fault) -> None:
+    hub.faults.append(fault)
+    push(folder, Destination("alice/x"))
+    assert fault.times == 0
+    assert uploaded(hub, "alice/x") == contents(folder)
+    assert len(hub.repositories["alice/x"].branches["main"]) == 2
+
+
+def test_what_failed_is_finished_by_the_command_that_it_names(
+    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.faults.append(Fault("POST .*/commit/", 500, 99))
+    before = contents(folder)
+    assert run("push", folder, "alice/x", "--private", "--commit-message", "two words") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert contents(folder) == before
+    command = error.partition("upload it with: ")[2]
+    assert command == f"hf-align push {folder} alice/x --private --commit-message 'two words'"
+    hub.faults.clear()
+    hub.requests.clear()
+    assert run(*shlex.split(command)[1:]) == 0
+    assert uploaded(hub, "alice/x") == before
+    assert hub.repositories["alice/x"].at("main").message == "two words"
+    assert not hub.count("PUT ")  # the weights were there already
+
+
+def test_a_pull_request_that_broke_off_is_gone_on_with(
+    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("lab/x", {})
+    hub.faults.append(Fault("POST .*/commit/", 500, 99))
+    assert run("push", folder, "lab/x", "--create-pr") == 2
+    command = capsys.readouterr().err.strip().splitlines()[-1].partition("upload it with: ")[2]
+    assert command == f"hf-align push {folder} lab/x --revision refs/pr/1"
+    assert hub.repositories["lab/x"].pull_requests[1]["status"] == "draft"
+    hub.faults.clear()
+    assert run(*shlex.split(command)[1:]) == 0
+    assert len(hub.repositories["lab/x"].pull_requests) == 1
+    assert hub.repositories["lab/x"].pull_requests[1]["status"] == "open"
+    assert uploaded(hub, "lab/x", "refs/pr/1") == contents(folder)
+
+
+def test_no_rights(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_bob")
+    with pytest.raises(HfAlignError, match=r"403.*; the model is in .*, upload it with: hf-align push") as caught:
+        push(folder, Destination("lab/x"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_card_that_the_hub_does_not_accept(hub: Hub, folder: Path) -> None:
+    (folder / "README.md").write_text("---\nbase_model_relation: cousin\n---\n")
+    with pytest.raises(HfAlignError, match=r"Invalid metadata in README.md"):
+        push(folder, Destination("alice/x"))
+    assert not uploaded(hub, "alice/x")
+
+
+def test_who_uploads(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert user() == "alice"
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    with pytest.raises(HfAlignError, match="does not know this token"):
+        user()
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(HfAlignError, match="no token to upload with; log in"):
+        user()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HfAlignError, match="HF_HUB_OFFLINE is set"):
+        user()
+
+
+def test_a_token_that_may_only_read(hub: Hub) -> None:
+    hub.roles["hf_alice"] = "read"
+    with pytest.raises(HfAlignError, match="may only read"):
+        user()
+
+
+@pytest.mark.parametrize(
+    ("models", "name"),
+    [
+        (["org/a", "lab/b"], "alice/a-b-merge"),
+        (["My Model", "b"], "alice/My-Model-b-merge"),
+        (["a" * 90, "b" * 90], f"alice/{'a' * 84}-merge"),
+        (["--a..b--", "c"], "alice/a-b-c-merge"),
+    ],
+)
+def test_names(models: list[str], name: str) -> None:
+    assert default_name("alice", models) == name
+    assert len(name) <= 96 and re.fullmatch(r"alice/[\w.-]+", name)
+
+
+def test_a_folder_without_a_model(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(HfAlignError, match="holds no model"):
+        push(tmp_path, Destination("alice/x"))
+    assert not hub.requests
