@@ -39,6 +39,27 @@ class Residual(StrEnum):
 
     orthogonal = "orthogonal"
     permutation = "permutation"
+    identity = "identity"
+    first = "first"
+    last = "last"
+    all = "all"
+    separate = "separate"
+
+
+class Heads(StrEnum):
+    """--heads."""
+
+    two_stage = "two-stage"
+    monotonic = "monotonic"
+    ignore_heads = "ignore-heads"
+
+
+class Mixing(StrEnum):
+    """--mixing."""
+
+    narrow = "narrow"
+    uniform = "uniform"
+    middle = "middle"
 
 
 class Matching(StrEnum):
@@ -55,6 +76,9 @@ class Method(StrEnum):
 
     linear = "linear"
     slerp = "slerp"
+    fisher = "fisher"
+    regmean = "regmean"
+    circuits = "circuits"
 
 
 class Dtype(StrEnum):
@@ -68,7 +92,23 @@ class Dtype(StrEnum):
 Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
+Residuals = Annotated[
+    Residual,
+    typer.Option(
+        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
+        "(identity). With --match activation, permutations by the first, the last or all of its features, or (a "
+        "baseline) by each of them apart."
+    ),
+]
+HeadChoice = Annotated[
+    Heads,
+    typer.Option(help="Pair heads by what is inside, keep their order, or (a baseline) ignore where heads end."),
+]
+Spaces = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Move only spaces of such names (*.layers.3.*); may be repeated."),
+]
+Baseline = Annotated[bool, typer.Option("--baseline", help="Allow choices that change B's function, to compare with.")]
 Match = Annotated[
     Matching,
     typer.Option(
@@ -77,6 +117,9 @@ Match = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Mixings = Annotated[
+    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
+]
 Device = Annotated[
     str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
 ]
@@ -104,7 +147,13 @@ def merge(
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
-    method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
+            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves."
+        ),
+    ] = Method.linear,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
         Path | None,
@@ -114,8 +163,12 @@ def merge(
         ),
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
@@ -153,7 +206,10 @@ def merge(
     options = Options(
         match=match.value,
         residual=residual.value,
-        schedule=Schedule(steps=steps),
+        heads=heads.value,
+        spaces=tuple(spaces or ()),
+        baseline=baseline,
+        schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
         untie=untie,
         method=method.value,
@@ -193,8 +249,12 @@ def align(
         Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     strict: Strict = False,
     specs: Specs = None,
@@ -206,7 +266,9 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, data, _say(quiet))
@@ -223,8 +285,12 @@ def evaluate(
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     specs: Specs = None,
@@ -235,7 +301,9 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
@@ -261,6 +329,45 @@ def push(
     message = commit_message or upload.Destination.message
     pushed = upload.push(folder, upload.Destination(repository, private, create_pr, message, revision))
     _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
+
+
+@app.command("mergekit")
+def run_mergekit(
+    config: Annotated[Path, typer.Argument(help="A mergekit recipe (YAML), with or without the key align.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the merged model.")],
+    random_seed: Annotated[int | None, typer.Option(help="Of methods that draw random numbers.")] = None,
+    trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge as a mergekit recipe says, with all models moved into one basis first.
+
+    The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
+    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+    """
+    from hf_align.mergekit.recipe import run_recipe
+
+    _bars(quiet)
+    notes = run_recipe(config, output, say=_say(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
+                       overwrite=overwrite, quiet=quiet)  # fmt: skip
+    _emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default report.html in the folder.")] = None,
+    specs: Specs = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
+    from hf_align.report import write_report
+
+    page = output or folder / "report.html"
+    write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    _emit({"output": str(page)}, as_json, [f"{page} is written"])
 
 
 @app.command()

@@ -16,7 +16,7 @@ from hf_align import plain
 from hf_align.checkpoint import Checkpoint
 from hf_align.errors import HfAlignError
 from hf_align.matching.kept import KEPT
-from hf_align.merging import ELEMENTWISE
+from hf_align.merging.tensors import ELEMENTWISE
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.shards import ShardPlan

@@ -20,34 +20,42 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Balanced:
-    """Two models of one architecture in the canonical gauge, each balanced.
+    """Models of one architecture in the canonical gauge, each balanced.
 
     Attributes:
-        a, b: weights by name in memory, float64, computed as they are read.
-        gauge_a, gauge_b: the elements that balanced them.
+        models: weights by name in memory, float64, computed as they are read.
+        gauges: the elements that balanced each.
     """
 
     spec: SymmetrySpec
-    a: Weights
-    b: Weights
-    gauge_a: Elements
-    gauge_b: Elements
+    models: tuple[Weights, ...]
+    gauges: tuple[Elements, ...]
 
     @classmethod
-    def of(cls, spec: SymmetrySpec, raw_a: Weights, raw_b: Weights) -> Balanced:
-        """Fix all gauges of two models; raw weights of any float dtype are read several times."""
-        (a, gauge_a), (b, gauge_b) = (_balanced(spec, raw) for raw in (raw_a, raw_b))
-        return cls(spec, a, b, gauge_a, gauge_b)
+    def of(cls, spec: SymmetrySpec, *raw: Weights) -> Balanced:
+        """Fix all gauges of each model; raw weights of any float dtype are read several times."""
+        models, gauges = zip(*(_balanced(spec, weights) for weights in raw), strict=True)
+        return cls(spec, models, gauges)
 
-    def moved(self, elements: Elements) -> Weights:
-        """B, moved."""
-        return MovedWeights(self.b, self.spec, elements)
+    @property
+    def a(self) -> Weights:
+        """The first model: pairs are matched to it."""
+        return self.models[0]
+
+    @property
+    def b(self) -> Weights:
+        """The second model."""
+        return self.models[1]
+
+    def moved(self, elements: Elements, model: int = 1) -> Weights:
+        """A model, moved."""
+        return MovedWeights(self.models[model], self.spec, elements)
 
     def match(self, elements: Elements, sweeps: int = 0) -> Match:
-        """The match of the models as they were, from elements that move the balanced B to the balanced A."""
+        """The match of two models as they were, from elements that move the balanced B to the balanced A."""
         return Match(
-            a=self.gauge_a,
-            b=compose(self.spec, elements, self.gauge_b),
+            a=self.gauges[0],
+            b=compose(self.spec, elements, self.gauges[1]),
             before=distance(self.a, self.b),
             after=distance(self.a, self.moved(elements)),
             sweeps=sweeps,

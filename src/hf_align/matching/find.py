@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PretrainedConfig
 
 from hf_align.generate import own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.features import compare
+from hf_align.matching.choices import chosen_sites
+from hf_align.matching.cross import Weights
+from hf_align.matching.features import Site, compare, watch
 from hf_align.matching.learned import State, learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
+from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.network import Batch, Network
+from hf_align.symmetry.alignment import compose, inverse
+from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.elements import Element
+from hf_align.trace import trace
 
 Say = Callable[[str], None]
 _ROWS = 32
@@ -30,6 +37,7 @@ class Search:
 
     Attributes:
         strategy: "weight", "activation" or "learned".
+        residual: which features of the residual stream to match by: "first", "last", or any other for all.
         own: sequences that each model writes where there is no data, for learned matching; a quarter of them serves
             activation matching.
         length: tokens of each.
@@ -39,6 +47,7 @@ class Search:
 
     strategy: str = "weight"
     schedule: Schedule = field(default_factory=Schedule)
+    residual: str = "all"
     own: int = 512
     length: int = 64
     examples: int = 256
@@ -46,11 +55,11 @@ class Search:
     quiet: bool = True
 
 
-Found = tuple[dict[str, Element], int]
+Found = tuple[list[dict[str, Element]], int]
 
 
 def find(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say = lambda _: None) -> Found:
-    """The elements that bring the balanced B to A, and the number of sweeps or steps.
+    """The elements that bring every balanced model but the first to the first, and the number of sweeps or steps.
 
     Args:
         network: of their architecture, on the device to compute on.
@@ -58,36 +67,53 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
     """
     if search.strategy == "activation":
         return _by_activations(models, network, search, data, say)
-    found, sweeps = match_weights(models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))
+    found, sweeps = _by_weights(models, say)
     if search.strategy == "weight":
         return found, sweeps
     objective = _objective(models, network, search, data, say)
     with tqdm(total=search.schedule.steps, desc="matching", unit="step", disable=search.quiet) as bar:
 
         def progress(step: int, loss: float) -> None:
-            bar.n = step
+            bar.update(step - bar.n)
             bar.set_postfix(loss=f"{loss:.4f}")
 
         learned = learn(models, found, network, objective, search.schedule, state=search.state, progress=progress)
     return learned, search.schedule.steps
 
 
+def _by_weights(models: Balanced, say: Say) -> Found:
+    if len(models.models) == 2:
+        found, sweeps = match_weights(models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))
+        return [found], sweeps
+    elements, rounds = match_universe(models, lambda number, value: say(f"round {number}: agreement {value:.6g}"))
+    home = inverse(models.spec, elements[0])
+    return [compose(models.spec, home, e) for e in elements[1:]], rounds
+
+
 def _by_activations(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
-    a, b = _placed(models, network)
+    """Each model to the first: features have no mean to match to before they are matched."""
+    placed = _placed(models, network)
     if data is None:
-        written = own(network, search, (a, b), max(1, search.own // 4), say)
+        written = own(network, search, placed, max(1, search.own // 4), say)
         data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
     inputs = {k: t[: search.examples] for k, t in data.items() if k != "labels"}
-    return match_activations(models, compare(network, a, b, batches(inputs)))
+    found, sweeps = [], 0
+    for number, weights in enumerate(placed[1:], start=1):
+        pair = replace(models, models=(models.a, models.models[number]))
+        moments = compare(network, placed[0], weights, batches(inputs))
+        elements, more = match_activations(pair, chosen_sites(models.spec, moments, search.residual))
+        found.append(elements)
+        sweeps += more
+    return found, sweeps
 
 
 def _objective(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
     if data is not None and "labels" in data:
         return OnLabels(data)
-    a, b = _placed(models, network)
+    placed = _placed(models, network)
     if data is not None:
-        return TowardsSources(a, b, data, data)
-    return TowardsSources(a, b, *own(network, search, (a, b), search.own, say))
+        return TowardsSources(placed, (data,) * len(placed))
+    return TowardsSources(placed, tuple(own(network, search, placed, search.own, say)))
 
 
 def own(network: Network, search: Search, sources: tuple[dict[str, Tensor], ...], count: int, say: Say) -> list[Batch]:
@@ -97,13 +123,21 @@ def own(network: Network, search: Search, sources: tuple[dict[str, Tensor], ...]
     return [own_inputs(config, w, count, search.length, seed + i) for i, w in enumerate(sources)]
 
 
-def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Both models' weights in float32 where the network is."""
-    a, b = ({n: t.to(network.device, torch.float32) for n, t in w.items()} for w in (models.a, models.b))
-    return a, b
+def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], ...]:
+    """All models' weights in float32 where the network is."""
+    return tuple({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
 
 
 def batches(data: Batch, rows: int = _ROWS) -> Iterator[Batch]:
     """Data in order, `rows` at a time."""
     for start in range(0, len(next(iter(data.values()))), rows):
         yield {name: tensor[start : start + rows] for name, tensor in data.items()}
+
+
+def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:
+    """All sites of an architecture in the order in which they run, seen on random inputs."""
+    program = trace(config)
+    inputs = random_inputs(program, torch.Generator().manual_seed(0))
+    example = {**program.example.arguments, **inputs}
+    batch = {n: t.float() if t.is_floating_point() else t for n, t in example.items()}
+    return list(watch(Network(config), {n: weights[n].float() for n in program.shapes}, batch))

@@ -7,7 +7,8 @@ move through latent matrices. The function of B is untouched at every step: only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from torch import Generator, Tensor
 
 from hf_align.errors import HfAlignError
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.latent import Assigning, Latent, Stretching, Turning
+from hf_align.matching.latent import Arranging, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
 from hf_align.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
-from hf_align.symmetry.groups import Group, ScaledPermutation
+from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling
 
 Draw = Callable[[Generator], float]
 Progress = Callable[[int, float], None]
@@ -51,39 +52,58 @@ class State:
 
 def learn(
     models: Balanced,
-    start: Elements,
+    start: Sequence[Elements],
     network: Network,
     objective: Objective,
     schedule: Schedule,
     *,
     state: State | None = None,
     progress: Progress | None = None,
-) -> dict[str, Element]:
-    """The elements for the balanced B that a descent on the merged loss finds.
+) -> list[dict[str, Element]]:
+    """The elements for all balanced models but the first that a descent on the merged loss finds.
 
     Args:
-        start: where it begins, every space that moves named.
+        start: where it begins, for each model but the first; every space that moves named.
         state: a run that was killed goes on from there; the file is removed at the end.
         progress: called after each step with its number and the loss.
 
     Raises:
         HfAlignError: the loss is not finite.
     """
-    a, b = ({n: t.to(network.device, torch.float32) for n, t in w.items()} for w in (models.a, models.b))
-    latents = dict(_latents(models, start, schedule, network.device))
-    rest = {s: e for s, e in start.items() if s not in latents}
+    first, *others = ({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
+    latents = [dict(_latents(models, elements, schedule, network.device)) for elements in start]
     run = _Run(latents, schedule, state)
     for step in run.steps():
-        elements = rest | {s: latent.element() for s, latent in latents.items()}
-        moved = {n: act(t, n, models.spec, elements) for n, t in b.items()}
-        at = MIXING[schedule.mixing](run.rng)
-        loss = objective.loss(network, {n: torch.lerp(a[n], moved[n], at) for n in a}, schedule.rows, run.rng)
+        moved = [first]
+        for weights, elements, moving in zip(others, start, latents, strict=True):
+            present = {**elements, **{s: latent.element() for s, latent in moving.items()}}
+            moved.append({n: act(t, n, models.spec, present) for n, t in weights.items()})
+        shares = _shares(schedule, len(moved), run.rng)
+        merged = {n: _sum(share * w[n] for share, w in zip(shares, moved, strict=True)) for n in first}
+        loss = objective.loss(network, merged, schedule.rows, run.rng)
         if not bool(loss.isfinite()):
             raise HfAlignError(f"the loss is not finite at step {step}; try a smaller rate")
         run.move(loss)
         if progress is not None:
             progress(step + 1, loss.item())
-    return rest | {s: latent.settled(_group(models, s)) for s, latent in latents.items()}
+    return [
+        {**elements, **{s: latent.settled(_group(models, s)) for s, latent in moving.items()}}
+        for elements, moving in zip(start, latents, strict=True)
+    ]
+
+
+def _shares(schedule: Schedule, count: int, rng: Generator) -> list[float]:
+    """What each model contributes: 1-λ and λ for two; for more, as near to equal shares as λ is to a half."""
+    if count == 2:
+        at = MIXING[schedule.mixing](rng)
+        return [1 - at, at]
+    drawn = [MIXING[schedule.mixing](rng) for _ in range(count)]
+    return [x / sum(drawn) for x in drawn]
+
+
+def _sum(tensors: Iterable[Tensor]) -> Tensor:
+    """Σ, without a zero to start from."""
+    return functools.reduce(torch.add, tensors)
 
 
 def _latents(
@@ -93,9 +113,9 @@ def _latents(
         group = _group(models, name)
         if not isinstance(group, ScaledPermutation):
             yield name, Turning(group, element, device)
-        elif isinstance(element, Monomial) and schedule.order_rate and not group.continuous:
-            yield name, Assigning(group, element, device)
-        elif isinstance(element, Monomial) and group.continuous:
+        elif isinstance(element, Monomial) and schedule.order_rate and not isinstance(group, Scaling):
+            yield name, Arranging(group, element, device)
+        elif isinstance(element, Monomial):
             yield name, Stretching(group, element, device)
 
 
@@ -108,20 +128,20 @@ def _group(models: Balanced, space: str) -> Group:
 class _Run:
     """The optimiser's side of a descent, with its state on disk."""
 
-    def __init__(self, latents: Mapping[str, Latent], schedule: Schedule, state: State | None) -> None:
-        self._latents = latents
+    def __init__(self, latents: Sequence[Mapping[str, Latent]], schedule: Schedule, state: State | None) -> None:
+        self._latents = [latent for moving in latents for latent in moving.values()]
         self._schedule = schedule
         self._state = state
         self.rng = Generator().manual_seed(schedule.seed)
-        rates = {s: schedule.order_rate if isinstance(x, Assigning) else schedule.rate for s, x in latents.items()}
-        groups = [{"params": [x.parameter], "lr": rates[s], "initial": rates[s]} for s, x in latents.items()]
-        self._optimiser = torch.optim.Adam(groups, betas=(0.9, 0.95))
+        steps = [{"params": [t], "rate": schedule.rate} for x in self._latents for t in x.steps]
+        choices = [{"params": [t], "rate": schedule.order_rate} for x in self._latents for t in x.choices]
+        self._optimiser = torch.optim.Adam(steps + choices, betas=(0.9, 0.95))
 
     def steps(self) -> Iterator[int]:
         """The steps that are left; the state is written on the way, and removed at the end."""
         for step in range(self._resumed(), self._schedule.steps):
             for group in self._optimiser.param_groups:
-                group["lr"] = group["initial"] * self._schedule.pace(step)
+                group["lr"] = group["rate"] * self._schedule.pace(step)
             yield step
             if self._state is not None and (step + 1) % self._schedule.checkpoint_every == 0:
                 self._save(self._state, step + 1)
@@ -133,7 +153,7 @@ class _Run:
         self._optimiser.zero_grad()
         loss.backward()
         self._optimiser.step()
-        for latent in self._latents.values():
+        for latent in self._latents:
             latent.retract()
 
     def _save(self, state: State, step: int) -> None:
@@ -141,7 +161,7 @@ class _Run:
         partial = state.path.with_suffix(".partial")
         torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
                     "optimiser": self._optimiser.state_dict(),
-                    "latents": {s: x.state() for s, x in self._latents.items()}}, partial)  # fmt: skip
+                    "latents": [x.state() for x in self._latents]}, partial)  # fmt: skip
         partial.replace(state.path)
 
     def _resumed(self) -> int:
@@ -151,8 +171,8 @@ class _Run:
         saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
         if saved["made_of"] != self._made_of(self._state):
             return 0
-        for name, latent in self._latents.items():
-            latent.restore(saved["latents"][name])
+        for latent, kept in zip(self._latents, saved["latents"], strict=True):
+            latent.restore(kept)
         self._optimiser.load_state_dict(saved["optimiser"])
         self.rng.set_state(saved["rng"])
         return int(saved["step"])

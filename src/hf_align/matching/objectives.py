@@ -34,32 +34,27 @@ class OnLabels(Objective):
 
 @dataclass(frozen=True)
 class TowardsSources(Objective):
-    """Distillation towards A on A's inputs and towards B on B's: no labels, and no data if the inputs are the models'
-    own.
+    """Distillation towards each model on its inputs: no labels, and no data if the inputs are the models' own.
 
     Cross-entropy to the source's prediction for classes; the squared distance for predictions of any other kind.
     """
 
-    a: Weights
-    b: Weights
-    inputs_a: Batch
-    inputs_b: Batch
+    sources: tuple[Weights, ...]
+    inputs: tuple[Batch, ...]
 
     def loss(self, network: Network, merged: Weights, rows: int, rng: Generator) -> Tensor:
-        halves = [(self.a, self.inputs_a, rows - rows // 2), (self.b, self.inputs_b, rows // 2)]
-        losses = [self._towards(network, merged, source, inputs, n, rng) for source, inputs, n in halves]
-        return torch.stack(losses).mean()
+        each = max(1, rows // len(self.sources))
+        pairs = zip(self.sources, self.inputs, strict=True)
+        return torch.stack([_towards(network, merged, s, _draw(x, each, rng, network.device)) for s, x in pairs]).mean()
 
-    def _towards(
-        self, network: Network, merged: Weights, source: Weights, inputs: Batch, rows: int, rng: Generator
-    ) -> Tensor:
-        batch = _draw(inputs, rows, rng, network.device)
-        with torch.no_grad():
-            taught = network(source, batch)
-        target, found = predictions(taught), predictions(network(merged, batch))
-        if getattr(taught, "logits", None) is None:
-            return (found - target).square().mean() / target.square().mean()
-        return -(target.softmax(-1) * found.log_softmax(-1)).sum(-1).mean()
+
+def _towards(network: Network, merged: Weights, source: Weights, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        taught = network(source, batch)
+    target, found = predictions(taught), predictions(network(merged, batch))
+    if getattr(taught, "logits", None) is None:
+        return (found - target).square().mean() / target.square().mean()
+    return -(target.softmax(-1) * found.log_softmax(-1)).sum(-1).mean()
 
 
 def _draw(data: Batch, rows: int, rng: Generator, device: torch.device) -> Batch:

@@ -58,6 +58,14 @@ def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str,
     return composed
 
 
+def inverse(spec: SymmetrySpec, elements: Elements) -> dict[str, Element]:
+    """The elements that undo `elements`: inner ones first, and then those that carried them along."""
+    undone: dict[str, Element] = {}
+    for name in reversed([s for s in spec.spaces if s in elements]):
+        undone = compose(spec, {name: elements[name].inverse()}, undone)
+    return undone
+
+
 def _carried(element: Element, outer: list[Element | None]) -> Element:
     """Reindex the leading axes of an element by the permutations of its index spaces."""
     tensors = element.tensors()

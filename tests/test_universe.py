@@ -1,0 +1,90 @@
+"""More than two models in one basis: consistent, in no order, and better than averaging."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from conftest import DATA, MODELS
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_align.evaluate import Evaluator
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.find import Search, find
+from hf_align.matching.schedule import Schedule
+from hf_align.matching.universe import Mean, match_universe
+from hf_align.models import Pair, open_pair
+from hf_align.network import Network
+from hf_align.symmetry.action import act
+from hf_align.symmetry.alignment import compose, inverse
+from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.elements import Element
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return open_pair(str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1"))
+
+
+@pytest.fixture(scope="module")
+def three(pair: Pair) -> Balanced:
+    third = open_pair(str(MODELS / "llama" / "2"), str(MODELS / "llama" / "1")).a
+    return Balanced.of(pair.spec, pair.a.weights, pair.b.weights, third.weights)
+
+
+def merged(models: Balanced, elements: list[dict[str, Element]]) -> dict[str, Tensor]:
+    return dict(Mean([models.moved(e, i) for i, e in enumerate(elements)]))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_inverse_undoes(family: str) -> None:
+    pair = open_pair(str(MODELS / family / "0"), str(MODELS / family / "1"))
+    elements = random_elements(pair.spec, torch.Generator().manual_seed(0))
+    back = inverse(pair.spec, elements)
+    both = compose(pair.spec, back, elements)
+    for name in pair.spec.parameters:
+        weight = pair.a.weights[name].double()
+        moved = act(weight, name, pair.spec, elements)
+        torch.testing.assert_close(act(moved, name, pair.spec, back), weight)
+        torch.testing.assert_close(act(weight, name, pair.spec, both), weight)
+
+
+def test_planted_symmetries_of_one_model_meet(pair: Pair) -> None:
+    model = {n: pair.a.weights[n].double() for n in pair.spec.parameters}
+    canonical = dict(Balanced.of(pair.spec, model).a)
+    planted = [random_elements(pair.spec, torch.Generator().manual_seed(seed)) for seed in range(3)]
+    copies = [{n: act(t, n, pair.spec, elements) for n, t in canonical.items()} for elements in planted]
+    models = Balanced.of(pair.spec, *copies)
+    elements, _ = match_universe(models)
+    moved = [dict(models.moved(e, i)) for i, e in enumerate(elements)]
+    for first, second in itertools.combinations(moved, 2):
+        for name in first:
+            torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_order_of_the_models_does_not_matter(pair: Pair, three: Balanced) -> None:
+    elements, _ = match_universe(three)
+    expected = merged(three, elements)
+    order = (1, 2, 0)
+    turned = Balanced(pair.spec, tuple(three.models[i] for i in order), tuple(three.gauges[i] for i in order))
+    found, _ = match_universe(turned)
+    for name, weight in merged(turned, found).items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-7, rtol=1e-6)
+
+
+def test_three_models_meet_below_naive_averaging(pair: Pair, three: Balanced) -> None:
+    data = {"input_ids": load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:64].long()}
+    evaluator = Evaluator(pair.config, data)
+    said: list[str] = []
+    found, _ = find(three, Network(pair.config), Search("weight"), None, said.append)
+    losses = [evaluator.loss({n: t.float() for n, t in merged(three, e).items()}) for e in ([{}, {}, {}], [{}, *found])]
+    assert losses[1] < losses[0] - 0.8
+    assert any(line.startswith("round") for line in said)
+    for i, elements in enumerate(found, start=1):
+        alone = [{n: t.float() for n, t in w.items()} for w in (three.models[i], three.moved(elements, i))]
+        assert evaluator.loss(alone[0]) == pytest.approx(evaluator.loss(alone[1]), abs=1e-3)
+    search = Search("learned", Schedule(steps=15, rows=12), own=64, length=32)
+    learned, _ = find(three, Network(pair.config), search, None)
+    assert evaluator.loss({n: t.float() for n, t in merged(three, [{}, *learned]).items()}) < losses[1] - 0.05
