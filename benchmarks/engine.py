@@ -175,22 +175,21 @@ def faults(folder: Path, points: int) -> None:
     table("fault | outcome", rows)
 
 
-def transforms(folder: Path, runs: int) -> None:
+def transforms(folder: Path, size: float) -> None:
     """Merging with a given alignment: the transforms of both models against the matrix products that they are."""
-    pair, out = models(folder, 1.0), folder / "out"
+    pair, out = models(folder, size), folder / "out"
     subprocess.run([sys.executable, HERE, "elements", *pair, "--folder", folder], check=True, stderr=subprocess.DEVNULL)
     command = [*OURS, "merge", *pair, "-o", out, "--alignment", folder / "alignment.safetensors", "--no-certify",
                "--quiet", "--overwrite", "--json"]  # fmt: skip
-    for _ in range(runs):
-        taken = measure(command)
-        assert taken.status == 0
-        typer.echo(f"\nMerge: {taken.seconds:.1f} s, CPU {taken.cpu:.1f} s, peak {taken.gib:.2f} GiB")
-        shutil.rmtree(out)
-        measured = [sys.executable, HERE, "products", *pair, "--folder", folder]
-        subprocess.run(measured, check=True, stderr=subprocess.DEVNULL)
+    taken = measure(command)
+    assert taken.status == 0
+    typer.echo(f"\nMerge: {taken.seconds:.1f} s, CPU {taken.cpu:.1f} s, peak {taken.gib:.2f} GiB")
+    shutil.rmtree(out)
+    measured = [sys.executable, HERE, "products", *pair, "--folder", folder]
+    subprocess.run(measured, check=True, stderr=subprocess.DEVNULL)
 
 
-def solvers(_: Path, __: int, sizes: Sequence[int]) -> None:
+def solvers(sizes: Sequence[int]) -> None:
     """What matching solves, at the widths of real models."""
     subprocess.run([sys.executable, HERE, "solve", *map(str, sizes)], check=True)
 
@@ -352,8 +351,8 @@ def main(
             "growth": lambda: growth(place, runs, [0.25, 0.5, 1.0, *([2.0] if heavy else [])]),
             "processes": lambda: processes(place, runs),
             "faults": lambda: faults(place, 20),
-            "transforms": lambda: transforms(place, 1),
-            "solvers": lambda: solvers(place, 1, [4096, 1024, 2048, *([11008, 14336] if heavy else [])]),
+            "transforms": lambda: transforms(place, 1.0 if heavy else 0.25),
+            "solvers": lambda: solvers([4096, 1024, 2048, *([11008, 14336] if heavy else [])]),
         }
         for name in part:
             typer.echo(f"\n## {name}")

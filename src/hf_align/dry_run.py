@@ -16,7 +16,7 @@ from hf_align import plain
 from hf_align.checkpoint import Checkpoint
 from hf_align.errors import HfAlignError
 from hf_align.matching.kept import KEPT
-from hf_align.merging.tensors import ELEMENTWISE
+from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.shards import ShardPlan
@@ -74,7 +74,8 @@ class DryRun:
 def dry_run(a: str, b: str, output: Path, options: Options) -> DryRun:
     """Plan a merge; what would refuse it is its `reason`."""
     try:
-        same = plain.Same.open(a, b) if options.match == "none" else None
+        plainly = options.match == "none" and options.method in TENSORWISE
+        same = plain.Same.open(a, b) if plainly else None
         if same is not None:
             return _plain(same, output, options)
         pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
