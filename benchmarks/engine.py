@@ -143,7 +143,7 @@ def processes(folder: Path, runs: int) -> None:
 def faults(folder: Path, points: int) -> None:
     """Killed at random moments of a run, and run again; a file that may not grow; two runs at once."""
     pair, out = models(folder, 0.25), folder / "out"
-    command = plain(pair, out, "--max-shard-size", "100MB")[:-1]
+    command = plain(pair, out, "--max-shard-size", "100MB")
     command.remove("--overwrite")
     whole = measure(command)
     expected, same, killed, rng = digest(out), 0, 0, random.Random(0)
