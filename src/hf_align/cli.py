@@ -200,12 +200,10 @@ def merge(
 
     Example: hf-align merge org/a org/b --data held_out.txt --push
     """
-    from hf_align import push as upload
-
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
         raise HfAlignError("--private, --create-pr and --commit-message need --push")
-    owner = upload.user() if push is not None else ""
+    owner = _uploader() if push is not None else ""
     options = Options(
         match=match.value,
         residual=residual.value,
@@ -235,6 +233,8 @@ def merge(
     report = _merged([a, b, *(more or ())], output, options, data, proven).as_json()
     lines = _merge_lines(report)
     if push is not None:
+        from hf_align import push as upload
+
         names = [_base(model) for model in (a, b, *(more or ()))]
         message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
         name = push or upload.default_name(owner, names)
@@ -455,6 +455,13 @@ def _config_of(model: str) -> str:
     from hf_align.hub import resolve
 
     return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
+
+
+def _uploader() -> str:
+    """Who is logged in: asked before anything is computed."""
+    from hf_align import push as upload
+
+    return upload.user()
 
 
 def _typed() -> str:
