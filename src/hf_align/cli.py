@@ -54,6 +54,23 @@ class Method(StrEnum):
 
     linear = "linear"
     slerp = "slerp"
+    ties = "ties"
+    dare_ties = "dare_ties"
+    dare_linear = "dare_linear"
+    della = "della"
+    della_linear = "della_linear"
+    task_arithmetic = "task_arithmetic"
+    breadcrumbs = "breadcrumbs"
+    breadcrumbs_ties = "breadcrumbs_ties"
+    sce = "sce"
+    model_stock = "model_stock"
+    karcher = "karcher"
+    multislerp = "multislerp"
+    nuslerp = "nuslerp"
+    nearswap = "nearswap"
+    arcee_fusion = "arcee_fusion"
+    ram = "ram"
+    ramplus_tl = "ramplus_tl"
 
 
 class Dtype(StrEnum):
@@ -103,7 +120,13 @@ def merge(
     b: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
-    method: Annotated[Method, typer.Option(help="How aligned tensors are mixed.")] = Method.linear,
+    method: Annotated[
+        Method, typer.Option(help="How aligned tensors are mixed; all but linear and slerp by hf-align\\[mergekit].")
+    ] = Method.linear,
+    base: Annotated[str | None, typer.Option(help="Model that A and B started from, for methods such as ties.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="Of a method of mergekit, as density=0.5; may be given again.")
+    ] = None,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
         Path | None,
@@ -166,7 +189,16 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
-    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
+    if method in (Method.linear, Method.slerp):
+        if base is not None or parameter:
+            raise HfAlignError(f"--base and --parameter are for methods of mergekit, not for --method {method.value}")
+        merged = _merged(a, b, output, options, data, push is not None if certify is None else certify)
+    else:
+        from hf_align.mergekit.pair import merge_pair, read_parameters
+
+        merged = merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,
+                            say=_say(quiet), command=_typed())  # fmt: skip
+    report = merged.as_json()
     lines = _merge_lines(report)
     if push is not None:
         message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
