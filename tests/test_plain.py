@@ -75,7 +75,7 @@ def test_slices_and_threads_change_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_the_pipeline_writes_the_same_bytes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     common = ("merge", LLAMA / "0", LLAMA / "1", "--match", "none", "--method", method, "--max-shard-size", "1MB")
     assert run(*common, "-o", tmp_path / "plain") == 0
-    monkeypatch.setattr(plain, "merge", lambda *_: None)
+    monkeypatch.setattr(plain, "merge", lambda *_, **__: None)
     assert run(*common, "-o", tmp_path / "traced") == 0
     files = sorted(p.name for p in (tmp_path / "plain").iterdir())
     assert INDEX in files and files == sorted(p.name for p in (tmp_path / "traced").iterdir())

@@ -20,6 +20,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
+from hf_align.processes import current
 
 app = typer.Typer(
     name="hf-align",
@@ -38,6 +39,27 @@ class Residual(StrEnum):
 
     orthogonal = "orthogonal"
     permutation = "permutation"
+    identity = "identity"
+    first = "first"
+    last = "last"
+    all = "all"
+    separate = "separate"
+
+
+class Heads(StrEnum):
+    """--heads."""
+
+    two_stage = "two-stage"
+    monotonic = "monotonic"
+    ignore_heads = "ignore-heads"
+
+
+class Mixing(StrEnum):
+    """--mixing."""
+
+    narrow = "narrow"
+    uniform = "uniform"
+    middle = "middle"
 
 
 class Matching(StrEnum):
@@ -54,6 +76,9 @@ class Method(StrEnum):
 
     linear = "linear"
     slerp = "slerp"
+    fisher = "fisher"
+    regmean = "regmean"
+    circuits = "circuits"
     ties = "ties"
     dare_ties = "dare_ties"
     dare_linear = "dare_linear"
@@ -73,6 +98,9 @@ class Method(StrEnum):
     ramplus_tl = "ramplus_tl"
 
 
+_OURS = frozenset((Method.linear, Method.slerp, Method.fisher, Method.regmean, Method.circuits))
+
+
 class Dtype(StrEnum):
     """--dtype."""
 
@@ -84,7 +112,23 @@ class Dtype(StrEnum):
 Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
+Residuals = Annotated[
+    Residual,
+    typer.Option(
+        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
+        "(identity). With --match activation, permutations by the first, the last or all of its features, or (a "
+        "baseline) by each of them apart."
+    ),
+]
+HeadChoice = Annotated[
+    Heads,
+    typer.Option(help="Pair heads by what is inside, keep their order, or (a baseline) ignore where heads end."),
+]
+Spaces = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Move only spaces of such names (*.layers.3.*); may be repeated."),
+]
+Baseline = Annotated[bool, typer.Option("--baseline", help="Allow choices that change B's function, to compare with.")]
 Match = Annotated[
     Matching,
     typer.Option(
@@ -93,6 +137,9 @@ Match = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Mixings = Annotated[
+    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
+]
 Device = Annotated[
     str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
 ]
@@ -121,9 +168,14 @@ def merge(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
     method: Annotated[
-        Method, typer.Option(help="How aligned tensors are mixed; all but linear and slerp by hf-align\\[mergekit].")
+        Method,
+        typer.Option(
+            help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
+            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves; "
+            "all others are mergekit's (pip install hf-align\\[mergekit])."
+        ),
     ] = Method.linear,
-    base: Annotated[str | None, typer.Option(help="Model that A and B started from, for methods such as ties.")] = None,
+    base: Annotated[str | None, typer.Option(help="Model that A and B started from, for ties and the like.")] = None,
     parameter: Annotated[
         list[str] | None, typer.Option(help="Of a method of mergekit, as density=0.5; may be given again.")
     ] = None,
@@ -136,8 +188,12 @@ def merge(
         ),
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
@@ -158,6 +214,9 @@ def merge(
     drop_cache: Annotated[
         bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, written and needed; reads headers only.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -174,7 +233,10 @@ def merge(
     options = Options(
         match=match.value,
         residual=residual.value,
-        schedule=Schedule(steps=steps),
+        heads=heads.value,
+        spaces=tuple(spaces or ()),
+        baseline=baseline,
+        schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
         untie=untie,
         method=method.value,
@@ -189,7 +251,9 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
-    if method in (Method.linear, Method.slerp):
+    if dry_run:
+        return _plan(a, b, output, options, as_json)
+    if method in _OURS:
         if base is not None or parameter:
             raise HfAlignError(f"--base and --parameter are for methods of mergekit, not for --method {method.value}")
         merged = _merged(a, b, output, options, data, push is not None if certify is None else certify)
@@ -219,8 +283,12 @@ def align(
         Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     strict: Strict = False,
     specs: Specs = None,
@@ -232,7 +300,9 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, data, _say(quiet))
@@ -249,8 +319,12 @@ def evaluate(
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     specs: Specs = None,
@@ -261,7 +335,9 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
@@ -434,6 +510,15 @@ def _bars(quiet: bool) -> None:
         disable_progress_bars()
 
 
+def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(a, b, output, options)
+    _emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
+
+
 def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
     if options.match == "none" and data is None:
         # As the pipeline does it, without waiting for modelling code to be loaded.
@@ -447,11 +532,12 @@ def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, c
 
 
 def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    return (lambda _: None) if quiet or not current().leads else (lambda line: typer.echo(line, err=True))
 
 
 def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    if current().leads:
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
 
 
 def _merge_lines(report: dict[str, Any]) -> list[str]:
@@ -499,7 +585,8 @@ def main() -> None:
     try:
         app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
-        typer.echo(f"hf-align: {error}", err=True)
+        if current().leads or not error.shared:
+            typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,11 +18,13 @@ from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.find import Search, find
+from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
+from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
-from hf_align.matching.weights import with_permuted_residual
-from hf_align.merging import METHODS
+from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
 from hf_align.options import Options
@@ -48,8 +52,8 @@ def merge(
 
     Args:
         a, b: folders or Hub references.
-        data: examples; with them the report says whether alignment helped. Matching that runs the models takes the
-            first half of them, and the report the other.
+        data: examples; with them the report says whether alignment helped. What runs the models, be it to match or to
+            merge, takes the first half of them, and the report the other.
         say: told what is going on, a line at a time.
         certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
         command: what the card says that the merge was made with.
@@ -70,33 +74,27 @@ def merge(
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         clock.lap("match")
         if options.drop_cache:  # not before: matching reads every shard many times
             pair.drop_when_read()
-        weights_a, weights_b = aligned_weights(pair, options, match)
-        mix = METHODS[options.method]
-
-        def produce(name: str) -> Tensor:
-            return mix(weights_a[name], weights_b[name], options.weight)
-
-        write(claim, draft, produce, say, quiet=options.quiet)
-    if match is not None:
-        (output / "hf-align").mkdir(exist_ok=True)
-        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
-    clock.lap("write")
-    report = _report(output, pair, match)
-    report.certificate = certificate
-    if held_out is not None:
-        comparison = compare(pair, options, match, held_out)
-        report.comparison = comparison.as_json()
-        report.notes.append(verdict(comparison))
-        clock.lap("evaluate")
-    agreement = cosines(pair, weights_a, weights_b) if data is not None else {}
-    document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
-             agreement=agreement, **report.facts)  # fmt: skip
+        mix = merger(pair, options, match, fit, say)
+        write(claim, draft, lambda name: mix(name, options.weight), say, quiet=options.quiet)
+        clock.lap("write")
+        report = _report(output, pair, options, match)
+        report.certificate = certificate
+        if claim.processes.leads:
+            if match is not None:
+                (output / "hf-align").mkdir(exist_ok=True)
+                match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
+            if held_out is not None:
+                _judge(report, pair, options, match, mix, held_out)
+                clock.lap("evaluate")
+            agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
+            document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+                     agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
@@ -110,17 +108,18 @@ def align(
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         if match is None:
             raise HfAlignError("align needs a matching; --match none leaves B as it is")
         clock.lap("match")
-        weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
+        weights = AlignedWeights(pair.b.weights, search_spec(pair, options), match.b)
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
-    match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+        if claim.processes.leads:
+            match.save(output / "alignment.safetensors", search_spec(pair, options))
     clock.lap("write")
-    report = _report(output, pair, match)
+    report = _report(output, pair, options, match)
     report.seconds = clock.laps
     return report
 
@@ -134,7 +133,7 @@ def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say
 
 
 def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
-    """What to match on, and what to report on: halves of the data, or all of it where matching runs no model.
+    """What to match and merge on, and what to report on: halves of the data, or all of it where neither runs a model.
 
     Raises:
         HfAlignError: the data cannot be read, or one example cannot be halved.
@@ -142,13 +141,13 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
     if data is None:
         return None, None
     everything = load_data(data, pair.a.folder, pair.config)
-    if options.match not in ("activation", "learned"):
+    running = [f"--match {options.match}"] if options.match in ("activation", "learned") else []
+    running += [f"--method {options.method}"] if options.method in FROM_SAMPLES else []
+    if not running:
         return None, everything
     half = len(next(iter(everything.values()))) // 2
     if not half:
-        raise HfAlignError(
-            f"{data} holds one example; --match {options.match} needs some to match on, others to report"
-        )
+        raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
     return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}
 
 
@@ -161,6 +160,30 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
         return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+
+
+def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
+    """The merge that the options ask for, tensor by tensor.
+
+    Args:
+        fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
+    """
+    models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
+    if options.method in FROM_WEIGHTS:
+        return FROM_WEIGHTS[options.method](models)
+    network = Network(pair.config, device_of(options))
+    return FROM_SAMPLES[options.method](models, Samples.of(models, network, fit, say))
+
+
+def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> str:
+    """One honest sentence on a method that is not the mean."""
+    evaluator = Evaluator(pair.config, held_out, device_of(options))
+    a, b = aligned_weights(pair, options, match)
+    found = evaluator.loss({n: mix(n, options.weight).float() for n in pair.spec.parameters})
+    mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
+    if found < mean:
+        return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
+    return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
 
 
 def verdict(comparison: Comparison) -> str:
@@ -187,13 +210,18 @@ def find_match(
     """
     if options.match == "none":
         return None
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
-    search = Search(options.match, options.schedule, own=options.own, state=state, quiet=options.quiet)
+    search = Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
+                    quiet=options.quiet)  # fmt: skip
     (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
     return models.match(elements, sweeps)
+
+
+def _digest(data: Path | None) -> dict[str, str]:
+    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
 
 
 def device_of(options: Options) -> str:
@@ -201,9 +229,18 @@ def device_of(options: Options) -> str:
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
-    """The spec with the groups that the options allow."""
-    return with_permuted_residual(spec) if options.residual == "permutation" else spec
+def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
+    """The spec with the groups and spaces that the options choose.
+
+    Raises:
+        HfAlignError: a choice that changes B's function, without `baseline`.
+    """
+    if (chosen := {options.residual, options.heads} & BASELINES) and not options.baseline:
+        raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
+    if options.residual in BY_SITE and options.match != "activation":
+        raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
+    spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
+    return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
 
 def aligned_weights(
@@ -212,7 +249,7 @@ def aligned_weights(
     """Both models' weights in the common basis, tensor by tensor."""
     if match is None:
         return pair.a.weights, pair.b.weights
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
@@ -230,21 +267,34 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
 
 def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
-    spec = search_spec(pair.spec, options)
-    if (kept := claim.kept("alignment.safetensors")) is not None:
-        return Match.load(kept, spec)
-    state = State(claim.progress, made_of=repr(claim.record))
-    match = find_match(pair, options, fit, say, state=state)
-    if match is not None:
-        claim.keep("alignment.safetensors", lambda path: match.save(path, spec))
-    return match
+    if options.match == "none":
+        return None
+    spec, name, match = search_spec(pair, options), "alignment.safetensors", None
+    with claim.processes.together():
+        if claim.processes.leads and claim.kept(name) is None:
+            state = State(claim.progress, made_of=repr(claim.record))
+            match = find_match(pair, options, fit, say, state=state)
+            if match is not None:
+                claim.keep(name, partial(match.save, spec=spec))
+    return match or Match.load(claim.work / name, spec)
 
 
-def _report(output: Path, pair: Pair, match: Match | None) -> Report:
+def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> None:
+    """Add to the report whether alignment, and the method, helped."""
+    comparison = compare(pair, options, match, held_out)
+    report.comparison = comparison.as_json()
+    report.notes.append(verdict(comparison))
+    if options.method != "linear":
+        report.notes.append(against_the_mean(pair, options, match, mix, held_out))
+
+
+def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
+    if options.baseline and {options.residual, options.heads} & BASELINES:
+        report.notes.append("a baseline: B's function is NOT preserved")
     return report
 
 

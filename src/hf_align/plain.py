@@ -26,7 +26,7 @@ from hf_align.companions import require_same_vocabulary, write_companions
 from hf_align.errors import CheckpointError
 from hf_align.hub import Source as ModelSource
 from hf_align.hub import resolve
-from hf_align.merging import ELEMENTWISE, METHODS
+from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.shards import ShardPlan, Source, claimed, write_shards
@@ -86,7 +86,7 @@ class Same:
 
     def source(self, options: Options) -> Source:
         """The entries of the merge."""
-        mix, weight = METHODS[options.method], options.weight
+        mix, weight = TENSORWISE[options.method], options.weight
         if options.method not in ELEMENTWISE:
             mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.dtype, sliced=False)
             return Source(mixing.entries)
@@ -113,13 +113,14 @@ def merge(
         command: what the card says that the merge was made with.
 
     Returns:
-        None, and nothing is written, if the two do not store the same tensors.
+        None, and nothing is written, if the two do not store the same tensors, or the method needs to know what they
+        are.
 
     Raises:
         HfAlignError: any bad input.
     """
     began = time.monotonic()
-    same = Same.open(a, b)
+    same = Same.open(a, b) if options.method in TENSORWISE else None
     if same is None:
         return None
     opened, plan = time.monotonic(), same.plan(options)
@@ -128,12 +129,19 @@ def merge(
         same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
     with claimed(output, same.record(options), overwrite=options.overwrite) as claim:
         say(f"writing {len(same.a)} tensors to {output}")
-        with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
+        with tqdm(
+            total=plan.nbytes,
+            desc="writing",
+            unit="B",
+            unit_scale=True,
+            disable=options.quiet or not claim.processes.leads,
+        ) as bar:
             write_shards(claim, plan, same.source(options), bar.update)
-        write_companions(output, same.a.folder, {})
-    seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
-    report = Report(str(output), str(same.config.get("model_type")), seconds)
-    document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
+        seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
+        report = Report(str(output), str(same.config.get("model_type")), seconds)
+        if claim.processes.leads:
+            write_companions(output, same.a.folder, {})
+            document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
     return report
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from jinja2 import Environment, StrictUndefined
 
+from hf_align.matching.choices import as_chosen
 from hf_align.matching.match import Match
-from hf_align.matching.weights import with_permuted_residual
 from hf_align.provenance import FOLDER, Provenance
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
@@ -85,8 +85,8 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     """
     made = Provenance.load(folder)
     spec = symmetries(read_config(folder, trust_remote_code=trust_remote_code), specs)
-    if made.strategy.get("residual") == "permutation":
-        spec = with_permuted_residual(spec)
+    strategy = {k: str(made.strategy.get(k, "")) for k in ("residual", "heads", "spaces")}
+    spec = as_chosen(spec, strategy["residual"] or "orthogonal", strategy["heads"], strategy["spaces"].split())
     file = folder / FOLDER / "alignment.safetensors"
     elements = Match.load(file, spec).b if file.is_file() else {}
     colours = _colours(spec)

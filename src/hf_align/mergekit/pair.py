@@ -15,6 +15,7 @@ from hf_align.mergekit.methods import merge_here
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.pipeline import Say
+from hf_align.provenance import Input
 
 
 def merge_pair(
@@ -55,11 +56,9 @@ def merge_pair(
     merge_here(config, inputs, output, options, say)
     report = Report(str(output), inputs.pair.spec.model_type, untied=inputs.pair.untied,
                     pinned_by_unknown_ops=dict(inputs.pair.spec.unknown_ops))  # fmt: skip
-    chosen = {
-        **options.strategy,
-        **(parameters or {}),
-        **({"base": inputs.models["base"].source.folder.name} if base else {}),
-    }
+    chosen = {**options.strategy, **(parameters or {})}
+    if base is not None:
+        chosen["base"] = Input.of(inputs.models["base"].source, None).name
     document(output, [model.source for model in inputs.models.values()], say, command=command, strategy=chosen,
              **report.facts)  # fmt: skip
     return report

@@ -55,9 +55,11 @@ def run_recipe(
     names = models_of(config)
     options = _options(align, trust_remote_code, quiet)
     reference = _reference(names, config, align)
+    named = {name: name for name in names}
+    data = align.data if align else None
     inputs = None
     if align is not None and len(names) > 1:
-        inputs = open_inputs(reference, {name: name for name in names}, options, align.data if align else None, say)
+        inputs = open_inputs(reference, named, options, data, say)
     stage = output / _STAGE
     shutil.rmtree(stage, ignore_errors=True)
     try:
@@ -68,9 +70,7 @@ def run_recipe(
         else:
             shutil.rmtree(stage, ignore_errors=True)
             say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
-            inputs = inputs or open_inputs(
-                reference, {name: name for name in names}, options, align.data if align else None, say
-            )
+            inputs = inputs or open_inputs(reference, named, options, data, say)
             here = replace(options, overwrite=overwrite, dtype=dtype_of(config, "out_dtype", "dtype"))
             merge_here(config, inputs, output, here, say, seed or 0)
             how = "merged by the methods of mergekit, tensor by tensor"

@@ -1,4 +1,4 @@
-"""Merging two tensors that share a basis."""
+"""Merging two tensors that share a basis, by nothing but their entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Method = Callable[[Tensor, Tensor, float], Tensor]
+TensorMethod = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def linear(a: Tensor, b: Tensor, weight: float) -> Tensor:
@@ -29,6 +29,6 @@ def slerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
     return mixed / angle.sin() * length
 
 
-METHODS: dict[str, Method] = {"linear": linear, "slerp": slerp}
+TENSORWISE: dict[str, TensorMethod] = {"linear": linear, "slerp": slerp}
 ELEMENTWISE = frozenset({"linear"})
 """Methods that look at one entry at a time, so that a tensor can be mixed in slices."""

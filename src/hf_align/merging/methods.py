@@ -1,0 +1,35 @@
+"""Every way to merge two models that share a basis, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.circuits import circuit_mean
+from hf_align.merging.fisher import fisher_mean
+from hf_align.merging.regmean import regression_mean
+from hf_align.merging.samples import Samples
+from hf_align.merging.tensors import TENSORWISE, TensorMethod
+
+FromWeights = Callable[[Aligned], Mix]
+FromSamples = Callable[[Aligned, Samples], Mix]
+
+
+def _by_tensor(method: TensorMethod) -> FromWeights:
+    def merge(models: Aligned) -> Mix:
+        def mix(name: str, weight: float) -> Tensor:
+            return method(models.a[name], models.b[name], weight)
+
+        return mix
+
+    return merge
+
+
+FROM_WEIGHTS: dict[str, FromWeights] = {
+    **{name: _by_tensor(method) for name, method in TENSORWISE.items()},
+    "circuits": circuit_mean,
+}
+FROM_SAMPLES: dict[str, FromSamples] = {"fisher": fisher_mean, "regmean": regression_mean}
+"""Methods that run both models, and so need something to run them on."""

@@ -1,0 +1,50 @@
+"""What two models are run on, where a merge depends on what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_align.generate import own_inputs
+from hf_align.merging.aligned import Aligned, Weights
+from hf_align.network import Batch, Network
+
+MOST = 256
+"""Examples: more change little."""
+_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs for each of two models.
+
+    Attributes:
+        network: of their architecture.
+        a, b: arguments of `forward`, [examples, ...], without labels.
+    """
+
+    network: Network
+    a: Batch
+    b: Batch
+
+    @classmethod
+    def of(cls, models: Aligned, network: Network, data: Batch | None, say: Callable[[str], None]) -> Samples:
+        """Some of the data for both; if there is none what each model writes itself, or noise where none writes."""
+        if data is not None:
+            some = {k: t[:MOST] for k, t in data.items() if k != "labels"}
+            return cls(network, some, some)
+        say(f"no data: each model is run on {MOST} inputs of its own, noise where it does not write")
+        written = [
+            own_inputs(network.config, placed(weights, network), MOST, _LENGTH, seed)
+            for seed, weights in enumerate((models.a, models.b))
+        ]
+        return cls(network, *written)
+
+
+def placed(weights: Weights, network: Network) -> dict[str, Tensor]:
+    """Weights where the network is, float32 where they are floating point."""
+    device = network.device
+    return {n: t.to(device, torch.float32) if t.is_floating_point() else t.to(device) for n, t in weights.items()}
