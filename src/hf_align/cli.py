@@ -79,6 +79,26 @@ class Method(StrEnum):
     fisher = "fisher"
     regmean = "regmean"
     circuits = "circuits"
+    ties = "ties"
+    dare_ties = "dare_ties"
+    dare_linear = "dare_linear"
+    della = "della"
+    della_linear = "della_linear"
+    task_arithmetic = "task_arithmetic"
+    breadcrumbs = "breadcrumbs"
+    breadcrumbs_ties = "breadcrumbs_ties"
+    sce = "sce"
+    model_stock = "model_stock"
+    karcher = "karcher"
+    multislerp = "multislerp"
+    nuslerp = "nuslerp"
+    nearswap = "nearswap"
+    arcee_fusion = "arcee_fusion"
+    ram = "ram"
+    ramplus_tl = "ramplus_tl"
+
+
+_OURS = frozenset((Method.linear, Method.slerp, Method.fisher, Method.regmean, Method.circuits))
 
 
 class Dtype(StrEnum):
@@ -152,9 +172,14 @@ def merge(
         Method,
         typer.Option(
             help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
-            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves."
+            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves; "
+            "all others are mergekit's (pip install hf-align\\[mergekit])."
         ),
     ] = Method.linear,
+    base: Annotated[str | None, typer.Option(help="Model that A and B started from, for ties and the like.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="Of a method of mergekit, as density=0.5; may be given again.")
+    ] = None,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,
     data: Annotated[
         Path | None,
@@ -229,13 +254,26 @@ def merge(
         raise HfAlignError("--dry-run is of two models; what it says of each pair of more holds for the pair")
     if dry_run:
         return _plan(a, b, output, options, as_json)
-    proven = push is not None if certify is None else certify
-    report = _merged([a, b, *(more or ())], output, options, data, proven).as_json()
+    models = [a, b, *(more or ())]
+    if method in _OURS:
+        if base is not None or parameter:
+            raise HfAlignError(f"--base and --parameter are for methods of mergekit, not for --method {method.value}")
+        merged = _merged(models, output, options, data, push is not None if certify is None else certify)
+    else:
+        from hf_align.mergekit.pair import merge_pair, read_parameters
+
+        if more:
+            raise HfAlignError(
+                f"--method {method.value} merges two models here; hf-align mergekit takes a recipe of more"
+            )
+        merged = merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,
+                            say=_say(quiet), command=_typed())  # fmt: skip
+    report = merged.as_json()
     lines = _merge_lines(report)
     if push is not None:
         from hf_align import push as upload
 
-        names = [_base(model) for model in (a, b, *(more or ()))]
+        names = [_base(model) for model in models]
         message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
         name = push or upload.default_name(owner, names)
         pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
