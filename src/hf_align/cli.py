@@ -57,6 +57,9 @@ class Method(StrEnum):
     fisher = "fisher"
     regmean = "regmean"
     circuits = "circuits"
+    transport = "transport"
+    transport_activations = "transport-activations"
+    semi_permutation = "semi-permutation"
 
 
 class Dtype(StrEnum):
@@ -110,7 +113,8 @@ def merge(
         Method,
         typer.Option(
             help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
-            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves."
+            "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves; "
+            "transport (by weights, or activations) and semi-permutation mix B's units first, which is inexact."
         ),
     ] = Method.linear,
     weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="Weight of B.")] = 0.5,

@@ -21,7 +21,7 @@ from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.weights import with_permuted_residual
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
@@ -71,7 +71,7 @@ def merge(
     if certify and options.match != "none":
         certificate = certified(pair.config, say)
         clock.lap("certify")
-    draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
+    draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
@@ -108,7 +108,7 @@ def align(
     pair = _open(a, b, options, say)
     fit, _ = examples(pair, options, data)
     clock.lap("open")
-    draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
+    draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
@@ -169,6 +169,8 @@ def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None,
         fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
     """
     models = Aligned(search_spec(pair.spec, options), *aligned_weights(pair, options, match))
+    if options.method in INEXACT:
+        say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
     if options.method in FROM_WEIGHTS:
         return FROM_WEIGHTS[options.method](models)
     network = Network(pair.config, device_of(options))
@@ -241,6 +243,9 @@ def aligned_weights(
 
 def _open(a: str, b: str, options: Options, say: Say) -> Pair:
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
+    for model in (pair.a, pair.b):
+        if model.widened is not None:
+            say(model.widened)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:
@@ -266,6 +271,7 @@ def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, s
 def _report(output: Path, pair: Pair, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
+    report.notes += [m.widened for m in (pair.a, pair.b) if m.widened is not None]
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
     return report

@@ -75,4 +75,4 @@ def write(
     say(f"writing {len(tensors)} tensors to {claim.folder}")
     with tqdm(total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet) as bar:
         write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
-    write_companions(claim.folder, pair.a.folder, {"tie_word_embeddings": False} if pair.untied else {})
+    write_companions(claim.folder, pair.layout(pair.a).folder, {"tie_word_embeddings": False} if pair.untied else {})
