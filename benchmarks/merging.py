@@ -115,10 +115,12 @@ def main(rows: int = 96, output: Path = TABLE) -> None:
     text = [
         "# Merging beyond the mean",
         "",
-        f"`python benchmarks/merging.py --rows {rows}`: loss (nats) at the midpoint of the models of `examples/models`,",
+        f"`python benchmarks/merging.py --rows {rows}`: loss (nats) at the midpoint of the models of "
+        "`examples/models`,",
         "aligned by their weights with an orthogonal residual. Statistics are of the first half of the held-out",
         f"examples (at most {rows}), losses of as many of the other half. `no data`: inputs that the models write, or",
-        "noise for images. The regression mean keeps 0.9 of what is off the diagonal of its Gram matrices, and transport",
+        "noise for images. The regression mean keeps 0.9 of what is off the diagonal of its Gram matrices, and "
+        "transport",
         "has temperature 0.05, where nothing else is said. The wide Llama's partner is widened first, which leaves its",
         "loss as it is. One pair each: differences of 0.01 mean nothing.",
         "",

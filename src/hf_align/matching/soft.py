@@ -23,7 +23,7 @@ _ROUNDS = 200
 
 def sinkhorn(fit: Tensor, temperature: float) -> Tensor:
     """The doubly stochastic matrix [*, n, n] that maximises ⟨S, fit⟩ and temperature times its entropy (Cuturi,
-    arXiv 1306.0895), by scaling rows and columns in turn; rows sum to one exactly.
+    arXiv 1306.0895), by scaling rows and columns in turn: rows sum to one exactly, columns nearly.
 
     Args:
         fit: [*, n, n] float64.
