@@ -79,6 +79,9 @@ class Method(StrEnum):
     fisher = "fisher"
     regmean = "regmean"
     circuits = "circuits"
+    transport = "transport"
+    transport_activations = "transport-activations"
+    semi_permutation = "semi-permutation"
     ties = "ties"
     dare_ties = "dare_ties"
     dare_linear = "dare_linear"
@@ -98,7 +101,18 @@ class Method(StrEnum):
     ramplus_tl = "ramplus_tl"
 
 
-_OURS = frozenset((Method.linear, Method.slerp, Method.fisher, Method.regmean, Method.circuits))
+_OURS = frozenset(
+    (
+        Method.linear,
+        Method.slerp,
+        Method.fisher,
+        Method.regmean,
+        Method.circuits,
+        Method.transport,
+        Method.transport_activations,
+        Method.semi_permutation,
+    )
+)
 
 
 class Dtype(StrEnum):
@@ -173,6 +187,7 @@ def merge(
         typer.Option(
             help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
             "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves; "
+            "transport (by weights, or activations) and semi-permutation mix B's units first, which is inexact; "
             "all others are mergekit's (pip install hf-align\\[mergekit])."
         ),
     ] = Method.linear,

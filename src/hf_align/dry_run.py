@@ -97,7 +97,7 @@ def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
 
 def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
     spec = pair.spec
-    plan = Draft.build(pair, pair.a, options.dtype, options.max_shard_size).plan
+    plan = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size).plan
     groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())
     largest = max(spec.parameters, key=lambda name: math.prod(spec.shape(name)))
     return DryRun(

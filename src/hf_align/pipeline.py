@@ -24,7 +24,7 @@ from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
@@ -76,7 +76,7 @@ def merge(
     if certify and options.match != "none":
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
-    draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
+    draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
@@ -110,7 +110,7 @@ def align(
     pair = open_models(a, b, options, say)
     fit, _ = examples(pair, options, data)
     clock.lap("open")
-    draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
+    draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
@@ -177,6 +177,8 @@ def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None,
         fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
     """
     models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
+    if options.method in INEXACT:
+        say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
     if options.method in FROM_WEIGHTS:
         return FROM_WEIGHTS[options.method](models)
     network = Network(pair.config, device_of(options))
@@ -268,6 +270,9 @@ def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
         HfAlignError: as `open_pair`; an op without a rule under --strict.
     """
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
+    for model in (pair.a, pair.b):
+        if model.widened is not None:
+            say(model.widened)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:
@@ -304,6 +309,7 @@ def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mi
 def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
+    report.notes += [m.widened for m in (pair.a, pair.b) if m.widened is not None]
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
     if options.baseline and {options.residual, options.heads} & BASELINES:
