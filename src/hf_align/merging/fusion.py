@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hf_align.matching.cross import cross
 from hf_align.matching.features import Site, as_weights, compare, watch
-from hf_align.matching.find import batches
 from hf_align.matching.soft import blends, favourites, likeness, sinkhorn, units
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.samples import Samples, placed
