@@ -17,6 +17,7 @@ from hub_server import Hub
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from hf_align.cli import _OURS, Method
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import merge_here
@@ -110,8 +111,8 @@ def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_pat
 def test_our_loop_reads_a_recipe_as_mergekit_does(recipe: dict[str, Any], tmp_path: Path) -> None:
     config = parse(recipe)
     names = models_of(config)
-    inputs = open_inputs(str(LLAMA / "0"), names, Options(match="none", untie=False))
-    merge_here(config, inputs, tmp_path / "ours", lambda _: None, overwrite=False, quiet=True)
+    inputs = open_inputs(str(LLAMA / "0"), {n: n for n in names}, Options(match="none", untie=False))
+    merge_here(config, inputs, tmp_path / "ours", Options(quiet=True), lambda _: None)
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
 
 
@@ -163,14 +164,11 @@ def test_the_reference_is_a_choice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "each"),
     [
-        ("task_arithmetic", {"weight": 0.5}), ("ties", {"weight": 0.5, "density": 0.5}),
-        ("dare_ties", {"weight": 0.5, "density": 0.5}), ("dare_linear", {"weight": 0.5, "density": 0.5}),
-        ("della", {"weight": 0.5, "density": 0.5}), ("breadcrumbs", {"weight": 0.5}), ("sce", {}),
-        ("model_stock", {}), ("karcher", {}), ("multislerp", {"weight": 0.5}),
-        ("nuslerp", {"weight": 0.5}),
+        ("ties", {"weight": 0.5, "density": 0.5}), ("dare_linear", {"weight": 0.5, "density": 0.5}),
+        ("model_stock", {}), ("karcher", {}),
     ],
 )  # fmt: skip
-def test_every_method_on_aligned_models(
+def test_methods_of_mergekit_on_aligned_models(
     method: str, each: dict[str, float], tmp_path: Path, random_pairs: Callable[..., list[Path]]
 ) -> None:
     base, *others = random_pairs(transformers.LlamaForCausalLM, tiny_llama(num_hidden_layers=2), 3)
@@ -241,6 +239,62 @@ def test_a_recipe_with_models_from_the_hub(hub: Hub, tmp_path: Path, random_pair
     assert_whole(tmp_path / "out", transformers.LlamaForCausalLM)
     assert [i.repository for i in Provenance.load(tmp_path / "out").inputs] == ["org/a", "org/b"]
     assert Provenance.load(tmp_path / "out").inputs[1].commit == commit
+
+
+# hf-align merge --method ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [m for m in Method if m not in _OURS])
+def test_every_method_in_our_own_command(
+    method: Method, tmp_path: Path, random_pairs: Callable[..., list[Path]]
+) -> None:
+    a, b, base = random_pairs(transformers.LlamaForCausalLM, tiny_llama(), 3)
+    needs = [] if method in ("karcher", "nearswap", "arcee_fusion", "multislerp", "nuslerp") else ["--base", base]
+    options = [*needs, *(["--parameter", "t=0.5"] if method == "nearswap" else [])]
+    assert run("merge", a, b, "-o", tmp_path / "out", "--method", method.value, *options) == 0
+    model = assert_whole(tmp_path / "out", transformers.LlamaForCausalLM)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert Provenance.load(tmp_path / "out").strategy["method"] == method.value
+
+
+def test_all_methods_of_mergekit_are_there() -> None:
+    from mergekit.merge_methods import registered_methods
+
+    ours = {method.value for method in Method}
+    assert {m.spec.name for m in registered_methods()} - ours == {"passthrough"}
+
+
+def test_task_arithmetic_on_a_common_base(tmp_path: Path, random_pairs: Callable[..., list[Path]]) -> None:
+    """Without matching it is arithmetic: a + b - base; and its numbers are those of a recipe."""
+    a, b, base = random_pairs(transformers.LlamaForCausalLM, tiny_llama(), 3)
+    common = ("--method", "task_arithmetic", "--base", base, "--match", "none", "--parameter", "lambda=2")
+    assert run("merge", a, b, "-o", tmp_path / "out", *common) == 0
+    merged, (first, second, zero) = weights(tmp_path / "out"), map(weights, (a, b, base))
+    assert_same(merged, {n: first[n] + second[n] - zero[n] for n in merged}, rtol=1e-5, atol=1e-6)
+
+
+def test_random_methods_give_the_same_again(tmp_path: Path, random_pairs: Callable[..., list[Path]]) -> None:
+    a, b, base = random_pairs(transformers.LlamaForCausalLM, tiny_llama(), 3)
+    common = ("--method", "dare_ties", "--base", base, "--parameter", "density=0.5")
+    for name in ("one", "two"):
+        assert run("merge", a, b, "-o", tmp_path / name, *common) == 0
+    assert_same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--method", "ties"), "does not fit its method"),
+        (("--method", "linear", "--base", LLAMA / "2"), "are for methods of mergekit"),
+        (("--method", "karcher", "--parameter", "tol"), "not of the form name=value"),
+    ],
+)
+def test_options_that_do_not_fit_a_method(
+    options: tuple[object, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--quiet", *options) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0] and not (tmp_path / "out").exists()
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,21 +36,23 @@ class Inputs:
 
 
 def open_inputs(
-    reference: str, names: Sequence[str], options: Options, data: Path | None = None, say: Say = lambda _: None
+    reference: str, named: Mapping[str, str], options: Options, data: Path | None = None, say: Say = lambda _: None
 ) -> Inputs:
     """Open all models and find for each the move into the basis of the reference.
 
     Args:
+        reference: one of the names.
+        named: what a recipe calls a model -> folder or Hub reference.
         data: examples for matching that runs the models.
     """
     models: dict[str, Model] = {}
     weights: dict[str, Mapping[str, Tensor]] = {}
     pair = None
-    for name in names:
-        if name == reference and len(names) > 1:
+    for name, model in named.items():
+        if name == reference and len(named) > 1:
             continue
-        say(f"moving {name} into the basis of {reference}" if options.match != "none" else f"opening {name}")
-        pair = open_pair(reference, name, untie=options.untie, specs=options.specs,
+        say(f"moving {model} into the basis of {named[reference]}" if options.match != "none" else f"opening {model}")
+        pair = open_pair(named[reference], model, untie=options.untie, specs=options.specs,
                          trust_remote_code=options.trust_remote_code)  # fmt: skip
         fit, _ = examples(pair, options, data)
         models[reference], models[name] = pair.a, pair.b

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of
+from hf_align.options import Options
 from hf_align.pipeline import Say
 from hf_align.shards import claimed
 from hf_align.writing import Draft, record, write
-
-_SHARD = "5GB"
 
 
 def merge_tensors(
@@ -35,8 +36,12 @@ def merge_tensors(
     return merged
 
 
-def merge_here(config: Any, inputs: Inputs, output: Path, say: Say, *, overwrite: bool, quiet: bool) -> None:
-    """Every tensor of the architecture, by the method and the parameters that the recipe gives it.
+def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say: Say, seed: int = 0) -> None:
+    """Every tensor of the architecture, by the method and the parameters that a recipe gives it.
+
+    Args:
+        seed: of methods that draw random numbers; each tensor starts from it, so that a run that was killed goes on
+            to the same result.
 
     Raises:
         HfAlignError: the recipe does not fit its method, or the output cannot be written.
@@ -52,14 +57,15 @@ def merge_here(config: Any, inputs: Inputs, output: Path, say: Say, *, overwrite
         if before is not None:
             tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
         known = on_disk.get(name, name)
+        torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         return merge_tensors(tensors, config.merge_method, settings.of(known, _depth(name, inputs)), base, known)
 
-    draft = Draft.build(inputs.pair, inputs.pair.a, dtype_of(config, "out_dtype", "dtype"), _SHARD)
+    draft = Draft.build(inputs.pair, inputs.pair.a, options.dtype, options.max_shard_size)
     made_of = {f"{m.ref}/{shard}": d for m in inputs.models.values() for shard, d in m.checkpoint.digests.items()}
-    made_of["the recipe"] = config.model_dump_json()
-    with claimed(output, record(inputs.pair, made_of), overwrite=overwrite) as claim:
+    made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
+    with claimed(output, record(inputs.pair, made_of), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
-        write(claim, draft, produce, say, quiet=quiet)
+        write(claim, draft, produce, say, quiet=options.quiet)
 
 
 def _require_bound(config: Any, settings: _Settings, inputs: Inputs) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from hf_align.card import document
@@ -51,13 +51,15 @@ def run_recipe(
     recipe, align = read_recipe(path)
     config = parse(recipe)
     _require_free(output, overwrite)
-    dtype_of(config, "out_dtype", "dtype")
+    dtype_of(config, "out_dtype", "dtype")  # one that is none is said before models are opened
     names = models_of(config)
     options = _options(align, trust_remote_code, quiet)
     reference = _reference(names, config, align)
+    named = {name: name for name in names}
+    data = align.data if align else None
     inputs = None
     if align is not None and len(names) > 1:
-        inputs = open_inputs(reference, names, options, align.data if align else None, say)
+        inputs = open_inputs(reference, named, options, data, say)
     stage = output / _STAGE
     shutil.rmtree(stage, ignore_errors=True)
     try:
@@ -68,10 +70,9 @@ def run_recipe(
         else:
             shutil.rmtree(stage, ignore_errors=True)
             say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
-            inputs = inputs or open_inputs(reference, names, options, align.data if align else None, say)
-            if seed is not None:
-                torch.manual_seed(seed)
-            merge_here(config, inputs, output, say, overwrite=overwrite, quiet=quiet)
+            inputs = inputs or open_inputs(reference, named, options, data, say)
+            here = replace(options, overwrite=overwrite, dtype=dtype_of(config, "out_dtype", "dtype"))
+            merge_here(config, inputs, output, here, say, seed or 0)
             how = "merged by the methods of mergekit, tensor by tensor"
     finally:
         shutil.rmtree(stage, ignore_errors=True)
