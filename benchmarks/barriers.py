@@ -66,12 +66,16 @@ class Strategy:
     families: tuple[str, ...] = ("gpt2", "llama", "vit")
 
 
-SHORT, LONG = Schedule(steps=150), Schedule(steps=400)
+SHORT, LONG = Schedule(steps=150), Schedule(steps=400, rows=32)
 STRATEGIES = {
     "naive": Strategy(None),
     **{
         f"activation, {residual} residual, {heads} heads": Strategy(
-            Search("activation", residual=residual), residual=residual, heads=heads, training=True
+            Search("activation", residual=residual),
+            residual=residual,
+            heads=heads,
+            training=True,
+            families=("gpt2", "vit") if heads == "ignore-heads" else ("gpt2", "llama", "vit"),
         )
         for residual in ("identity", "first", "last", "all", "separate", "orthogonal")
         for heads in ("two-stage", *(("monotonic", "ignore-heads") if residual in ("all", "orthogonal") else ()))
@@ -83,8 +87,8 @@ STRATEGIES = {
     ),
     "learned, 150 steps, data": Strategy(Search("learned", SHORT), training=True, seeds=(0, 1)),
     "learned, 150 steps, no data": Strategy(Search("learned", SHORT), seeds=(0, 1), families=("gpt2", "llama")),
-    "learned, 400 steps, data": Strategy(Search("learned", LONG), training=True, families=("vit",)),
-    "learned, 400 steps, no data": Strategy(Search("learned", LONG), families=("gpt2", "llama")),
+    "learned, 400 steps of 32, data": Strategy(Search("learned", LONG), training=True, families=("vit",)),
+    "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), families=("gpt2", "llama")),
 }
 REFERENCE = {
     ("gpt2", "weight, orthogonal residual"): 0.47, ("llama", "weight, orthogonal residual"): 1.08,
@@ -165,8 +169,7 @@ def _seeded(search: Search, seed: int) -> Search:
 
 
 def _training(family: str, pair: Pair) -> Batch:
-    data = load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
-    return data if "labels" in data else {**data, "labels": data["input_ids"]}
+    return load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
 
 
 def three_models(family: str, points: dict[str, Search | None]) -> Iterator[tuple[str, float]]:

@@ -20,14 +20,14 @@ from hf_align.generate import own_inputs
 from hf_align.matching.activations import agreement, match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, as_weights, compare, watch
-from hf_align.matching.find import Search, batches, find
+from hf_align.matching.find import Search, find
 from hf_align.matching.latent import Arranging, Stretching, Turning
 from hf_align.matching.learned import MIXING, State, learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network
+from hf_align.network import Network, batches
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.bounds import Scalars
@@ -254,6 +254,8 @@ def test_strategies_lower_the_barrier(strategy: str, tmp_path: Path, capsys: pyt
                  "--match", strategy, "--steps", "40", "--points", "3", "--json", "--quiet"]  # fmt: skip
     assert run(*arguments) == 0
     found = json.loads(capsys.readouterr().out)
+    reads = found["features"]["vit.layers.1.mlp.fc2.weight"]
+    assert reads["aligned"] > reads["naive"] + 0.05
     assert found["aligned"]["barrier"] < 2 < 2.5 < found["naive"]["barrier"]
 
 

@@ -145,6 +145,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 def merge(
     a: Model,
     b: Model,
+    more: Annotated[list[str] | None, typer.Argument(help="More models: all are merged by their mean.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
     method: Annotated[
@@ -224,15 +225,19 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
+    if dry_run and more:
+        raise HfAlignError("--dry-run is of two models; what it says of each pair of more holds for the pair")
     if dry_run:
         return _plan(a, b, output, options, as_json)
-    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
+    proven = push is not None if certify is None else certify
+    report = _merged([a, b, *(more or ())], output, options, data, proven).as_json()
     lines = _merge_lines(report)
     if push is not None:
         from hf_align import push as upload
 
-        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
-        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        names = [_base(model) for model in (a, b, *(more or ()))]
+        message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
+        name = push or upload.default_name(owner, names)
         pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
         report["pushed"] = asdict(pushed)
         lines.append(f"uploaded to {pushed.url}")
@@ -492,7 +497,12 @@ def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None
         raise typer.Exit(2)
 
 
-def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if len(models) > 2:
+        from hf_align import several
+
+        return several.merge(models, output, options, data, _say(options.quiet), certify=certify, command=_typed())
+    a, b = models
     if options.match == "none" and data is None:
         # As the pipeline does it, without waiting for modelling code to be loaded.
         from hf_align import plain
@@ -529,7 +539,16 @@ def _table(comparison: dict[str, Any]) -> list[str]:
         path = comparison[name]
         middle = path["losses"][len(path["losses"]) // 2]
         rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
-    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows]
+    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
+
+
+def _features(comparison: dict[str, Any]) -> list[str]:
+    """The mean over all weights of how what they read correlates."""
+    found = comparison["features"].values()
+    if not found:
+        return []
+    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
+    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
 
 
 def _version(show: bool) -> None:

@@ -17,6 +17,7 @@ from hf_align.card import document
 from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
 from hf_align.matching.find import Search, find, site_order
@@ -35,6 +36,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
+_FEATURE_ROWS = 64
+"""Examples on which features are compared."""
 
 
 def merge(
@@ -67,7 +70,7 @@ def merge(
             return report
     clock = _Clock()
     certificate = None
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
@@ -104,7 +107,7 @@ def align(
 ) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
@@ -126,7 +129,7 @@ def align(
 
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     assert held_out is not None
     return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
@@ -159,7 +162,10 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
-        return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+        aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
+    rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
+    before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
+    return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
 
 
 def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
@@ -253,7 +259,12 @@ def aligned_weights(
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
-def _open(a: str, b: str, options: Options, say: Say) -> Pair:
+def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
+    """Two models, and what must be said of their architecture before anything is done.
+
+    Raises:
+        HfAlignError: as `open_pair`; an op without a rule under --strict.
+    """
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
