@@ -30,6 +30,7 @@ bench: .venv/installed  ## every table under benchmarks/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/size.py
 	$(BIN)/python benchmarks/coverage.py
+	$(BIN)/python benchmarks/engine.py
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.
 .venv/installed: pyproject.toml constraints.txt

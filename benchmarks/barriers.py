@@ -71,7 +71,11 @@ STRATEGIES = {
     "naive": Strategy(None),
     **{
         f"activation, {residual} residual, {heads} heads": Strategy(
-            Search("activation", residual=residual), residual=residual, heads=heads, training=True
+            Search("activation", residual=residual),
+            residual=residual,
+            heads=heads,
+            training=True,
+            families=("gpt2", "vit") if heads == "ignore-heads" else ("gpt2", "llama", "vit"),
         )
         for residual in ("identity", "first", "last", "all", "separate", "orthogonal")
         for heads in ("two-stage", *(("monotonic", "ignore-heads") if residual in ("all", "orthogonal") else ()))

@@ -271,6 +271,12 @@ def _uncounted(row: Row, counted: int) -> bool:
     return row.sound and row.nullity is None and row.parameters <= counted and not row.reason
 
 
+def _better(before: Row | None, row: Row) -> Row:
+    """The later row, unless it only ran out of time where an earlier one got farther."""
+    stages = [(r.nullity is not None, r.error is not None, r.traced) for r in (before, row) if r is not None]
+    return before if before is not None and row.reason.startswith("not done") and stages[0] > stages[1] else row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="model types or classes; all if none is given")
@@ -289,7 +295,9 @@ def main() -> None:
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     done: dict[str, Row] = {}
     if chosen.results.exists():
-        done = {r["name"]: Row(**r) for r in map(json.loads, chosen.results.read_text().splitlines())}
+        for line in chosen.results.read_text().splitlines():
+            found = Row(**json.loads(line))
+            done[found.name] = _better(done.get(found.name), found)
     todo = [
         r for r in rows if chosen.again or chosen.only or r.name not in done or _uncounted(done[r.name], chosen.counted)
     ]
@@ -297,7 +305,7 @@ def main() -> None:
     for row in sweep(
         [] if chosen.only_report else todo, chosen.workers, chosen.limit, int(chosen.memory * 2**30), chosen.counted
     ):
-        done[row.name] = row
+        done[row.name] = _better(done.get(row.name), row)
         with chosen.results.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
         print(

@@ -59,6 +59,9 @@ def test_it_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "llama: compatible" in printed and "memory" in printed and "RotaryCommutant" in printed
     assert max(map(len, printed.splitlines())) <= 80
+    assert "and both models" not in printed
+    assert run("merge", *PAIR, "--dry-run", "--match", "learned") == 0
+    assert "and both models" in capsys.readouterr().out
 
 
 def test_of_the_hub_only_headers_are_read(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -10,32 +11,36 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DATA, MODELS, run
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align import pipeline
 from hf_align.errors import HfAlignError
-from hf_align.evaluate import Evaluator
+from hf_align.evaluate import Evaluator, load_data
 from hf_align.generate import own_inputs
 from hf_align.matching.activations import agreement, match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, as_weights, compare, watch
-from hf_align.matching.find import Search, batches, find
+from hf_align.matching.find import Search, find
 from hf_align.matching.latent import Arranging, Stretching, Turning
 from hf_align.matching.learned import MIXING, State, learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network
+from hf_align.network import Network, batches
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.spec import Factor
+from hf_align.trace import read_config
 
 FAMILIES = ("llama", "gpt2", "vit")
+PROCESSOR = {"image_processor_type": "ViTImageProcessor", "do_resize": False, "do_rescale": True,
+             "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5], "image_std": [0.5]}  # fmt: skip
 CPU = torch.device("cpu")
 
 
@@ -254,6 +259,8 @@ def test_strategies_lower_the_barrier(strategy: str, tmp_path: Path, capsys: pyt
                  "--match", strategy, "--steps", "40", "--points", "3", "--json", "--quiet"]  # fmt: skip
     assert run(*arguments) == 0
     found = json.loads(capsys.readouterr().out)
+    reads = found["features"]["vit.layers.1.mlp.fc2.weight"]
+    assert reads["aligned"] > reads["naive"] + 0.05
     assert found["aligned"]["barrier"] < 2 < 2.5 < found["naive"]["barrier"]
 
 
@@ -323,3 +330,23 @@ def test_only_the_spaces_that_are_asked_for_move(pairs: dict[str, Pair]) -> None
     assert changed == {f"transformer.h.1.mlp.{n}" for n in ("c_fc.weight", "c_fc.bias", "c_proj.weight")}
     with pytest.raises(HfAlignError, match="no space is called nothing"):
         pipeline.find_match(pair, pipeline.Options(spaces=("nothing",)))
+
+
+def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    model, images = tmp_path / "model", tmp_path / "images"
+    shutil.copytree(MODELS / "vit" / "0", model)
+    (model / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    images.mkdir()
+    pixels = inputs("vit", 3)["pixel_values"]
+    for i, image in enumerate(pixels):
+        Image.fromarray(((image[0] + 1) * 127.5).round().to(torch.uint8).numpy()).save(images / f"{i}.png")
+    found = load_data(images, model, read_config(model))
+    torch.testing.assert_close(found["pixel_values"], pixels, atol=0.01, rtol=0)
+    first = pairs["vit"].a
+    unlabelled = replace(pairs["vit"], a=replace(first, source=replace(first.source, folder=model)))
+    assert pipeline.examples(unlabelled, pipeline.Options(match="learned"), images)[1] is None
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(HfAlignError, match="holds no images"):
+        load_data(tmp_path / "empty", model, read_config(model))
+    with pytest.raises(HfAlignError, match="image processor"):
+        load_data(images, MODELS / "vit" / "0", read_config(model))

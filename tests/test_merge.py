@@ -81,6 +81,30 @@ def test_a_saved_alignment_is_used_again(tmp_path: Path, capsys: pytest.CaptureF
     assert "another architecture" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("stored", "asked"), [("bfloat16", None), ("float16", "float32"), ("float32", "float16"), ("float64", "bfloat16")]
+)
+def test_dtypes_in_and_out(stored: str, asked: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is stored is rounded once: arithmetic knows neither dtype."""
+    for n in "01":
+        shutil.copytree(LLAMA / n, tmp_path / n)
+        rounded = {k: t.to(getattr(torch, stored)) for k, t in load_file(LLAMA / n / "model.safetensors").items()}
+        save_file(rounded, tmp_path / n / "model.safetensors", {"format": "pt"})
+        wide = {k: t.float() for k, t in rounded.items()}
+        shutil.copytree(LLAMA / n, tmp_path / f"wide{n}")
+        save_file(wide, tmp_path / f"wide{n}" / "model.safetensors", {"format": "pt"})
+    more = ["--dtype", asked] if asked else []
+    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--quiet", *more) == 0
+    assert run("merge", tmp_path / "wide0", tmp_path / "wide1", "-o", tmp_path / "exact", "--quiet") == 0
+    found, exact = (load_file(tmp_path / n / "model.safetensors") for n in ("out", "exact"))
+    for name, tensor in exact.items():
+        assert found[name].dtype == getattr(torch, asked or stored)
+        if stored == "float64":  # its arithmetic stays wide
+            torch.testing.assert_close(found[name], tensor.to(found[name].dtype), rtol=2**-7, atol=1e-5)
+        else:
+            assert torch.equal(found[name], tensor.to(found[name].dtype)), name
+
+
 def test_bert_with_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (0, 1):
         torch.manual_seed(seed)

@@ -15,15 +15,18 @@ from torch import Tensor
 
 from hf_align import pipeline
 from hf_align.evaluate import Evaluator
+from hf_align.matching.soft import favourites, likeness, sinkhorn
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import best_split, circuits
 from hf_align.merging.fisher import information
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.fusion import semi_permuted, transport, transport_of_activations
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import OFF_DIAGONAL, grams, regress, regression_mean
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.network import Network
 from hf_align.options import Options
+from hf_align.symmetry.action import act
 from hf_align.symmetry.overrides import symmetries
 
 FAMILIES = ("llama", "gpt2", "vit")
@@ -65,7 +68,7 @@ def cases() -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if "transport" not in m])
 def test_copies_of_one_model_merge_to_it(method: str, family: str, cases: dict[str, Case]) -> None:
     case = cases[family]
     mix = case.merger(method, Aligned(case.pair.spec, case.models.a, case.models.a))
@@ -74,7 +77,7 @@ def test_copies_of_one_model_merge_to_it(method: str, family: str, cases: dict[s
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in INEXACT])
 def test_the_ends_are_the_models(method: str, family: str, cases: dict[str, Case]) -> None:
     case = cases[family]
     mix = case.merger(method)
@@ -199,7 +202,7 @@ def test_the_command_line_merges_by_every_method(
     arguments = ["merge", *models, "--method", method, "-o", tmp_path / "out", "--json"]
     assert run(*arguments, "--data", tmp_path / "data.jsonl") == 0
     report = json.loads(capsys.readouterr().out)
-    assert any(f"{method} merges to a loss of" in note for note in report["notes"])
+    assert any(note.startswith(method) and "the plain mean" in note for note in report["notes"])
     written = load_file(tmp_path / "out" / "model.safetensors")
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     again = [*arguments[:-3], "-o", tmp_path / "again", "--data", tmp_path / "data.jsonl"]
@@ -231,7 +234,7 @@ def lower(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.bfloat16() for n, t in tensors.items()}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "semi-permutation"])  # rounding tips its choices
 def test_low_precision_stays(method: str, cases: dict[str, Case]) -> None:
     case = cases["llama"]
     models = Aligned(case.pair.spec, lower(dict(case.models.a)), lower(dict(case.models.b)))
@@ -240,3 +243,69 @@ def test_low_precision_stays(method: str, cases: dict[str, Case]) -> None:
         found = mix(name, 0.5)
         assert found.dtype == torch.bfloat16
         assert (found.double() - whole(name, 0.5).double()).norm() <= 0.05 * whole(name, 0.5).double().norm()
+
+
+# Inexact maps ------------------------------------------------------------------------------------------------------
+
+
+def test_transport_is_doubly_stochastic_and_sharpens_into_an_assignment() -> None:
+    fit = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for temperature in (0.1, 1.0):
+        soft = sinkhorn(fit, temperature)
+        torch.testing.assert_close(soft.sum(-1), torch.ones(3, 8).double())
+        torch.testing.assert_close(soft.sum(-2), torch.ones(3, 8).double(), atol=1e-2, rtol=0)
+        assert float(soft.min()) > 0 or temperature < 1
+    assert float(sinkhorn(fit, 1.0).max()) < 0.9
+    order = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(i)) for i in range(3)])
+    planted = torch.eye(8, dtype=torch.float64)[order]
+    torch.testing.assert_close(sinkhorn(planted, 0.02), planted)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_cold_transport_of_copies_leaves_them_and_warm_transport_does_not(family: str, cases: dict[str, Case]) -> None:
+    case = cases[family]
+    models = Aligned(case.pair.spec, case.models.a, case.models.a)
+    loss = case.evaluator.loss(case.models.a)
+    assert case.loss(transport(models, 0.002), 1.0) == pytest.approx(loss, abs=1e-2)
+    assert case.loss(transport_of_activations(models, case.samples, 0.002), 1.0) == pytest.approx(loss, abs=2e-2)
+    assert case.loss(transport(models, 1.0), 1.0) > loss + 0.5
+
+
+def test_a_semi_permutation_in_which_nobody_is_left_out_is_exact(cases: dict[str, Case]) -> None:
+    """A permuted copy: every unit is found, and the copy's function is kept at weight one."""
+    case = cases["gpt2"]
+    spec = case.pair.spec
+    hidden = [n for n, s in spec.spaces.items() if n in likeness(spec, case.models.a, case.models.a)]
+    rng = torch.Generator().manual_seed(0)
+    elements = {n: spec.spaces[n].group.random((), rng) for n in hidden}  # type: ignore[union-attr]
+    shuffled = {n: act(t, n, spec, elements) for n, t in case.models.a.items()}
+    mix = semi_permuted(Aligned(spec, case.models.a, shuffled), case.samples)
+    for name, tensor in case.models.a.items():
+        torch.testing.assert_close(mix(name, 1.0), tensor)
+
+
+def test_what_reads_a_unit_is_shared_by_all_that_take_it(cases: dict[str, Case]) -> None:
+    """With A's units doubled, two of them take one of B: each is read with half of its weight."""
+    case = cases["gpt2"]
+    spec, b = case.pair.spec, case.models.b
+    name = next(n for n in likeness(spec, b, b))
+    uses = list(spec.uses(name))
+    double = torch.arange(spec.spaces[name].size)
+    double[1] = 0
+    a = {n: t if n not in uses else t.index_select(t.shape.index(len(double)), double) for n, t in b.items()}
+    counts = favourites(likeness(spec, a, b)[name]).sum(0)
+    assert counts[0] == 2 and counts[1] == 0
+    mix = semi_permuted(Aligned(spec, a, b), case.samples)
+    halves = 0
+    for n in uses:
+        axis = b[n].shape.index(len(double))
+        found, own = (t.select(axis, 0) for t in (mix(n, 1.0), b[n]))
+        halves += bool(torch.allclose(found, own / 2))
+        assert torch.allclose(found, own / 2) or torch.allclose(found, own)
+    assert halves == 1
+
+
+def test_inexact_methods_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = MODELS / "llama" / "0", MODELS / "llama" / "1"
+    assert run("merge", *models, "--method", "transport", "-o", tmp_path / "out") == 0
+    assert "no symmetries" in capsys.readouterr().err

@@ -341,6 +341,8 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "mixing over patches": lambda: small("patchtsmixer", "PatchTSMixerModel"),
     "activation with learned slopes": lambda: small("apertus", "ApertusForCausalLM"),
     "patches merged behind a norm": lambda: small("convnext", "ConvNextForImageClassification"),
+    "frames of several patches": lambda: small("vivit", "VivitModel"),
+    "norm between two streams": lambda: small("clip", "CLIPForImageClassification"),
 }  # fmt: skip
 
 
@@ -1116,6 +1118,8 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "mixing over patches",
         "activation with learned slopes",
         "patches merged behind a norm",
+        "frames of several patches",
+        "norm between two streams",
     ],
 )
 @pytest.mark.slow

@@ -79,6 +79,9 @@ class Method(StrEnum):
     fisher = "fisher"
     regmean = "regmean"
     circuits = "circuits"
+    transport = "transport"
+    transport_activations = "transport-activations"
+    semi_permutation = "semi-permutation"
     ties = "ties"
     dare_ties = "dare_ties"
     dare_linear = "dare_linear"
@@ -98,7 +101,18 @@ class Method(StrEnum):
     ramplus_tl = "ramplus_tl"
 
 
-_OURS = frozenset((Method.linear, Method.slerp, Method.fisher, Method.regmean, Method.circuits))
+_OURS = frozenset(
+    (
+        Method.linear,
+        Method.slerp,
+        Method.fisher,
+        Method.regmean,
+        Method.circuits,
+        Method.transport,
+        Method.transport_activations,
+        Method.semi_permutation,
+    )
+)
 
 
 class Dtype(StrEnum):
@@ -165,6 +179,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 def merge(
     a: Model,
     b: Model,
+    more: Annotated[list[str] | None, typer.Argument(help="More models: all are merged by their mean.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
     method: Annotated[
@@ -172,6 +187,7 @@ def merge(
         typer.Option(
             help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
             "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves; "
+            "transport (by weights, or activations) and semi-permutation mix B's units first, which is inexact; "
             "all others are mergekit's (pip install hf-align\\[mergekit])."
         ),
     ] = Method.linear,
@@ -224,12 +240,10 @@ def merge(
 
     Example: hf-align merge org/a org/b --data held_out.txt --push
     """
-    from hf_align import push as upload
-
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
         raise HfAlignError("--private, --create-pr and --commit-message need --push")
-    owner = upload.user() if push is not None else ""
+    owner = _uploader() if push is not None else ""
     options = Options(
         match=match.value,
         residual=residual.value,
@@ -251,22 +265,32 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
+    if dry_run and more:
+        raise HfAlignError("--dry-run is of two models; what it says of each pair of more holds for the pair")
     if dry_run:
         return _plan(a, b, output, options, as_json)
+    models = [a, b, *(more or ())]
     if method in _OURS:
         if base is not None or parameter:
             raise HfAlignError(f"--base and --parameter are for methods of mergekit, not for --method {method.value}")
-        merged = _merged(a, b, output, options, data, push is not None if certify is None else certify)
+        merged = _merged(models, output, options, data, push is not None if certify is None else certify)
     else:
         from hf_align.mergekit.pair import merge_pair, read_parameters
 
+        if more:
+            raise HfAlignError(
+                f"--method {method.value} merges two models here; hf-align mergekit takes a recipe of more"
+            )
         merged = merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,
                             say=_say(quiet), command=_typed())  # fmt: skip
     report = merged.as_json()
     lines = _merge_lines(report)
     if push is not None:
-        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
-        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        from hf_align import push as upload
+
+        names = [_base(model) for model in models]
+        message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
+        name = push or upload.default_name(owner, names)
         pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
         report["pushed"] = asdict(pushed)
         lines.append(f"uploaded to {pushed.url}")
@@ -486,6 +510,13 @@ def _config_of(model: str) -> str:
     return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
 
 
+def _uploader() -> str:
+    """Who is logged in: asked before anything is computed."""
+    from hf_align import push as upload
+
+    return upload.user()
+
+
 def _typed() -> str:
     """The command as it was typed, without local paths."""
     return shlex.join(["hf-align", *(_without_path(argument) for argument in sys.argv[1:])])
@@ -519,7 +550,12 @@ def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None
         raise typer.Exit(2)
 
 
-def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if len(models) > 2:
+        from hf_align import several
+
+        return several.merge(models, output, options, data, _say(options.quiet), certify=certify, command=_typed())
+    a, b = models
     if options.match == "none" and data is None:
         # As the pipeline does it, without waiting for modelling code to be loaded.
         from hf_align import plain
@@ -556,7 +592,16 @@ def _table(comparison: dict[str, Any]) -> list[str]:
         path = comparison[name]
         middle = path["losses"][len(path["losses"]) // 2]
         rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
-    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows]
+    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
+
+
+def _features(comparison: dict[str, Any]) -> list[str]:
+    """The mean over all weights of how what they read correlates."""
+    found = comparison["features"].values()
+    if not found:
+        return []
+    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
+    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
 
 
 def _version(show: bool) -> None:

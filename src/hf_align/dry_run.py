@@ -16,7 +16,7 @@ from hf_align import plain
 from hf_align.checkpoint import Checkpoint
 from hf_align.errors import HfAlignError
 from hf_align.matching.kept import KEPT
-from hf_align.merging.tensors import ELEMENTWISE
+from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.shards import ShardPlan
@@ -44,6 +44,7 @@ class DryRun:
         bytes_to_read: of weights, once; matching reads tensors that do not fit into `KEPT` again in each sweep.
         bytes_to_fetch: of those, what the Hub's cache does not have yet.
         peak_bytes: the most memory taken beside the program itself (about 0.3 GiB, with modelling code 0.5 GiB).
+        holds_models: whether matching runs the models, which takes both of them in float32 as well, and activations.
         largest: the tensor that this depends on.
         disk_needed, disk_free: bytes for the output, and on its disk.
     """
@@ -61,6 +62,7 @@ class DryRun:
     bytes_to_fetch: int = 0
     bytes_to_write: int = 0
     peak_bytes: int = 0
+    holds_models: bool = False
     largest: str | None = None
     disk_needed: int = 0
     disk_free: int = 0
@@ -72,7 +74,8 @@ class DryRun:
 def dry_run(a: str, b: str, output: Path, options: Options) -> DryRun:
     """Plan a merge; what would refuse it is its `reason`."""
     try:
-        same = plain.Same.open(a, b) if options.match == "none" else None
+        plainly = options.match == "none" and options.method in TENSORWISE
+        same = plain.Same.open(a, b) if plainly else None
         if same is not None:
             return _plain(same, output, options)
         pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
@@ -94,7 +97,7 @@ def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
 
 def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
     spec = pair.spec
-    plan = Draft.build(pair, pair.a, options.dtype, options.max_shard_size).plan
+    plan = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size).plan
     groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())
     largest = max(spec.parameters, key=lambda name: math.prod(spec.shape(name)))
     return DryRun(
@@ -105,6 +108,7 @@ def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
         dimensions=spec.dimensions(),
         pinned_by_unknown_ops=dict(spec.unknown_ops),
         peak_bytes=aligned_peak(spec),
+        holds_models=options.match in ("activation", "learned"),
         largest=largest,
         **_traffic(pair.a.checkpoint, pair.b.checkpoint, plan, output),
     )
@@ -168,10 +172,14 @@ def lines(found: DryRun) -> list[str]:
         ),
         f"read      {_size(found.bytes_to_read)}, of which {_size(found.bytes_to_fetch)} from the Hub",
         f"write     {_size(found.bytes_to_write)}: {found.tensors} tensors in {len(found.shards)} files",
-        f"memory    {_size(found.peak_bytes)} at most beside the program; largest is",
+        f"memory    {_size(found.peak_bytes)} at most beside the program{_and_models(found)}; largest is",
         f"          {found.largest}",
         f"disk      {_size(found.disk_needed)} needed, {_size(found.disk_free)} free",
     ]
+
+
+def _and_models(found: DryRun) -> str:
+    return " and both models" if found.holds_models else ""
 
 
 def _wrapped(line: str) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,15 @@ class Path1D:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The two paths between A and B: as they are, and aligned."""
+    """The two paths between A and B: as they are, and aligned.
+
+    Attributes:
+        features: by the weight that reads them, the mean correlation of A's features with B's, as they are and aligned.
+    """
 
     naive: Path1D
     aligned: Path1D
+    features: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def helps(self) -> bool:
@@ -64,6 +70,7 @@ class Comparison:
             "naive": self.naive.as_json(),
             "aligned": self.aligned.as_json(),
             "helps": self.helps,
+            "features": {name: {"naive": x, "aligned": y} for name, (x, y) in self.features.items()},
         }
 
 
@@ -76,15 +83,17 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
     """Held-out examples as arguments of `forward`, [examples, ...].
 
     Args:
-        path: safetensors with tensors named after the arguments, a text file, or JSON lines (a "text" field, or one
-            field for each argument).
-        tokenizer_from: the folder whose tokenizer reads text.
+        path: safetensors with tensors named after the arguments, a text file, JSON lines (a "text" field, or one field
+            for each argument), or a folder of images.
+        tokenizer_from: the folder whose tokenizer reads text, or whose image processor reads images.
 
     Raises:
         HfAlignError: the file is missing, empty, or needs a tokenizer that is not there.
     """
+    if path.is_dir():
+        return _images(path, tokenizer_from)
     if not path.is_file():
-        raise HfAlignError(f"{path}: no such file; --data takes .safetensors, .jsonl or text")
+        raise HfAlignError(f"{path}: no such file; --data takes .safetensors, .jsonl, text, or a folder of images")
     if path.suffix == ".safetensors":
         try:
             tensors = load_file(path)
@@ -98,6 +107,20 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
             return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
         text = "\n".join(row["text"] for row in rows)
     return {"input_ids": _tokenise(text, tokenizer_from, config, path)}
+
+
+def _images(folder: Path, model: Path | None) -> Batch:
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in _IMAGES)
+    if not files:
+        raise HfAlignError(f"{folder} holds no images ({', '.join(_IMAGES)})")
+    try:
+        from PIL import Image
+
+        processor = AutoImageProcessor.from_pretrained(model)
+        pixels: Tensor = processor([Image.open(f) for f in files], return_tensors="pt")["pixel_values"]
+    except (ImportError, OSError, ValueError) as error:
+        raise HfAlignError(f"{folder} cannot be read by the image processor of {model}: {error}") from error
+    return {"pixel_values": pixels}
 
 
 def _tokenise(text: str, folder: Path | None, config: PretrainedConfig, path: Path) -> Tensor:
@@ -146,7 +169,7 @@ class Evaluator:
         device = self.network.device
         placed = {n: t.to(device) for n, t in weights.items()}
         total = count = 0.0
-        for batch in _batches(self.data):
+        for batch in batches(self.data, _BATCH):
             size = len(next(iter(batch.values())))
             total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
             count += size
@@ -164,9 +187,3 @@ def with_labels(data: Batch) -> Batch:
     if "input_ids" not in data:
         raise HfAlignError(f"the data has {', '.join(data)} but no labels to compute a loss from")
     return {**data, "labels": data["input_ids"]}
-
-
-def _batches(data: Batch) -> Iterator[Batch]:
-    size = len(next(iter(data.values())))
-    for start in range(0, size, _BATCH):
-        yield {k: t[start : start + _BATCH] for k, t in data.items()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.checkpoint import Checkpoint
@@ -17,7 +18,9 @@ from hf_align.hub import Source, resolve
 from hf_align.naming import NamedWeights, Names, match_names
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.widening import is_wider
 from hf_align.trace import build_without_weights, inventory, read_config
+from hf_align.widths import Architecture, described, widen
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,16 @@ class Model:
     Attributes:
         source: where it came from.
         names: its tensors on disk against those of the architecture.
+        weights: by name in memory, in the sizes of the architecture of the pair.
+        widened: what grew, in words, where the checkpoint is of a smaller size.
     """
 
     source: Source
     config: PretrainedConfig
     checkpoint: Checkpoint
     names: Names
-    weights: NamedWeights
+    weights: Mapping[str, Tensor]
+    widened: str | None = None
 
     @property
     def ref(self) -> str:
@@ -51,7 +57,7 @@ class Pair:
     """Two models of one architecture, with what can be done to it.
 
     Attributes:
-        config: of the aligned models; heads are untied in it where that enlarges the group.
+        config: of the aligned models, the wider one's; heads are untied in it where that enlarges the group.
         untied: whether they were.
     """
 
@@ -60,6 +66,12 @@ class Pair:
     config: PretrainedConfig
     spec: SymmetrySpec
     untied: bool
+
+    def layout(self, preferred: Model) -> Model:
+        """The model whose files a result is written like: the preferred one, or the other if that was widened."""
+        if preferred.widened is None:
+            return preferred
+        return self.b if preferred is self.a else self.a
 
     def drop_when_read(self) -> None:
         """From now on, take shards from the Hub off the disk as soon as they have been read."""
@@ -75,7 +87,7 @@ def open_pair(
     specs: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Open two models and derive the symmetries of their architecture.
+    """Open two models and derive the symmetries of their architecture; the narrower one is widened.
 
     Args:
         a, b: folders or Hub references.
@@ -83,7 +95,7 @@ def open_pair(
         specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
-        IncompatibleModels: different architectures, sizes or vocabularies.
+        IncompatibleModels: different architectures or vocabularies, or sizes that cannot be brought together.
         CheckpointError: weights that are missing, damaged or not finite.
     """
     sources = [resolve(a), resolve(b)]
@@ -91,18 +103,34 @@ def open_pair(
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
     require_same_vocabulary((a, b), folders)
-    config, spec, untied = choose_heads(configs, untie, specs)
-    aliases = inventory(build_without_weights(configs[0])).ties if untied else {}
-    models = [_open(source, own, config, spec, aliases) for source, own in zip(sources, configs, strict=True)]
-    _require_same_shapes(models, spec)
-    return Pair(models[0], models[1], config, spec, untied)
+    config, spec, untied = choose_heads(configs[0], untie, specs)
+    first = Architecture(config, spec)
+    if _shapes(configs[0]) == _shapes(configs[1]):
+        second = first
+    else:
+        second = Architecture(*choose_heads(configs[1], untied, specs)[:2])
+    models = [_open(s, own, a, untied) for s, own, a in zip(sources, configs, (first, second), strict=True)]
+    if second is first:
+        return Pair(models[0], models[1], config, spec, untied)
+    if is_wider(spec, second.spec):
+        return Pair(models[0], _widened(models[1], second, first), config, spec, untied)
+    return Pair(_widened(models[0], first, second), models[1], second.config, second.spec, untied)
+
+
+def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(p.shape) for n, p in build_without_weights(config).named_parameters()}
+
+
+def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
+    weights, change = widen(model.weights, own, wide)
+    what = f"{model.ref} is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
+    return replace(model, weights=weights, widened=what)
 
 
 def choose_heads(
-    configs: list[PretrainedConfig], untie: bool | None, specs: Path | None = None
+    config: PretrainedConfig, untie: bool | None, specs: Path | None = None
 ) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
     """The config to align in: with heads untied if that is asked for, or enlarges the group."""
-    config = configs[0]
     spec = symmetries(config, specs)
     tied = bool(spec.ties) and getattr(config, "tie_word_embeddings", False)
     if not tied or untie is False:
@@ -115,20 +143,17 @@ def choose_heads(
     return config, spec, False
 
 
-def _open(
-    source: Source,
-    own: PretrainedConfig,
-    config: PretrainedConfig,
-    spec: SymmetrySpec,
-    aliases: Mapping[str, str],
-) -> Model:
+def _open(source: Source, own: PretrainedConfig, architecture: Architecture, untied: bool) -> Model:
     ref, checkpoint = source.reference, Checkpoint.open(source.folder, source.shards)
-    names = match_names(build_without_weights(config), checkpoint, spec.ties, aliases)
+    aliases = inventory(build_without_weights(own)).ties if untied else {}
+    names = match_names(build_without_weights(architecture.config), checkpoint, architecture.spec.ties, aliases)
     if names.missing:
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
     _require_tied(ref, checkpoint, names)
-    return Model(source, own, checkpoint, names, NamedWeights(checkpoint, names))
+    weights = NamedWeights(checkpoint, names)
+    _require_shapes(ref, weights, architecture.spec)
+    return Model(source, own, checkpoint, names, weights)
 
 
 def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
@@ -148,13 +173,10 @@ def _require_same_architecture(refs: tuple[str, str], configs: list[PretrainedCo
         raise IncompatibleModels(f"{refs[0]} is a {described[0]} but {refs[1]} is a {described[1]}; they do not merge")
 
 
-def _require_same_shapes(models: list[Model], spec: SymmetrySpec) -> None:
+def _require_shapes(ref: str, weights: NamedWeights, spec: SymmetrySpec) -> None:
     for name in spec.parameters:
-        shapes = [m.weights.stored(name).shape for m in models]
-        expected = spec.shape(name)
-        for model, shape in zip(models, shapes, strict=True):
-            if tuple(shape) != expected:
-                raise IncompatibleModels(
-                    f"{name} is {list(shape)} in {model.ref} but {list(expected)} in {models[0].ref}'s architecture; "
-                    "models of different sizes do not merge"
-                )
+        shape, expected = weights.stored(name).shape, spec.shape(name)
+        if tuple(shape) != expected:
+            raise IncompatibleModels(
+                f"{name} is {list(shape)} in {ref}, but of different sizes, {list(expected)}, by its config.json"
+            )

@@ -17,13 +17,14 @@ from hf_align.card import document
 from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
@@ -35,6 +36,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
+_FEATURE_ROWS = 64
+"""Examples on which features are compared."""
 
 
 def merge(
@@ -67,13 +70,13 @@ def merge(
             return report
     clock = _Clock()
     certificate = None
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
-    draft = Draft.build(pair, pair.a, options.dtype, options.max_shard_size)
+    draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
@@ -104,10 +107,10 @@ def align(
 ) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, _ = examples(pair, options, data)
     clock.lap("open")
-    draft = Draft.build(pair, pair.b, options.dtype, options.max_shard_size)
+    draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
@@ -126,7 +129,7 @@ def align(
 
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     assert held_out is not None
     return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
@@ -145,6 +148,8 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
     running += [f"--method {options.method}"] if options.method in FROM_SAMPLES else []
     if not running:
         return None, everything
+    if not everything.keys() & {"labels", "input_ids"}:  # nothing to report on
+        return everything, None
     half = len(next(iter(everything.values()))) // 2
     if not half:
         raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
@@ -159,7 +164,10 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
-        return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+        aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
+    rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
+    before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
+    return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
 
 
 def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
@@ -169,6 +177,8 @@ def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None,
         fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
     """
     models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
+    if options.method in INEXACT:
+        say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
     if options.method in FROM_WEIGHTS:
         return FROM_WEIGHTS[options.method](models)
     network = Network(pair.config, device_of(options))
@@ -253,8 +263,16 @@ def aligned_weights(
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
-def _open(a: str, b: str, options: Options, say: Say) -> Pair:
+def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
+    """Two models, and what must be said of their architecture before anything is done.
+
+    Raises:
+        HfAlignError: as `open_pair`; an op without a rule under --strict.
+    """
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
+    for model in (pair.a, pair.b):
+        if model.widened is not None:
+            say(model.widened)
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:
@@ -291,6 +309,7 @@ def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mi
 def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
+    report.notes += [m.widened for m in (pair.a, pair.b) if m.widened is not None]
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
     if options.baseline and {options.residual, options.heads} & BASELINES:

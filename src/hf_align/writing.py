@@ -78,4 +78,5 @@ def write(
     ) as bar:
         write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
     if claim.processes.leads:
-        write_companions(claim.folder, pair.a.folder, {"tie_word_embeddings": False} if pair.untied else {})
+        untied = {"tie_word_embeddings": False} if pair.untied else {}
+        write_companions(claim.folder, pair.layout(pair.a).folder, untied)

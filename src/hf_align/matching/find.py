@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,14 +21,13 @@ from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.elements import Element
 from hf_align.trace import trace
 
 Say = Callable[[str], None]
-_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,6 @@ def own(network: Network, search: Search, sources: tuple[dict[str, Tensor], ...]
 def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], ...]:
     """All models' weights in float32 where the network is."""
     return tuple({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
-
-
-def batches(data: Batch, rows: int = _ROWS) -> Iterator[Batch]:
-    """Data in order, `rows` at a time."""
-    for start in range(0, len(next(iter(data.values()))), rows):
-        yield {name: tensor[start : start + rows] for name, tensor in data.items()}
 
 
 def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:

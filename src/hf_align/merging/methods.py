@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import circuit_mean
 from hf_align.merging.fisher import fisher_mean
+from hf_align.merging.fusion import semi_permuted, transport, transport_of_activations
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import TENSORWISE, TensorMethod
@@ -30,6 +31,14 @@ def _by_tensor(method: TensorMethod) -> FromWeights:
 FROM_WEIGHTS: dict[str, FromWeights] = {
     **{name: _by_tensor(method) for name, method in TENSORWISE.items()},
     "circuits": circuit_mean,
+    "transport": transport,
 }
-FROM_SAMPLES: dict[str, FromSamples] = {"fisher": fisher_mean, "regmean": regression_mean}
+FROM_SAMPLES: dict[str, FromSamples] = {
+    "fisher": fisher_mean,
+    "regmean": regression_mean,
+    "transport-activations": transport_of_activations,
+    "semi-permutation": semi_permuted,
+}
 """Methods that run both models, and so need something to run them on."""
+INEXACT = frozenset({"transport", "transport-activations", "semi-permutation"})
+"""Methods that mix the units of B by maps that are no symmetries: what they make of B alone is not B."""

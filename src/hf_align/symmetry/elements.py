@@ -105,7 +105,7 @@ class Monomial(Element):
 
     def factors(self, power: Power) -> Tensor:
         """What multiplies each entry, [*index, n]."""
-        return (self.scale ** torch.tensor(power)[:, None]).prod(-2)
+        return (self.scale ** torch.tensor(power, device=self.scale.device)[:, None]).prod(-2)
 
     def as_matrix(self, power: Power = PRIMAL) -> Tensor:
         eye = torch.eye(self.order.shape[-1], dtype=torch.float64)

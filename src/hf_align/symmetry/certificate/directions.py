@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from hf_align.symmetry.action import act
 from hf_align.symmetry.certificate.degrees import degrees
+from hf_align.symmetry.certificate.linked import linked_rotations
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.symmetry.certificate.shears import shears
 from hf_align.symmetry.certificate.translations import translations
@@ -54,6 +55,7 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
             yield from _row_directions(gauge, weights)
     yield from translations(program, weights)
     yield from shears(program, weights)
+    yield from linked_rotations(program, weights)
     yield from degrees(program, weights)
 
 

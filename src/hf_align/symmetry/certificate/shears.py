@@ -22,17 +22,11 @@ _READ, _WRITE = "read", "write"
 
 def shears(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The shears at these weights, each as changes of some parameters."""
-    streams = _Streams(program)
-    for node in program.graph.nodes:
-        if node.op == "call_function" and node not in program.constants:
-            streams.see(node)
-    for result in program.interface:
-        streams.see_all(result)
-    yield from streams.directions(weights)
+    yield from Streams.of(program).directions(weights)
 
 
 @dataclass
-class _Streams:
+class Streams:
     """Values, and weights as what reads or writes them, by stream (union-find).
 
     Attributes:
@@ -47,6 +41,17 @@ class _Streams:
     seen: set[Hashable] = field(default_factory=set)
     gains: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
     readings: dict[fx.Node, LinearReading] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program) -> Streams:
+        """Those of a program."""
+        streams = cls(program)
+        for node in program.graph.nodes:
+            if node.op == "call_function" and node not in program.constants:
+                streams.see(node)
+        for result in program.interface:
+            streams.see_all(result)
+        return streams
 
     def top(self, member: Hashable) -> Hashable:
         while member in self.parent:
@@ -75,6 +80,11 @@ class _Streams:
             self.join(node, *operands)
         elif name in LINEAR | {"mean"} and len(operands) == 1 and keeps_last(node):
             self.join(node, operands[0])
+        elif name in ("cat", "concat") and node.args[1:] and node.args[1] not in (-1, node.meta["val"].dim() - 1):
+            self.join(node, *(a for a in operands if a not in self.program.constants))
+            self.seen.update(a for a in operands if a in self.program.constants)
+        elif (patches := _patches(node)) is not None and patches.args[1] in self.program.parameters:
+            self.join(node, *(a for a in patches.args[1:3] if isinstance(a, fx.Node)))
         elif name == "layer_norm":
             gain, bias = operand(node, 2), operand(node, 3)
             self.gains[node] = gain
@@ -82,20 +92,26 @@ class _Streams:
             self.seen.update([gain] if gain is not None else [])
         elif name == "embedding":
             self.join(node, operands[0])
+        elif any(_patches(behind) is node for user in node.users for behind in user.users):
+            self.see_all(node, operands[0])
         else:
             self.see_all(node, *operands)
 
     def directions(self, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """One for each stream that a norm writes and that nothing else sees."""
-        shared = (w for w in {r.weight for r in self.readings.values()} if not self._is_only_read(w))
-        seen = {self.top(m) for m in (*self.seen, *(role for w in shared for role, _, _ in self._roles(w)))}
+        seen = self.seen_tops()
         streams: dict[Hashable, list[fx.Node]] = {}
         for node in self.gains:
             streams.setdefault(self.top(node), []).append(node)
         for stream, norms in streams.items():
             inverse = [self._inverse_gain(n, weights) for n in norms]
             if stream not in seen and all(torch.allclose(h, inverse[0]) for h in inverse):
-                yield self._changes(stream, inverse[0], weights)
+                yield self.changes(stream, torch.outer(torch.ones_like(inverse[0]), inverse[0]), weights)
+
+    def seen_tops(self) -> set[Hashable]:
+        """The streams that something sees, or that share a weight in ways that must agree."""
+        shared = (w for w in {r.weight for r in self.readings.values()} if not self._is_only_read(w))
+        return {self.top(m) for m in (*self.seen, *(role for w in shared for role, _, _ in self._roles(w)))}
 
     def _inverse_gain(self, norm: fx.Node, weights: Mapping[str, Tensor]) -> Tensor:
         gain = self.gains[norm]
@@ -109,22 +125,34 @@ class _Streams:
 
     def _roles(self, weight: fx.Node) -> list[tuple[Hashable, int, int]]:
         """(member, axis along the stream, 1 where it writes and -1 where it reads)."""
-        possible = ((weight, -1, 1), ((_READ, weight, True), 1, -1), ((_READ, weight, False), 0, -1),
+        own = 0 if any(op_name(u).startswith("conv") for u in weight.users) else -1
+        possible = ((weight, own, 1), ((_READ, weight, True), 1, -1), ((_READ, weight, False), 0, -1),
                     ((_WRITE, weight, True), 0, 1), ((_WRITE, weight, False), 1, 1))  # fmt: skip
         return [role for role in possible if role[0] in self.members]
 
-    def _changes(self, stream: Hashable, h: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is written moves by 1 hᵀ, what reads by its negative."""
+    def changes(self, stream: Hashable, matrix: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where every x of a stream becomes x + t A x, what is written moves by A, and what reads by its negative."""
         changes: dict[str, Tensor] = {}
-        ones = torch.ones_like(h)
         for node, name in self.program.parameters.items():
             weight = weights[name]
             for member, axis, sign in self._roles(node):
                 if self.top(member) == stream:
                     along = weight.movedim(axis, -1)
-                    moved = (along @ h)[..., None] * ones if sign > 0 else -(along @ ones)[..., None] * h
+                    moved = along @ matrix.T if sign > 0 else -along @ matrix
                     changes[name] = changes.get(name, torch.zeros_like(weight)) + moved.movedim(-1, axis)
         return changes
+
+
+def _patches(node: fx.Node) -> fx.Node | None:
+    """The convolution whose channels an op brings to the last axis, all places behind one another."""
+    source = operand(node, 0)
+    if op_name(node) not in ("transpose", "permute") or source is None or op_name(source) not in ("flatten", "view"):
+        return None
+    before = source.all_input_nodes[0]
+    brought = node.args[1:3] in ((1, 2), (-2, -1), (-1, -2)) or node.args[1:2] == ([0, 2, 1],)
+    channels_stay = source.meta["val"].dim() == 3 and source.meta["val"].shape[:2] == before.meta["val"].shape[:2]
+    plain = op_name(before) in ("conv1d", "conv2d", "conv3d") and len(before.users) == len(source.users) == 1
+    return before if brought and channels_stay and plain and before.args[6:] in ((), (1,)) else None
 
 
 def _as_wide(operand_: fx.Node, node: fx.Node) -> bool:

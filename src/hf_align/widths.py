@@ -1,0 +1,70 @@
+"""Two models of one architecture in different sizes: the narrower one is widened, and what it computes is compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from transformers import PretrainedConfig
+
+from hf_align.errors import IncompatibleModels
+from hf_align.network import Network, predictions
+from hf_align.symmetry.certificate.random_copy import random_inputs
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.widening import STRETCHES, WidenedWeights, grown
+from hf_align.trace import trace
+
+_ROUNDING = 1e-4
+"""The largest change of an output, of the largest output, that float32 explains."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A config and its symmetries."""
+
+    config: PretrainedConfig
+    spec: SymmetrySpec
+
+
+def widen(raw: Mapping[str, Tensor], narrow: Architecture, wide: Architecture) -> tuple[WidenedWeights, float]:
+    """A narrow model's weights in the sizes of a wide one, and the largest relative change of its outputs.
+
+    Both sizes are run once on the same few random inputs, so their weights must fit into memory.
+
+    Args:
+        raw: weights by name in memory.
+
+    Raises:
+        IncompatibleModels: a space has no room to grow, or the outputs change by more than rounding.
+    """
+    widened = [WidenedWeights(raw, narrow.spec, wide.spec, stretch) for stretch in STRETCHES]
+    inputs = random_inputs(trace(narrow.config), Generator().manual_seed(0))
+    inputs = {n: t.float() if t.is_floating_point() else t for n, t in inputs.items()}
+    before = _outputs(raw, narrow, inputs)
+    changes = []
+    for weights in widened:
+        after = _outputs(weights, wide, inputs)
+        if after.shape != before.shape:
+            raise IncompatibleModels("the outputs of these models differ in size, so they do not merge")
+        changes.append(float((after - before).abs().max() / before.abs().max()))
+        if changes[-1] < _ROUNDING:
+            return weights, changes[-1]
+    raise IncompatibleModels(
+        f"widening the narrower model changes its outputs by {min(changes):.1e}: its architecture computes with sizes "
+        f"that differ here ({described(narrow.spec, wide.spec)})"
+    )
+
+
+def described(narrow: SymmetrySpec, wide: SymmetrySpec) -> str:
+    """What grows from which size to which, in words."""
+    sizes = Counter((name.rsplit(".", 1)[-1], *both) for name, both in grown(narrow, wide).items())
+    return ", ".join(f"{f'{count} × ' if count > 1 else ''}{name} {n} to {w}" for (name, n, w), count in sizes.items())
+
+
+@torch.no_grad()
+def _outputs(weights: Mapping[str, Tensor], architecture: Architecture, inputs: dict[str, Tensor]) -> Tensor:
+    network = Network(architecture.config)
+    return predictions(network({n: weights[n] for n in architecture.spec.parameters}, inputs))
