@@ -1,0 +1,74 @@
+"""Every example runs as it stands, and the command is one of `hf` where it is installed as an extension."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+EXAMPLES = sorted(p.name for p in (ROOT / "examples").iterdir() if p.suffix in (".sh", ".py"))
+SAYS = {
+    "two_models.sh": r"alignment lowers the barrier from 1\.79\d to 0\.4\d\d",
+    "python_api.py": r"alignment lowers the barrier from 2\.\d+ to 1\.\d+",
+    "new_architecture.py": r"distance of the weights \S+ -> \d\.?\d*e-\d\d",
+    "data_free.sh": r"is written",
+    "mergekit_recipe.sh": r"merged by mergekit",
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """With `hf-align` and `python` on the path."""
+    bin_folder = tmp_path_factory.mktemp("bin")
+    command = bin_folder / "hf-align"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hf_align "$@"\n')
+    command.chmod(0o755)
+    return {**os.environ, "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def test_the_table_has_them_all() -> None:
+    table = (ROOT / "examples" / "README.md").read_text()
+    assert sorted(re.findall(r"^\| `(.+?)` \|", table, re.M)) == EXAMPLES == sorted(SAYS)
+
+
+SLOW = {"two_models.sh", "data_free.sh"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXAMPLES])
+def test_an_example_runs(name: str, environment: dict[str, str], tmp_path: Path) -> None:
+    if name.startswith("mergekit"):
+        pytest.importorskip("mergekit")
+    runner = "sh" if name.endswith(".sh") else sys.executable
+    done = subprocess.run([runner, f"examples/{name}", tmp_path / "out"], cwd=ROOT, env=environment, check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    assert re.search(SAYS[name], done.stdout), done.stdout
+    assert list((tmp_path / "out").rglob("model.safetensors"))
+
+
+def test_hf_finds_the_command(environment: dict[str, str], tmp_path: Path) -> None:
+    """`hf extensions install` leaves a manifest that names the console script; `hf align` runs it."""
+    folder = tmp_path / ".local" / "share" / "hf" / "extensions" / "hf-align"
+    folder.mkdir(parents=True)
+    script = environment["PATH"].split(":")[0] + "/hf-align"
+    manifest = {"owner": "o", "repo": "hf-align", "repo_id": "o/hf-align", "short_name": "align", "type": "python",
+                "executable_path": script, "installed_at": "2026-01-01T00:00:00+00:00"}  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    env = {**environment, "HOME": str(tmp_path), "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+    hf = Path(sys.executable).parent / "hf"
+    if not hf.exists():
+        pytest.skip("no hf command beside this interpreter")
+    shown = subprocess.run([hf, "align", "--version"], env=env, check=True, capture_output=True, text=True).stdout
+    assert shown.startswith("hf-align ")
+
+
+def test_the_project_is_an_extension() -> None:
+    """What `hf extensions install` asks of a repository: its console script, and no script of that name in it."""
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r'^hf-align = "hf_align.cli:main"$', project, re.M)
+    assert not (ROOT / "hf-align").exists()
