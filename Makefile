@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= out
+# One thread each: on a few cores, processes side by side do more than threads that wait for each other.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test test-slow lint golden bench clean
 
@@ -10,10 +12,10 @@ demo: .venv/installed  ## align and merge two trained models, with the barrier b
 		--data examples/data/eval_lm_kjv.safetensors --overwrite
 
 test: .venv/installed  ## the tests, a few minutes
-	$(BIN)/python -m pytest
+	$(TEST)
 
 test-slow: .venv/installed  ## all tests
-	$(BIN)/python -m pytest -m ""
+	$(TEST) -m ""
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -24,7 +26,8 @@ golden: .venv/installed  ## what the tests compare derived specs with, and the s
 	$(BIN)/python tests/golden/regenerate.py
 
 bench: .venv/installed  ## every table under benchmarks/
-	$(BIN)/python benchmarks/barriers.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/barriers.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/size.py
 	$(BIN)/python benchmarks/coverage.py
 
@@ -32,7 +35,7 @@ bench: .venv/installed  ## every table under benchmarks/
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots,mergekit]'
 	touch $@
 
 clean:

@@ -65,6 +65,7 @@ class Row:
     error: float | None = None
     found: int | None = None
     nullity: int | None = None
+    leak: float = 0.0
     missing: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     reason: str = ""
@@ -75,7 +76,7 @@ class Row:
 
     @property
     def complete(self) -> bool:
-        return self.nullity is not None and self.found == self.nullity
+        return self.nullity is not None and self.found == self.nullity and self.leak < 1e-6
 
 
 def classes() -> dict[str, str]:
@@ -148,7 +149,7 @@ def _analyse(row: Row, config: PretrainedConfig, program: Program, counted: int)
     if row.parameters <= counted and row.sound:
         certificate = certify(config)
         row.error = max(row.error, certificate.max_error)
-        row.found, row.nullity = certificate.found, certificate.nullity
+        row.found, row.nullity, row.leak = certificate.found, certificate.nullity, certificate.leak
         row.missing = dict(list(certificate.missing.items())[:6])
 
 
@@ -259,6 +260,8 @@ def _line(row: Row) -> str:
         return f"{row.model_type}: error {row.error:.0e} {row.reason}"
     if row.nullity is None:
         return f"{row.model_type}: {row.parameters} parameters {row.reason}"
+    if row.leak >= 1e-6:
+        return f"{row.model_type}: {row.found} of {row.nullity}; a generated direction has an effect of {row.leak:.0e}"
     where = ", ".join(f"{n} {m:g}" for n, m in list(row.missing.items())[:3])
     return f"{row.model_type}: {row.found} of {row.nullity}; missing in {where}"
 

@@ -166,3 +166,25 @@ def test_the_lie_algebra_is_projected_on_orthogonally(group: g.Group) -> None:
     flat = basis.reshape(len(basis), x.numel())
     expected = (torch.linalg.pinv(flat) @ flat @ x.flatten()).view(shape)
     torch.testing.assert_close(group.algebra(x), expected.to(x))
+
+
+@pytest.mark.parametrize("spectrum", ["even", "wide", "singular", "zero"])
+def test_large_polar_factors(spectrum: str) -> None:
+    """Newton's iteration finds what the decomposition finds, for any spectrum, and leaves to it what is singular."""
+    n, rng = 520, torch.Generator().manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=torch.float64))[0] for _ in range(2))
+    values = {"even": torch.linspace(1, 2, n), "wide": torch.logspace(0, -9, n), "singular": torch.linspace(0, 1, n),
+              "zero": torch.zeros(n)}[spectrum].double()  # fmt: skip
+    m = (u * values) @ v.T
+    found = g.polar(m)
+    assert float((found.T @ found - torch.eye(n)).abs().max()) < 1e-13
+    assert abs(float((found * m).sum() - values.sum())) < 1e-9 * float(values.sum()) + 1e-12
+    if spectrum in ("even", "wide"):
+        assert float((found - u @ v.T).abs().max()) < (1e-12 if spectrum == "even" else 1e-5)
+
+
+def test_newton_takes_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.linalg, "svd", None)
+    m = torch.randn(512, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    symmetric = g.polar(m).T @ m
+    assert torch.allclose(symmetric, symmetric.T)

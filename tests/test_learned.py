@@ -20,14 +20,14 @@ from hf_align.generate import own_inputs
 from hf_align.matching.activations import agreement, match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, as_weights, compare, watch
-from hf_align.matching.find import Search, batches, find
-from hf_align.matching.latent import Assigning, Stretching, Turning
+from hf_align.matching.find import Search, find
+from hf_align.matching.latent import Arranging, Stretching, Turning
 from hf_align.matching.learned import MIXING, State, learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network
+from hf_align.network import Network, batches
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.bounds import Scalars
@@ -62,7 +62,7 @@ def test_a_turning_element_moves_along_its_gradient_and_stays_in_its_group(group
     rng = torch.Generator().manual_seed(0)
     start, goal = group.random((2,), rng), torch.randn(2, 5, 5, generator=rng)
     latent = Turning(group, start, CPU)
-    optimiser = torch.optim.SGD([latent.parameter], lr=0.02)
+    optimiser = torch.optim.SGD(latent.steps, lr=0.02)
     values = []
     for _ in range(50):
         value = (latent.element().as_matrix() - goal).square().sum()
@@ -86,7 +86,7 @@ def test_a_stretching_element_scales_what_may_scale() -> None:
     latent = Stretching(group, group.random((), torch.Generator().manual_seed(1)), CPU)  # type: ignore[arg-type]
     before = latent.settled(group)
     with torch.no_grad():
-        latent.parameter += 0.5
+        latent.steps[0].add_(0.5)
     latent.retract()
     after = latent.settled(group)
     torch.testing.assert_close(after.scale[0], before.scale[0] * torch.tensor(0.5).exp().double(), rtol=1e-6, atol=0)
@@ -96,14 +96,15 @@ def test_a_stretching_element_scales_what_may_scale() -> None:
 def test_a_latent_permutation_goes_where_its_gradient_points() -> None:
     group = g.Permutation(6)
     goal = torch.eye(6)[torch.tensor([1, 0, 2, 4, 5, 3])]
-    latent = Assigning(group, group.identity(()), CPU)
-    optimiser = torch.optim.Adam([latent.parameter], lr=0.01)
+    latent = Arranging(group, group.identity(()), CPU)
+    optimiser = torch.optim.Adam(latent.choices, lr=0.01)
     points = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
     for _ in range(100):
         moved = latent.element().act(points.T, PRIMAL).T
         optimiser.zero_grad()
         (moved - goal @ points).square().sum().backward()
         optimiser.step()
+        latent.retract()
     torch.testing.assert_close(latent.settled(group).as_matrix(), goal.double())
 
 
@@ -253,6 +254,8 @@ def test_strategies_lower_the_barrier(strategy: str, tmp_path: Path, capsys: pyt
                  "--match", strategy, "--steps", "40", "--points", "3", "--json", "--quiet"]  # fmt: skip
     assert run(*arguments) == 0
     found = json.loads(capsys.readouterr().out)
+    reads = found["features"]["vit.layers.1.mlp.fc2.weight"]
+    assert reads["aligned"] > reads["naive"] + 0.05
     assert found["aligned"]["barrier"] < 2 < 2.5 < found["naive"]["barrier"]
 
 
@@ -271,3 +274,54 @@ def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
     (found,), steps = find(models, Network(pair.config), search, None, said.append)
     assert steps == 2 and set(found) == {s for s in pair.spec.spaces if pair.spec.spaces[s].group is not None}
     assert any("no data" in line for line in said)
+
+
+@pytest.mark.parametrize("residual", ["identity", "first", "last", "all"])
+@pytest.mark.parametrize("heads", ["two-stage", "monotonic"])
+def test_the_paper_s_choices_leave_the_function_alone(residual: str, heads: str, pairs: dict[str, Pair]) -> None:
+    pair, batch = pairs["gpt2"], {"input_ids": inputs("gpt2", 16)["input_ids"]}
+    options = pipeline.Options(match="activation", residual=residual, heads=heads)
+    match = pipeline.find_match(pair, options, batch)
+    assert match is not None
+    moved = dict(pipeline.aligned_weights(pair, options, match)[1])
+    evaluator = Evaluator(pair.config, batch)
+    raw = {n: pair.b.weights[n] for n in pair.spec.parameters}
+    assert evaluator.loss(moved) == pytest.approx(evaluator.loss(raw), abs=1e-4)
+    stays = torch.allclose(moved["transformer.wte.weight"], raw["transformer.wte.weight"], atol=0.5)
+    assert stays is (residual == "identity")
+    order = (
+        match.b["transformer.h.0.attn.heads"].tensors()["order"] if "transformer.h.0.attn.heads" in match.b else None
+    )
+    assert (order is None) is (heads == "monotonic")
+
+
+@pytest.mark.parametrize(("residual", "heads"), [("separate", "two-stage"), ("all", "ignore-heads")])
+def test_baselines_change_the_function_and_say_so(residual: str, heads: str, pairs: dict[str, Pair]) -> None:
+    pair, batch = pairs["gpt2"], {"input_ids": inputs("gpt2", 16)["input_ids"]}
+    options = pipeline.Options(match="activation", residual=residual, heads=heads)
+    with pytest.raises(HfAlignError, match="--baseline"):
+        pipeline.find_match(pair, options, batch)
+    options = replace(options, baseline=True)
+    match = pipeline.find_match(pair, options, batch)
+    assert match is not None
+    evaluator = Evaluator(pair.config, batch)
+    losses = [evaluator.loss({n: w[n] for n in pair.spec.parameters})
+              for w in (pair.b.weights, pipeline.aligned_weights(pair, options, match)[1])]  # fmt: skip
+    assert losses[1] > losses[0] + 0.3
+
+
+def test_choosing_among_features_needs_features(pairs: dict[str, Pair]) -> None:
+    with pytest.raises(HfAlignError, match="needs --match activation"):
+        pipeline.find_match(pairs["gpt2"], pipeline.Options(residual="first"))
+
+
+def test_only_the_spaces_that_are_asked_for_move(pairs: dict[str, Pair]) -> None:
+    pair = pairs["gpt2"]
+    match = pipeline.find_match(pair, pipeline.Options(spaces=("*.h.1.mlp.*",)))
+    assert match is not None
+    moved = pipeline.aligned_weights(pair, pipeline.Options(spaces=("*.h.1.mlp.*",)), match)[1]
+    still = pipeline.aligned_weights(pair, pipeline.Options(), replace(match, b={}))[1]
+    changed = {n for n in pair.spec.parameters if not torch.equal(moved[n], still[n])}
+    assert changed == {f"transformer.h.1.mlp.{n}" for n in ("c_fc.weight", "c_fc.bias", "c_proj.weight")}
+    with pytest.raises(HfAlignError, match="no space is called nothing"):
+        pipeline.find_match(pair, pipeline.Options(spaces=("nothing",)))

@@ -12,7 +12,7 @@ from conftest import DATA, MODELS, matched
 from hf_align import pipeline
 from hf_align.execute import execute
 from hf_align.matching import balanced
-from hf_align.matching.weights import with_permuted_residual
+from hf_align.matching.choices import with_residual
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance
@@ -54,7 +54,7 @@ def difference(pair: Pair, one: Weights, other: Weights, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("residual", ["orthogonal", "permutation"])
 def test_a_planted_symmetry_is_recovered(family: str, seed: int, residual: str, pairs: dict[str, Pair]) -> None:
     spec = pairs[family].spec
-    spec = with_permuted_residual(spec) if residual == "permutation" else spec
+    spec = with_residual(spec, residual)
     a, _ = in_float64(pairs[family], spec)
     match = matched(spec, a, moved(spec, a, seed))
     assert match.before is not None and match.after is not None
@@ -150,7 +150,7 @@ def test_no_gain_is_said(tmp_path: Path) -> None:
 
 def test_lowering_the_residual_leaves_the_rest(pairs: dict[str, Pair]) -> None:
     spec = pairs["gpt2"].spec
-    lowered = with_permuted_residual(spec)
+    lowered = with_residual(spec, "permutation")
     changed = [n for n in spec.spaces if spec.spaces[n] != lowered.spaces[n]]
     assert len(changed) == 1
     assert replace(lowered, spaces=spec.spaces) == spec

@@ -17,6 +17,7 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from hf_align.reduce import reduced
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights, with_eps
@@ -62,6 +63,15 @@ def decoder(config: str, architecture: str, **changes: object) -> PretrainedConf
 
 def gpt2(**changes: object) -> PretrainedConfig:
     return tiny_gpt2(**{"vocab_size": VOCABULARY, **changes})
+
+
+def small(model_type: str, architecture: str) -> PretrainedConfig:
+    """The smallest copy of a default config."""
+    config = hf.CONFIG_MAPPING[model_type]()
+    config.architectures = [architecture]
+    found = reduced(config)
+    assert found is not None
+    return found
 
 
 def llama(**changes: object) -> PretrainedConfig:
@@ -319,6 +329,18 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
         **DECODER, lru_width=8, block_types=["recurrent"], architectures=["RecurrentGemmaForCausalLM"]),
     "lfm3": lambda: hf.Lfm3Config(**DECODER, layer_types=["conv"], conv_L_cache=2, architectures=["Lfm3ForCausalLM"]),
     "lora": lambda: AdaptedConfig(**{**llama().to_dict(), "architectures": ["AdaptedLlama"]}),
+    "scores of lengths after complex rotary": lambda: small("llama4_text", "Llama4ForCausalLM"),
+    "positions for another grid": lambda: small("glm_image_vision", "GlmImageVisionModel"),
+    "relative table behind a mask": lambda: small("cpmant", "CpmAntForCausalLM"),
+    "positions that begin at one": lambda: small("muse_glimmer_vision", "MuseGlimmerVisionModel"),
+    "patches left out": lambda: small("vit_mae", "ViTMAEModel"),
+    "rotary beside a class token": lambda: small("dinov3_vit", "DINOv3ViTModel"),
+    "transposed convolution behind a norm": lambda: small(
+        "nemotron3_5_transcribe_word_timestamp", "Nemotron3_5TranscribeWordTimestampModel"
+    ),
+    "mixing over patches": lambda: small("patchtsmixer", "PatchTSMixerModel"),
+    "activation with learned slopes": lambda: small("apertus", "ApertusForCausalLM"),
+    "patches merged behind a norm": lambda: small("convnext", "ConvNextForImageClassification"),
 }  # fmt: skip
 
 
@@ -1028,7 +1050,6 @@ def test_mamba_scales_its_states() -> None:
     assert states[0].group == ScaledPermutation(3)  # B against C
 
 
-@pytest.mark.xfail(strict=True, raises=Incomplete, reason="one number in C and D together against the output")
 def test_mamba_is_complete() -> None:
     complete("mamba")
 
@@ -1077,3 +1098,26 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
     certificate = measured("lora")
     absorbed = 2 * (6 + 8) - 2**2  # the base could take over what the adapter does: not while it is frozen
     assert certificate.nullity - certificate.found == absorbed
+
+
+# What only a whole architecture has.
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "scores of lengths after complex rotary",
+        "positions for another grid",
+        "relative table behind a mask",
+        "positions that begin at one",
+        "patches left out",
+        "rotary beside a class token",
+        "transposed convolution behind a norm",
+        "mixing over patches",
+        "activation with learned slopes",
+        "patches merged behind a norm",
+    ],
+)
+@pytest.mark.slow
+def test_small_copies_are_complete(case: str) -> None:
+    complete(case)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA, MODELS
-from safetensors.torch import load_file
+from conftest import DATA, MODELS, run
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.evaluate import Evaluator
@@ -88,3 +90,34 @@ def test_three_models_meet_below_naive_averaging(pair: Pair, three: Balanced) ->
     search = Search("learned", Schedule(steps=15, rows=12), own=64, length=32)
     learned, _ = find(three, Network(pair.config), search, None)
     assert evaluator.loss({n: t.float() for n, t in merged(three, [{}, *learned]).items()}) < losses[1] - 0.05
+
+
+def test_three_models_are_merged_from_the_command_line(
+    pair: Pair, three: Balanced, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:32]
+    save_file({"input_ids": ids.contiguous()}, tmp_path / "data.safetensors")
+    models = [MODELS / "llama" / str(i) for i in range(3)]
+    arguments = ["merge", *models, "-o", tmp_path / "out", "--data", tmp_path / "data.safetensors", "--json"]
+    assert run(*arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert any("aligned, the mean of 3 models has loss" in note for note in report["notes"])
+    found, _ = find(three, Network(pair.config), Search("weight"), None)
+    expected = merged(three, [{}, *found])
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    for name, weight in expected.items():
+        torch.testing.assert_close(written[name], weight.float(), atol=1e-5, rtol=1e-4)
+    assert len(list((tmp_path / "out" / "hf-align").glob("alignment-*.safetensors"))) == 2
+    assert "llama" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [(("--weight", "0.3"), "equal shares"), (("--method", "slerp"), "merges two models")]
+)
+def test_options_for_two_models_are_refused_for_three(
+    option: tuple[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [MODELS / "llama" / str(i) for i in range(3)]
+    assert run("merge", *models, "-o", tmp_path / "out", *option) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -68,6 +68,7 @@ def write_card(folder: Path, made: Provenance) -> None:
         title=" + ".join(i.name.rpartition("/")[2] for i in made.inputs),
         inputs=[{**i.model_dump(), "link": _link(i)} for i in made.inputs],
         licence_warning=warning,
+        is_aligned=made.strategy.get("match", "none") != "none",
         has_alignment=(folder / FOLDER / "alignment.safetensors").is_file(),
         made=made,
         plot=plot,

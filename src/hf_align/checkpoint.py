@@ -53,6 +53,9 @@ class Shards(Protocol):
     def head(self, file: str) -> tuple[bytes, int]:
         """The start of a shard, at least its header; and the size of the whole shard in bytes."""
 
+    def is_here(self, file: str) -> bool:
+        """Whether the shard is on this disk already."""
+
     def fetch(self, file: str) -> Path:
         """The whole shard on this disk."""
 
@@ -101,6 +104,14 @@ class Checkpoint(Mapping[str, Tensor]):
         It is fetched again when one is asked for again. Shards in a folder of the user's own stay.
         """
         self._dropping = frozenset(names)
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        """Of the tensors, those in shards that are not on this disk yet."""
+        if self._remote is None:
+            return 0
+        absent = {s for s in {info.shard for info in self._tensors.values()} if not self._remote.is_here(s)}
+        return sum(info.nbytes for info in self._tensors.values() if info.shard in absent)
 
     def info(self, name: str) -> TensorInfo:
         """Shape, dtype and place of a tensor; no weights are read."""
@@ -183,6 +194,9 @@ class Checkpoint(Mapping[str, Tensor]):
             if not left:
                 self._files.pop(info.shard).close()
                 self._remote.drop(info.shard)  # type: ignore[union-attr]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

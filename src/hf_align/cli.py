@@ -20,6 +20,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
+from hf_align.processes import current
 
 app = typer.Typer(
     name="hf-align",
@@ -38,6 +39,27 @@ class Residual(StrEnum):
 
     orthogonal = "orthogonal"
     permutation = "permutation"
+    identity = "identity"
+    first = "first"
+    last = "last"
+    all = "all"
+    separate = "separate"
+
+
+class Heads(StrEnum):
+    """--heads."""
+
+    two_stage = "two-stage"
+    monotonic = "monotonic"
+    ignore_heads = "ignore-heads"
+
+
+class Mixing(StrEnum):
+    """--mixing."""
+
+    narrow = "narrow"
+    uniform = "uniform"
+    middle = "middle"
 
 
 class Matching(StrEnum):
@@ -73,7 +95,23 @@ class Dtype(StrEnum):
 Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Residuals = Annotated[Residual, typer.Option(help="Group to search for the residual stream where the spec allows it.")]
+Residuals = Annotated[
+    Residual,
+    typer.Option(
+        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
+        "(identity). With --match activation, permutations by the first, the last or all of its features, or (a "
+        "baseline) by each of them apart."
+    ),
+]
+HeadChoice = Annotated[
+    Heads,
+    typer.Option(help="Pair heads by what is inside, keep their order, or (a baseline) ignore where heads end."),
+]
+Spaces = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Move only spaces of such names (*.layers.3.*); may be repeated."),
+]
+Baseline = Annotated[bool, typer.Option("--baseline", help="Allow choices that change B's function, to compare with.")]
 Match = Annotated[
     Matching,
     typer.Option(
@@ -82,6 +120,9 @@ Match = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Mixings = Annotated[
+    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
+]
 Device = Annotated[
     str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
 ]
@@ -107,6 +148,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 def merge(
     a: Model,
     b: Model,
+    more: Annotated[list[str] | None, typer.Argument(help="More models: all are merged by their mean.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the merged model.")] = Path("merged"),
     match: Match = Matching.weight,
     method: Annotated[
@@ -126,8 +168,12 @@ def merge(
         ),
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
@@ -148,6 +194,9 @@ def merge(
     drop_cache: Annotated[
         bool, typer.Option("--drop-cache", help="Take shards from the Hub off the disk once they are merged.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, written and needed; reads headers only.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -164,7 +213,10 @@ def merge(
     options = Options(
         match=match.value,
         residual=residual.value,
-        schedule=Schedule(steps=steps),
+        heads=heads.value,
+        spaces=tuple(spaces or ()),
+        baseline=baseline,
+        schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
         untie=untie,
         method=method.value,
@@ -179,11 +231,17 @@ def merge(
         drop_cache=drop_cache,
         quiet=quiet,
     )
-    report = _merged(a, b, output, options, data, push is not None if certify is None else certify).as_json()
+    if dry_run and more:
+        raise HfAlignError("--dry-run is of two models; what it says of each pair of more holds for the pair")
+    if dry_run:
+        return _plan(a, b, output, options, as_json)
+    proven = push is not None if certify is None else certify
+    report = _merged([a, b, *(more or ())], output, options, data, proven).as_json()
     lines = _merge_lines(report)
     if push is not None:
-        message = commit_message or f"Merge of {_base(a)} and {_base(b)} made with hf-align"
-        name = push or upload.default_name(owner, [_base(a), _base(b)])
+        names = [_base(model) for model in (a, b, *(more or ()))]
+        message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
+        name = push or upload.default_name(owner, names)
         pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
         report["pushed"] = asdict(pushed)
         lines.append(f"uploaded to {pushed.url}")
@@ -200,8 +258,12 @@ def align(
         Path | None, typer.Option(help="Examples for --match activation and learned; half of them are used.")
     ] = None,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     strict: Strict = False,
     specs: Specs = None,
@@ -213,7 +275,9 @@ def align(
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
     report = pipeline.align(a, b, output, options, data, _say(quiet))
@@ -230,8 +294,12 @@ def evaluate(
     points: Annotated[int, typer.Option(min=3, help="Mixing weights from 0 to 1.")] = 21,
     match: Match = Matching.weight,
     steps: Steps = 150,
+    mixing: Mixings = Mixing.narrow,
     device: Device = None,
     residual: Residuals = Residual.orthogonal,
+    heads: HeadChoice = Heads.two_stage,
+    spaces: Spaces = None,
+    baseline: Baseline = False,
     untie: Untie = None,
     alignment: AlignmentFile = None,
     specs: Specs = None,
@@ -242,7 +310,9 @@ def evaluate(
     """Measure the loss between A and B, with and without alignment."""
     from hf_align import pipeline
 
-    options = Options(match=match.value, residual=residual.value, schedule=Schedule(steps=steps), device=device,
+    options = Options(match=match.value, residual=residual.value, heads=heads.value,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
@@ -268,6 +338,45 @@ def push(
     message = commit_message or upload.Destination.message
     pushed = upload.push(folder, upload.Destination(repository, private, create_pr, message, revision))
     _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
+
+
+@app.command("mergekit")
+def run_mergekit(
+    config: Annotated[Path, typer.Argument(help="A mergekit recipe (YAML), with or without the key align.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the merged model.")],
+    random_seed: Annotated[int | None, typer.Option(help="Of methods that draw random numbers.")] = None,
+    trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge as a mergekit recipe says, with all models moved into one basis first.
+
+    The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
+    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+    """
+    from hf_align.mergekit.recipe import run_recipe
+
+    _bars(quiet)
+    notes = run_recipe(config, output, say=_say(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
+                       overwrite=overwrite, quiet=quiet)  # fmt: skip
+    _emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What a merge has written.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default report.html in the folder.")] = None,
+    specs: Specs = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
+    from hf_align.report import write_report
+
+    page = output or folder / "report.html"
+    write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    _emit({"output": str(page)}, as_json, [f"{page} is written"])
 
 
 @app.command()
@@ -376,7 +485,21 @@ def _bars(quiet: bool) -> None:
         disable_progress_bars()
 
 
-def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(a, b, output, options)
+    _emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
+
+
+def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if len(models) > 2:
+        from hf_align import several
+
+        return several.merge(models, output, options, data, _say(options.quiet), certify=certify, command=_typed())
+    a, b = models
     if options.match == "none" and data is None:
         # As the pipeline does it, without waiting for modelling code to be loaded.
         from hf_align import plain
@@ -389,11 +512,12 @@ def _merged(a: str, b: str, output: Path, options: Options, data: Path | None, c
 
 
 def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    return (lambda _: None) if quiet or not current().leads else (lambda line: typer.echo(line, err=True))
 
 
 def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    if current().leads:
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
 
 
 def _merge_lines(report: dict[str, Any]) -> list[str]:
@@ -412,7 +536,16 @@ def _table(comparison: dict[str, Any]) -> list[str]:
         path = comparison[name]
         middle = path["losses"][len(path["losses"]) // 2]
         rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
-    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows]
+    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
+
+
+def _features(comparison: dict[str, Any]) -> list[str]:
+    """The mean over all weights of how what they read correlates."""
+    found = comparison["features"].values()
+    if not found:
+        return []
+    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
+    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
 
 
 def _version(show: bool) -> None:
@@ -441,7 +574,8 @@ def main() -> None:
     try:
         app(args=_with_values(sys.argv[1:]))
     except HfAlignError as error:
-        typer.echo(f"hf-align: {error}", err=True)
+        if current().leads or not error.shared:
+            typer.echo(f"hf-align: {error}", err=True)
         raise SystemExit(2) from None
 
 

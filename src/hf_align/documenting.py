@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -14,19 +15,23 @@ from hf_align.models import Pair
 from hf_align.reduce import reduced
 from hf_align.shrink import shrink
 from hf_align.symmetry.certificate.certify import certify
+from hf_align.symmetry.overrides import reviewer
 
 Weights = Mapping[str, Tensor]
 
 
-def certified(config: PretrainedConfig, say: Callable[[str], None]) -> dict[str, Any] | None:
+def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str], None]) -> dict[str, Any] | None:
     """The certificate of an architecture, as `hf-align certify --json`; None where no small copy of it runs.
+
+    Args:
+        specs: a folder of reviewed overrides, which are certified too.
 
     Raises:
         HfAlignError: a derived symmetry changes the function.
     """
     say("certifying the symmetries on a small copy")
     try:
-        result = certify(reduced(config) or shrink(config))
+        result = certify(reduced(config) or shrink(config), review=reviewer(config.model_type, specs))
     except IncompatibleModels as error:
         say(f"no certificate: {error}")
         return None
@@ -39,9 +44,16 @@ def certified(config: PretrainedConfig, say: Callable[[str], None]) -> dict[str,
 
 
 def cosines(pair: Pair, moved_a: Weights, moved_b: Weights) -> dict[str, tuple[float, float]]:
-    """Parameter -> cosine of A's weights with B's: as they are, and in the common basis."""
-    raw_a, raw_b = pair.a.weights, pair.b.weights
-    return {n: (_cosine(raw_a[n], raw_b[n]), _cosine(moved_a[n], moved_b[n])) for n in pair.spec.parameters}
+    """Parameter -> cosine of A's weights with B's: as they are, and in the common basis.
+
+    What is zero in the common basis (biases that moved into their readers) is left out.
+    """
+    found = {}
+    for name in pair.spec.parameters:
+        a, b = moved_a[name], moved_b[name]
+        if bool(a.any()) and bool(b.any()):
+            found[name] = (_cosine(pair.a.weights[name], pair.b.weights[name]), _cosine(a, b))
+    return found
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

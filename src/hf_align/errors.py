@@ -4,6 +4,9 @@
 class HfAlignError(Exception):
     """Base of all errors that the user can mend."""
 
+    shared = False
+    """Raised in all processes of a run at once, so that one of them says it."""
+
 
 class IncompatibleModels(HfAlignError):
     """The two models do not merge, or an architecture cannot be built or traced: choose other models."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512
@@ -45,10 +45,15 @@ class Path1D:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The two paths between A and B: as they are, and aligned."""
+    """The two paths between A and B: as they are, and aligned.
+
+    Attributes:
+        features: by the weight that reads them, the mean correlation of A's features with B's, as they are and aligned.
+    """
 
     naive: Path1D
     aligned: Path1D
+    features: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def helps(self) -> bool:
@@ -64,6 +69,7 @@ class Comparison:
             "naive": self.naive.as_json(),
             "aligned": self.aligned.as_json(),
             "helps": self.helps,
+            "features": {name: {"naive": x, "aligned": y} for name, (x, y) in self.features.items()},
         }
 
 
@@ -146,7 +152,7 @@ class Evaluator:
         device = self.network.device
         placed = {n: t.to(device) for n, t in weights.items()}
         total = count = 0.0
-        for batch in _batches(self.data):
+        for batch in batches(self.data, _BATCH):
             size = len(next(iter(batch.values())))
             total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
             count += size
@@ -164,9 +170,3 @@ def with_labels(data: Batch) -> Batch:
     if "input_ids" not in data:
         raise HfAlignError(f"the data has {', '.join(data)} but no labels to compute a loss from")
     return {**data, "labels": data["input_ids"]}
-
-
-def _batches(data: Batch) -> Iterator[Batch]:
-    size = len(next(iter(data.values())))
-    for start in range(0, size, _BATCH):
-        yield {k: t[start : start + _BATCH] for k, t in data.items()}

@@ -23,7 +23,7 @@ def own_inputs(config: PretrainedConfig, weights: Mapping[str, Tensor], count: i
 
     Args:
         weights: by name in memory, on the device to generate on.
-        length: tokens of each sequence.
+        length: tokens of each sequence; fewer where the model has fewer positions.
 
     Returns:
         arguments of `forward`, [count, ...], on the CPU.
@@ -34,8 +34,9 @@ def own_inputs(config: PretrainedConfig, weights: Mapping[str, Tensor], count: i
         program = trace(config, batch=count, length=length)
         return {k: t.float() if t.is_floating_point() else t
                 for k, t in random_inputs(program, Generator().manual_seed(seed)).items()}  # fmt: skip
-    vocabulary = config.get_text_config().vocab_size
-    first = torch.randint(vocabulary, (count, 1), generator=Generator().manual_seed(seed)).to(device)
+    text = config.get_text_config()
+    length = min(length, getattr(text, "max_position_embeddings", None) or length)
+    first = torch.randint(text.vocab_size, (count, 1), generator=Generator().manual_seed(seed)).to(device)
     # generate draws from the global generators, and has no other way to be told.
     with torch.random.fork_rng(), torch.no_grad(), quiet():
         torch.manual_seed(seed)

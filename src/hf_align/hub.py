@@ -119,6 +119,10 @@ class HubShards:
             length = 8 + int.from_bytes(start[:8], "little")
             return (start if length <= len(start) else self._range(file, min(length, size))[0]), size
 
+    def is_here(self, file: str) -> bool:
+        """Whether the cache has the shard."""
+        return self._cached(file) is not None
+
     def fetch(self, file: str) -> Path:
         """The shard in the cache, downloaded if it is not there; broken downloads go on where they stopped.
 

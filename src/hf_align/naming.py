@@ -126,6 +126,9 @@ class NamedWeights(Mapping[str, Tensor]):
         tensor = self._links[name].load(self._finite)[name]
         return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._links
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._links)
 
@@ -162,6 +165,9 @@ class DiskLayout:
         if self._dtype is None or not found.dtype.is_floating_point or not self._is_produced(link):
             return found.shape, found.dtype
         return found.shape, self._dtype
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._links
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._links)

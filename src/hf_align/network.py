@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.trace import build_without_weights, quiet
@@ -26,11 +27,15 @@ class Network:
     def __init__(self, config: PretrainedConfig, device: str | torch.device = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)
-        self._module = build_without_weights(config).eval()
-        for module in self._module.modules():
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        model = build_without_weights(self.config).eval()
+        for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(self.device)
+        return model
 
     def __call__(self, weights: Mapping[str, Tensor], batch: Batch) -> Any:
         """The model's output with these weights (by name in memory, tied ones once); differentiable by them."""
@@ -49,3 +54,9 @@ def predictions(output: Any) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
     return next(v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def batches(data: Batch, rows: int = 32) -> Iterator[Batch]:
+    """Data in order, `rows` examples at a time."""
+    for start in range(0, len(next(iter(data.values()))), rows):
+        yield {name: tensor[start : start + rows] for name, tensor in data.items()}

@@ -19,7 +19,11 @@ class Options:
     """What to do with a pair; the defaults are the command line's.
 
     Attributes:
-        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it.
+        residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it, or which of
+            its features to match by.
+        heads: "two-stage", "monotonic" or "ignore-heads".
+        spaces: patterns of the names of spaces that may move; all without one.
+        baseline: allow choices that change B's function.
         match: "weight", "activation", "learned", or "none" for plain averaging.
         schedule: of learned matching.
         own: sequences that each model writes itself, where matching needs inputs and there is no data.
@@ -33,6 +37,9 @@ class Options:
 
     match: str = "weight"
     residual: str = "orthogonal"
+    heads: str = "two-stage"
+    spaces: tuple[str, ...] = ()
+    baseline: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     own: int = 512
     device: str | None = None
@@ -61,5 +68,9 @@ class Options:
     def strategy(self) -> dict[str, str | bool | float]:
         """The options that the weights depend on, without paths."""
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
+        schedule, own = chosen.pop("schedule"), chosen.pop("own")
+        chosen |= schedule if self.match == "learned" else {}
+        chosen["spaces"] = " ".join(self.spaces)
+        chosen |= {"own": own} if self.match in ("activation", "learned") else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
                 for k, v in chosen.items()}  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,11 +17,12 @@ from hf_align.card import document
 from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.find import Search, find
+from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
+from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
-from hf_align.matching.weights import with_permuted_residual
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
@@ -33,6 +36,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, write
 
 Say = Callable[[str], None]
+_FEATURE_ROWS = 64
+"""Examples on which features are compared."""
 
 
 def merge(
@@ -65,14 +70,14 @@ def merge(
             return report
     clock = _Clock()
     certificate = None
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     clock.lap("open")
     if certify and options.match != "none":
-        certificate = certified(pair.config, say)
+        certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         clock.lap("match")
@@ -80,22 +85,19 @@ def merge(
             pair.drop_when_read()
         mix = merger(pair, options, match, fit, say)
         write(claim, draft, lambda name: mix(name, options.weight), say, quiet=options.quiet)
-    if match is not None:
-        (output / "hf-align").mkdir(exist_ok=True)
-        match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair.spec, options))
-    clock.lap("write")
-    report = _report(output, pair, match)
-    report.certificate = certificate
-    if held_out is not None:
-        comparison = compare(pair, options, match, held_out)
-        report.comparison = comparison.as_json()
-        report.notes.append(verdict(comparison))
-        if options.method != "linear":
-            report.notes.append(against_the_mean(pair, options, match, mix, held_out))
-        clock.lap("evaluate")
-    agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
-    document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
-             agreement=agreement, **report.facts)  # fmt: skip
+        clock.lap("write")
+        report = _report(output, pair, options, match)
+        report.certificate = certificate
+        if claim.processes.leads:
+            if match is not None:
+                (output / "hf-align").mkdir(exist_ok=True)
+                match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
+            if held_out is not None:
+                _judge(report, pair, options, match, mix, held_out)
+                clock.lap("evaluate")
+            agreement = cosines(pair, *aligned_weights(pair, options, match)) if data is not None else {}
+            document(output, (pair.a.source, pair.b.source), say, command=command, strategy=options.strategy,
+                     agreement=agreement, **report.facts)  # fmt: skip
     report.seconds = clock.laps
     return report
 
@@ -105,28 +107,29 @@ def align(
 ) -> Report:
     """Write B in A's basis, its function unchanged, and the alignment that took it there."""
     clock = _Clock()
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         if match is None:
             raise HfAlignError("align needs a matching; --match none leaves B as it is")
         clock.lap("match")
-        weights = AlignedWeights(pair.b.weights, pair.spec, match.b)
+        weights = AlignedWeights(pair.b.weights, search_spec(pair, options), match.b)
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
-    match.save(output / "alignment.safetensors", search_spec(pair.spec, options))
+        if claim.processes.leads:
+            match.save(output / "alignment.safetensors", search_spec(pair, options))
     clock.lap("write")
-    report = _report(output, pair, match)
+    report = _report(output, pair, options, match)
     report.seconds = clock.laps
     return report
 
 
 def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = lambda _: None) -> Comparison:
     """Losses along the line between A and B, as they are and aligned."""
-    pair = _open(a, b, options, say)
+    pair = open_models(a, b, options, say)
     fit, held_out = examples(pair, options, data)
     assert held_out is not None
     return compare(pair, options, find_match(pair, options, fit, say), held_out, points)
@@ -159,7 +162,10 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
-        return Comparison(naive, evaluator.path(moved_a, moved_b, lambdas(points), bar.update))
+        aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
+    rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
+    before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
+    return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
 
 
 def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
@@ -168,7 +174,7 @@ def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None,
     Args:
         fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
     """
-    models = Aligned(search_spec(pair.spec, options), *aligned_weights(pair, options, match))
+    models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
     if options.method in INEXACT:
         say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
     if options.method in FROM_WEIGHTS:
@@ -212,13 +218,18 @@ def find_match(
     """
     if options.match == "none":
         return None
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
-    search = Search(options.match, options.schedule, own=options.own, state=state, quiet=options.quiet)
+    search = Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
+                    quiet=options.quiet)  # fmt: skip
     (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
     return models.match(elements, sweeps)
+
+
+def _digest(data: Path | None) -> dict[str, str]:
+    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
 
 
 def device_of(options: Options) -> str:
@@ -226,9 +237,18 @@ def device_of(options: Options) -> str:
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def search_spec(spec: SymmetrySpec, options: Options) -> SymmetrySpec:
-    """The spec with the groups that the options allow."""
-    return with_permuted_residual(spec) if options.residual == "permutation" else spec
+def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
+    """The spec with the groups and spaces that the options choose.
+
+    Raises:
+        HfAlignError: a choice that changes B's function, without `baseline`.
+    """
+    if (chosen := {options.residual, options.heads} & BASELINES) and not options.baseline:
+        raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
+    if options.residual in BY_SITE and options.match != "activation":
+        raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
+    spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
+    return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
 
 def aligned_weights(
@@ -237,11 +257,16 @@ def aligned_weights(
     """Both models' weights in the common basis, tensor by tensor."""
     if match is None:
         return pair.a.weights, pair.b.weights
-    spec = search_spec(pair.spec, options)
+    spec = search_spec(pair, options)
     return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
 
 
-def _open(a: str, b: str, options: Options, say: Say) -> Pair:
+def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
+    """Two models, and what must be said of their architecture before anything is done.
+
+    Raises:
+        HfAlignError: as `open_pair`; an op without a rule under --strict.
+    """
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
     for model in (pair.a, pair.b):
         if model.widened is not None:
@@ -258,22 +283,35 @@ def _open(a: str, b: str, options: Options, say: Say) -> Pair:
 
 def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, say: Say) -> Match | None:
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
-    spec = search_spec(pair.spec, options)
-    if (kept := claim.kept("alignment.safetensors")) is not None:
-        return Match.load(kept, spec)
-    state = State(claim.progress, made_of=repr(claim.record))
-    match = find_match(pair, options, fit, say, state=state)
-    if match is not None:
-        claim.keep("alignment.safetensors", lambda path: match.save(path, spec))
-    return match
+    if options.match == "none":
+        return None
+    spec, name, match = search_spec(pair, options), "alignment.safetensors", None
+    with claim.processes.together():
+        if claim.processes.leads and claim.kept(name) is None:
+            state = State(claim.progress, made_of=repr(claim.record))
+            match = find_match(pair, options, fit, say, state=state)
+            if match is not None:
+                claim.keep(name, partial(match.save, spec=spec))
+    return match or Match.load(claim.work / name, spec)
 
 
-def _report(output: Path, pair: Pair, match: Match | None) -> Report:
+def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> None:
+    """Add to the report whether alignment, and the method, helped."""
+    comparison = compare(pair, options, match, held_out)
+    report.comparison = comparison.as_json()
+    report.notes.append(verdict(comparison))
+    if options.method != "linear":
+        report.notes.append(against_the_mean(pair, options, match, mix, held_out))
+
+
+def _report(output: Path, pair: Pair, options: Options, match: Match | None) -> Report:
     report = Report(str(output), pair.spec.model_type, untied=pair.untied,
                     pinned_by_unknown_ops=dict(pair.spec.unknown_ops))  # fmt: skip
     report.notes += [m.widened for m in (pair.a, pair.b) if m.widened is not None]
     if match is not None:
         report.distance_before, report.distance_after = match.before, match.after
+    if options.baseline and {options.residual, options.heads} & BASELINES:
+        report.notes.append("a baseline: B's function is NOT preserved")
     return report
 
 

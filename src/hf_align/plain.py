@@ -129,12 +129,19 @@ def merge(
         same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
     with claimed(output, same.record(options), overwrite=options.overwrite) as claim:
         say(f"writing {len(same.a)} tensors to {output}")
-        with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=options.quiet) as bar:
+        with tqdm(
+            total=plan.nbytes,
+            desc="writing",
+            unit="B",
+            unit_scale=True,
+            disable=options.quiet or not claim.processes.leads,
+        ) as bar:
             write_shards(claim, plan, same.source(options), bar.update)
-        write_companions(output, same.a.folder, {})
-    seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
-    report = Report(str(output), str(same.config.get("model_type")), seconds)
-    document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
+        seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
+        report = Report(str(output), str(same.config.get("model_type")), seconds)
+        if claim.processes.leads:
+            write_companions(output, same.a.folder, {})
+            document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
     return report
 
 

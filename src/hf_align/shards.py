@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hf_align.checkpoint import INDEX, NAMES, SINGLE, bytes_of
 from hf_align.errors import CheckpointError, OutputError
+from hf_align.processes import Processes, current
 
 _WORK, _PLAN, _LOCK = ".hf-align", "plan.json", "lock"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -121,12 +122,14 @@ class Claim:
         work: the folder inside it for what is not finished yet.
         record: what the result depends on, by name: inputs, config, options.
         overwrite: replace the weights in a folder that another run has filled or begun.
+        processes: that write into it together; the first of them holds the lock.
     """
 
     folder: Path
     work: Path
     record: Mapping[str, str]
     overwrite: bool
+    processes: Processes
 
     @property
     def resumes(self) -> bool:
@@ -179,33 +182,48 @@ class Claim:
 def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False) -> Iterator[Claim]:
     """Lock an output folder for one run, from before anything is computed.
 
-    A folder inside it holds what is not finished; it stays only if a later run can go on with it.
+    A folder inside it holds what is not finished; it stays only if a later run can go on with it. All that belongs to
+    the result is written while the claim is held: a run that is killed in between is one that is not finished.
 
     Raises:
         OutputError: the folder is not writable, not empty, in use by another run, or begun with other inputs; it stays
             as it was then.
     """
-    work, is_new = folder / _WORK, not folder.exists()
+    processes = current()
+    claim = Claim(folder, folder / _WORK, record, overwrite, processes)
+    with ExitStack() as held:
+        with processes.together():
+            if processes.leads:
+                held.enter_context(_locked(claim))
+        yield claim
+        with processes.together():
+            pass
+        if processes.leads:
+            (claim.work / _PLAN).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(claim: Claim) -> Iterator[None]:
+    is_new = not claim.folder.exists()
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / _LOCK).open("w")
+        claim.work.mkdir(parents=True, exist_ok=True)
+        lock = (claim.work / _LOCK).open("w")
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"{claim.folder} cannot be written: {error.strerror or error}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise OutputError(f"another run is writing to {folder}") from error
-        claim = Claim(folder, work, record, overwrite)
+            raise OutputError(f"another run is writing to {claim.folder}") from error
         try:
             _require_ours(claim)
-            yield claim
+            yield
         finally:
-            if not ((work / _PLAN).exists() or claim.progress.exists()):
-                shutil.rmtree(work, ignore_errors=True)
+            if not ((claim.work / _PLAN).exists() or claim.progress.exists()):
+                shutil.rmtree(claim.work, ignore_errors=True)
                 with suppress(OSError):  # it is not empty
                     if is_new:
-                        folder.rmdir()
+                        claim.folder.rmdir()
 
 
 def _require_ours(claim: Claim) -> None:
@@ -240,34 +258,42 @@ def write_shards(
         OutputError: the disk is too small or fails, or a tensor is not as planned.
         CheckpointError: from the source; what was written is removed, since no later run could go on with it.
     """
-    claim.require_room(plan)
-    missing = _begin(claim, plan)
+    processes = claim.processes
+    with processes.together():
+        missing = claim.missing(plan)
+        claim.require_room(plan)
+    with processes.together():
+        if processes.leads:
+            _begin(claim, plan)
     if progress is not None:
         progress(plan.nbytes - sum(s.nbytes for s in missing))
     try:
-        with ThreadPoolExecutor(1) as finisher:
-            finished = []
-            for shard in missing:
-                _fill(claim, shard, source, progress)
-                finished.append(finisher.submit(_finish, claim, shard))
-            for done in finished:
-                done.result()
+        with processes.together():
+            _write_files(claim, processes.share_of(missing, lambda s: s.nbytes), source, progress)
     except CheckpointError:
-        _remove(_weight_files(claim.folder) | _weight_files(claim.work) | {claim.work / _PLAN})
+        if processes.leads:
+            _remove(_weight_files(claim.folder) | _weight_files(claim.work) | {claim.work / _PLAN})
         raise
-    if len(plan.shards) > 1:
+    if len(plan.shards) > 1 and processes.leads:
         _replace(claim, INDEX, (json.dumps(plan.index(), indent=2) + "\n").encode())
-    _remove({claim.work / _PLAN})
 
 
-def _begin(claim: Claim, plan: ShardPlan) -> list[Shard]:
-    """Make place for a plan, note that it is under way, and return the shards to write."""
-    missing = claim.missing(plan)
+def _write_files(claim: Claim, shards: list[Shard], source: Source, progress: Callable[[int], object] | None) -> None:
+    with ThreadPoolExecutor(1) as finisher:
+        finished = []
+        for shard in shards:
+            _fill(claim, shard, source, progress)
+            finished.append(finisher.submit(_finish, claim, shard))
+        for done in finished:
+            done.result()
+
+
+def _begin(claim: Claim, plan: ShardPlan) -> None:
+    """Make place for a plan, and note that it is under way."""
     # Before the plan is noted: a stale shard that outlived a kill here would pass for one of this run.
     _remove(claim.stale(plan))
     noted = {"made_from": dict(claim.record), "shards": {s.file: s.nbytes for s in plan.shards}}
     _replace(claim, f"{_WORK}/{_PLAN}", json.dumps(noted, indent=2).encode())
-    return missing
 
 
 def _recorded(begun: Path) -> dict[str, str]:

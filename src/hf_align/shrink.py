@@ -29,7 +29,7 @@ class Sizes:
     positions: int = 16
     experts: int = 4
     chosen: int = 2
-    image: int = 4
+    image: int = 8
     patch: int = 2
     latent: int = 5
     plain_head_dim: int = 6

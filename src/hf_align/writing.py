@@ -73,6 +73,11 @@ def write(
     if unused := model.names.unused:
         say(f"left out: {len(unused)} of {model.ref}'s tensors that its architecture does not load ({unused[0]})")
     say(f"writing {len(tensors)} tensors to {claim.folder}")
-    with tqdm(total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet) as bar:
+    with tqdm(
+        total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet or not claim.processes.leads
+    ) as bar:
         write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
-    write_companions(claim.folder, pair.layout(pair.a).folder, {"tie_word_embeddings": False} if pair.untied else {})
+    if claim.processes.leads:
+        write_companions(
+            claim.folder, pair.layout(pair.a).folder, {"tie_word_embeddings": False} if pair.untied else {}
+        )

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights
-from hf_align.matching.features import Moments, Site, as_weights
+from hf_align.matching.features import Moments, Site, as_weights, compare
 from hf_align.matching.weights import descend
+from hf_align.network import Batch, Network, batches
 from hf_align.symmetry.elements import Element
 
 _SHARE = 1e-3
@@ -49,3 +50,9 @@ def agreement(moments: Mapping[Site, Moments]) -> dict[str, float]:
         matched: Tensor = m.correlation.diagonal()
         found[site.weight] = float(matched[matched != 0].mean()) if bool(torch.any(matched != 0)) else 0.0
     return found
+
+
+def correlations(network: Network, a: Weights, b: Weights, data: Batch) -> dict[str, float]:
+    """The mean correlation of what A and B read on the same inputs, by the weight that reads it."""
+    ours, theirs = ({n: t.to(network.device, torch.float32) for n, t in w.items()} for w in (a, b))
+    return agreement(compare(network, ours, theirs, batches({k: t for k, t in data.items() if k != "labels"})))

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PretrainedConfig
 
 from hf_align.generate import own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.features import compare
+from hf_align.matching.choices import chosen_sites
+from hf_align.matching.cross import Weights
+from hf_align.matching.features import Site, compare, watch
 from hf_align.matching.learned import State, learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
+from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.elements import Element
+from hf_align.trace import trace
 
 Say = Callable[[str], None]
-_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Search:
 
     Attributes:
         strategy: "weight", "activation" or "learned".
+        residual: which features of the residual stream to match by: "first", "last", or any other for all.
         own: sequences that each model writes where there is no data, for learned matching; a quarter of them serves
             activation matching.
         length: tokens of each.
@@ -41,6 +46,7 @@ class Search:
 
     strategy: str = "weight"
     schedule: Schedule = field(default_factory=Schedule)
+    residual: str = "all"
     own: int = 512
     length: int = 64
     examples: int = 256
@@ -93,7 +99,8 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
     found, sweeps = [], 0
     for number, weights in enumerate(placed[1:], start=1):
         pair = replace(models, models=(models.a, models.models[number]))
-        elements, more = match_activations(pair, compare(network, placed[0], weights, batches(inputs)))
+        moments = compare(network, placed[0], weights, batches(inputs))
+        elements, more = match_activations(pair, chosen_sites(models.spec, moments, search.residual))
         found.append(elements)
         sweeps += more
     return found, sweeps
@@ -120,7 +127,10 @@ def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], ...]
     return tuple({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
 
 
-def batches(data: Batch, rows: int = _ROWS) -> Iterator[Batch]:
-    """Data in order, `rows` at a time."""
-    for start in range(0, len(next(iter(data.values()))), rows):
-        yield {name: tensor[start : start + rows] for name, tensor in data.items()}
+def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:
+    """All sites of an architecture in the order in which they run, seen on random inputs."""
+    program = trace(config)
+    inputs = random_inputs(program, torch.Generator().manual_seed(0))
+    example = {**program.example.arguments, **inputs}
+    batch = {n: t.float() if t.is_floating_point() else t for n, t in example.items()}
+    return list(watch(Network(config), {n: weights[n].float() for n in program.shapes}, batch))

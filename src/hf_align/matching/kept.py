@@ -32,6 +32,9 @@ class KeptWeights(Mapping[str, Tensor]):
             self._kept[name] = tensor
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

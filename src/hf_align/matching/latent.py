@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix, Monomial, Power
-from hf_align.symmetry.groups import Group, assign
+from hf_align.symmetry.groups import Group, ScaledPermutation, assign
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,29 @@ class Blend(Monomial):
 
 
 class Latent(ABC):
-    """An element that moves: `parameter` is what an optimiser steps.
+    """An element that moves.
 
     Attributes:
-        kept: the attributes that say where it is.
+        steps: what an optimiser moves along the group: coordinates of the Lie algebra, zero between steps.
+        choices: what it moves freely: latent matrices of permutations.
+        kept: the attributes that say where the element is.
     """
 
-    parameter: Tensor
+    steps: tuple[Tensor, ...] = ()
+    choices: tuple[Tensor, ...] = ()
     kept: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def element(self) -> Element:
+        """The present element, differentiable by `steps` and `choices`."""
+
+    @abstractmethod
+    def retract(self) -> None:
+        """Move to where the optimiser's step points; no gradient."""
+
+    @abstractmethod
+    def settled(self, group: Group) -> Element:
+        """The present element in float64, on the group to rounding."""
 
     def state(self) -> dict[str, Tensor]:
         """Where it is, to go on from after a restart."""
@@ -64,21 +79,9 @@ class Latent(ABC):
         for name in self.kept:
             getattr(self, name).copy_(state[name])
 
-    @abstractmethod
-    def element(self) -> Element:
-        """The present element, differentiable by `parameter`."""
-
-    @abstractmethod
-    def retract(self) -> None:
-        """Move to where the optimiser's step points; no gradient."""
-
-    @abstractmethod
-    def settled(self, group: Group) -> Element:
-        """The present element in float64, on the group to rounding."""
-
 
 class Turning(Latent):
-    """An element of a dense group, [*index, n, n]; `parameter` is a step in the Lie algebra, zero between steps."""
+    """An element of a dense group, [*index, n, n]."""
 
     kept = ("_primal", "_dual")
 
@@ -86,18 +89,19 @@ class Turning(Latent):
         self._group = group
         self._primal = start.as_matrix().to(device, torch.float32)
         self._dual = start.as_matrix(DUAL).to(device, torch.float32)
-        self.parameter = torch.zeros_like(self._primal, requires_grad=True)
+        self._step = torch.zeros_like(self._primal, requires_grad=True)
+        self.steps = (self._step,)
 
     def element(self) -> Pair:
-        step = self._group.algebra(self.parameter)
+        step = self._group.algebra(self._step)
         return Pair(self._primal + step @ self._primal, self._dual - step.mT @ self._dual)
 
     @torch.no_grad()
     def retract(self) -> None:
-        step = self._group.algebra(self.parameter)
+        step = self._group.algebra(self._step)
         self._primal = torch.matrix_exp(step) @ self._primal
         self._dual = torch.matrix_exp(-step.mT) @ self._dual
-        self.parameter.zero_()
+        self._step.zero_()
 
     def settled(self, group: Group) -> Element:
         matrix = Matrix(self._primal.double().cpu())
@@ -105,54 +109,54 @@ class Turning(Latent):
 
 
 class Stretching(Latent):
-    """The continuous factors [*index, k, n] of a monomial element whose order stands still; `parameter` is a step of
-    their logarithms, zero between steps."""
+    """A monomial element whose factors [*index, k, n] move by their logarithms, and whose order stands still."""
 
-    kept = ("_scale",)
+    kept: ClassVar[tuple[str, ...]] = ("_scale",)
 
-    def __init__(self, group: Group, start: Monomial, device: torch.device) -> None:
+    def __init__(self, group: ScaledPermutation, start: Monomial, device: torch.device) -> None:
         self._group = group
         self._order = start.order.to(device)
         self._scale = start.scale.to(device, torch.float32)
-        self.parameter = torch.zeros_like(self._scale, requires_grad=True)
+        self._step = torch.zeros_like(self._scale, requires_grad=True)
+        self.steps = (self._step,) if group.continuous else ()
 
     def element(self) -> Monomial:
-        return Monomial(self._order, self._scale * self._group.algebra(self.parameter).exp())
+        return Monomial(self._order, self._scale * self._group.algebra(self._step).exp())
 
     @torch.no_grad()
     def retract(self) -> None:
-        self._scale = self._scale * self._group.algebra(self.parameter).exp()
-        self.parameter.zero_()
+        self._scale = self._scale * self._group.algebra(self._step).exp()
+        self._step.zero_()
 
     def settled(self, group: Group) -> Monomial:
         return Monomial(self._order.cpu(), self._scale.double().cpu())
 
 
-class Assigning(Latent):
-    """A permutation of n entries (each as scaled as it was at the start), by the latent matrix [*index, n, n].
+class Arranging(Stretching):
+    """A monomial element whose order moves as well, by the latent matrix [*index, n, n].
 
     Attributes:
         margin: by how much the latent matrix favours the start: how soon a gradient moves an entry.
     """
 
     margin: ClassVar[float] = 0.05
-    kept = ("parameter",)
+    kept = ("_scale", "_order", "_latent")
 
-    def __init__(self, group: Group, start: Monomial, device: torch.device) -> None:
+    def __init__(self, group: ScaledPermutation, start: Monomial, device: torch.device) -> None:
+        super().__init__(group, start, device)
         one = Monomial.permutation(start.order).as_matrix().to(device, torch.float32)
-        self._scale = start.scale.to(device, torch.float32)
-        self.parameter = (self.margin * one).requires_grad_()
+        self._latent = (self.margin * one).requires_grad_()
+        self.choices = (self._latent,)
 
     def element(self) -> Blend:
-        order = self._order()
-        hard = torch.nn.functional.one_hot(order, order.shape[-1]).to(self.parameter)
-        return Blend(order, self._scale, hard + self.parameter - self.parameter.detach())
+        moved = super().element()
+        hard = torch.nn.functional.one_hot(moved.order, moved.order.shape[-1]).to(self._latent)
+        return Blend(moved.order, moved.scale, hard + self._latent - self._latent.detach())
 
+    @torch.no_grad()
     def retract(self) -> None:
-        """The latent matrix is free."""
-
-    def settled(self, group: Group) -> Monomial:
-        return Monomial(self._order().cpu(), self._scale.double().cpu())
-
-    def _order(self) -> Tensor:
-        return assign(self.parameter.detach()).to(self.parameter.device)
+        """The factors were learned for entries of B, and go where the new order takes these."""
+        super().retract()
+        before, self._order = self._order, assign(self._latent).to(self._latent.device)
+        came_from = before.argsort(-1).gather(-1, self._order)
+        self._scale = torch.take_along_dim(self._scale, came_from.unsqueeze(-2), -1)

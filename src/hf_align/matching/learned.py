@@ -18,13 +18,13 @@ from torch import Generator, Tensor
 
 from hf_align.errors import HfAlignError
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.latent import Assigning, Latent, Stretching, Turning
+from hf_align.matching.latent import Arranging, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
 from hf_align.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
-from hf_align.symmetry.groups import Group, ScaledPermutation
+from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling
 
 Draw = Callable[[Generator], float]
 Progress = Callable[[int, float], None]
@@ -113,9 +113,9 @@ def _latents(
         group = _group(models, name)
         if not isinstance(group, ScaledPermutation):
             yield name, Turning(group, element, device)
-        elif isinstance(element, Monomial) and schedule.order_rate and not group.continuous:
-            yield name, Assigning(group, element, device)
-        elif isinstance(element, Monomial) and group.continuous:
+        elif isinstance(element, Monomial) and schedule.order_rate and not isinstance(group, Scaling):
+            yield name, Arranging(group, element, device)
+        elif isinstance(element, Monomial):
             yield name, Stretching(group, element, device)
 
 
@@ -133,8 +133,9 @@ class _Run:
         self._schedule = schedule
         self._state = state
         self.rng = Generator().manual_seed(schedule.seed)
-        groups = [{"params": [x.parameter], "rate": _rate(schedule, x)} for x in self._latents]
-        self._optimiser = torch.optim.Adam(groups, betas=(0.9, 0.95))
+        steps = [{"params": [t], "rate": schedule.rate} for x in self._latents for t in x.steps]
+        choices = [{"params": [t], "rate": schedule.order_rate} for x in self._latents for t in x.choices]
+        self._optimiser = torch.optim.Adam(steps + choices, betas=(0.9, 0.95))
 
     def steps(self) -> Iterator[int]:
         """The steps that are left; the state is written on the way, and removed at the end."""
@@ -178,7 +179,3 @@ class _Run:
 
     def _made_of(self, state: State) -> str:
         return f"{state.made_of} {self._schedule!r}"
-
-
-def _rate(schedule: Schedule, latent: Latent) -> float:
-    return schedule.order_rate if isinstance(latent, Assigning) else schedule.rate

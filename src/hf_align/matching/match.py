@@ -15,6 +15,8 @@ from hf_align.errors import HfAlignError
 from hf_align.symmetry.elements import Element, load_element
 from hf_align.symmetry.spec import SymmetrySpec
 
+_FORMAT = "hf-align alignment"
+
 
 @dataclass(frozen=True)
 class Match:
@@ -41,7 +43,9 @@ class Match:
             for space, element in elements.items()
             for key, t in element.tensors().items()
         }
-        save_file(arrays, path, {"format": "hf-align alignment", "spaces": _spaces(spec)})
+        about = {"spaces": _spaces(spec), "before": self.before, "after": self.after, "sweeps": self.sweeps}
+        # One entry: safetensors writes several in any order.
+        save_file(arrays, path, {_FORMAT: json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path, spec: SymmetrySpec) -> Match:
@@ -60,10 +64,11 @@ class Match:
                     sides[side].setdefault(space, {})[array] = file.get_tensor(key)
         except (OSError, SafetensorError, KeyError) as error:
             raise HfAlignError(f"{path} is no alignment file") from error
-        if metadata.get("spaces") != _spaces(spec):
+        about = json.loads(metadata.get(_FORMAT, "{}"))
+        if about.pop("spaces", None) != _spaces(spec):
             raise HfAlignError(f"{path} was made for another architecture, or with another --residual")
         a, b = ({s: load_element(t) for s, t in sides[side].items()} for side in ("a", "b"))
-        return cls(a, b)
+        return cls(a, b, **about)
 
 
 def _spaces(spec: SymmetrySpec) -> str:

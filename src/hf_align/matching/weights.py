@@ -7,8 +7,8 @@ rises. It never falls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from hf_align.matching.anchors import anchored, start
 from hf_align.matching.balanced import Balanced
@@ -16,22 +16,14 @@ from hf_align.matching.cross import Weights, cross, inner_product
 from hf_align.matching.heads import Tree, match_heads, trees
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
 _STILL = 1e-7
 
 Progress = Callable[[int, float], None]
-
-
-def with_permuted_residual(spec: SymmetrySpec) -> SymmetrySpec:
-    """The spec with its orthogonal spaces lowered to permutations."""
-    lowered = {
-        name: replace(s, group=Permutation(s.size)) if type(s.group) in (Orthogonal, OrthogonalFixingOnes) else s
-        for name, s in spec.spaces.items()
-    }
-    return replace(spec, spaces=lowered)
+Step = Tree | str
+"""What is solved at once: heads with all that is inside, or a space by itself."""
 
 
 def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[dict[str, Element], int]:
@@ -44,10 +36,16 @@ def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[d
 
 
 def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Element]:
-    """The element of the widest space that fits what both models share by construction."""
+    """The element of the residual stream that fits what both models share by construction."""
+    stream = residual(spec)
+    first = start(spec, stream, a, b) if stream is not None else None
+    return {stream: first} if stream is not None and first is not None else {}
+
+
+def residual(spec: SymmetrySpec) -> str | None:
+    """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
     wide = [s for s in _alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
-    first = start(spec, wide[0], a, b) if wide else None
-    return {wide[0]: first} if first is not None else {}
+    return wide[0] if wide else None
 
 
 def _alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
@@ -77,13 +75,12 @@ def descend(
     single = [s for s in _alone(spec, families) if s not in still]
     best = float("-inf")
     sweep = 0
+    steps: list[Step] = [*families, *reversed(single)]
     for sweep in range(1, _SWEEPS + 1):
-        for tree in families:
-            elements.update(match_heads(spec, tree, a, b, elements))
-        for space in reversed(single):
-            group = spec.spaces[space].group
-            assert group is not None
-            elements[space] = group.nearest(cross(spec, space, a, b, elements))
+        for together in _independent(spec, steps):
+            with ThreadPoolExecutor() as threads:
+                for found in threads.map(lambda step: _solved(spec, step, a, b, elements), together):
+                    elements.update(found)
         objective = inner_product(spec, a, b, elements)
         assert objective >= best - 1e-9 * abs(best), "coordinate descent lowered its objective"
         if progress is not None:
@@ -92,3 +89,28 @@ def descend(
             break
         best = objective
     return elements, sweep
+
+
+def _solved(spec: SymmetrySpec, step: Step, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:
+    if isinstance(step, Tree):
+        return match_heads(spec, step, a, b, elements)
+    group = spec.spaces[step].group
+    assert group is not None
+    return {step: group.nearest(cross(spec, step, a, b, elements))}
+
+
+def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:
+    """Runs of steps no two of which meet in a weight: layers, mostly. Each run is solved in parallel, with the result
+    of one after the other."""
+    run: list[Step] = []
+    carried: set[str] = set()
+    for step in steps:
+        spaces = step.spaces if isinstance(step, Tree) else (step,)
+        weights = {name for s in spaces for name in spec.uses(s)}
+        if run and carried & weights:
+            yield run
+            run, carried = [], set()
+        run.append(step)
+        carried |= weights
+    if run:
+        yield run

@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from hf_align.matching.find import batches
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.samples import Samples, placed
 from hf_align.merging.tensors import linear
-from hf_align.network import Batch, Network, predictions
+from hf_align.network import Batch, Network, batches, predictions
 
 _FLOOR = 1e-3
 """Of every entry's information, as a share of the mean: entries that nothing depends on are averaged."""

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from hf_align.matching.features import Site, watch
-from hf_align.matching.find import batches
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.samples import Samples, placed
 from hf_align.merging.tensors import linear
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Network, batches
 
 OFF_DIAGONAL = 0.9
 """By which the entries beside the diagonal of a Gram matrix are multiplied (section 4.1 there)."""

@@ -77,9 +77,13 @@ def act(
         return tensor
     offset = spec.gains.get(name, 0.0)
     tensor = tensor + offset if offset else tensor
-    moved = tensor.clone(memory_format=torch.contiguous_format)
-    for block in blocks(spec, name):
-        block.factored(moved).copy_(act_on_block(block.factored(tensor), block, spec, elements))
+    found = list(blocks(spec, name))
+    if len(found) == 1 and all(f.within is None for f in found[0].factors):
+        moved = act_on_block(found[0].factored(tensor), found[0], spec, elements).reshape(tensor.shape)
+    else:
+        moved = tensor.clone(memory_format=torch.contiguous_format)
+        for block in found:
+            block.factored(moved).copy_(act_on_block(block.factored(tensor), block, spec, elements))
     return moved - offset if offset else moved
 
 
@@ -110,7 +114,8 @@ def occurrences(
 
     With `elements`, all other axes are moved by them; the axis itself stands still.
     """
-    tensor = tensor + spec.gains.get(name, 0.0)
+    offset = spec.gains.get(name, 0.0)
+    tensor = tensor + offset if offset else tensor
     for block in blocks(spec, name):
         for axis in block.occurrences(space):
             view = block.factored(tensor)

@@ -25,6 +25,9 @@ class MovedWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return act(self._weights[name], name, self._spec, self._elements)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,11 +64,16 @@ class Matrix(Element):
         if power == PRIMAL:
             return self.matrix
         if power == DUAL:
-            return torch.linalg.inv(self.matrix).mT
+            return self._inverse.mT
         raise ValueError(f"a dense element has no power {power}")
 
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """Kept, for every weight that reads the space needs it."""
+        return torch.linalg.inv(self.matrix)
+
     def inverse(self) -> Matrix:
-        return Matrix(torch.linalg.inv(self.matrix))
+        return Matrix(self._inverse)
 
     def __matmul__(self, other: Element) -> Matrix:
         return Matrix(self.matrix @ other.as_matrix())
@@ -99,7 +105,7 @@ class Monomial(Element):
 
     def factors(self, power: Power) -> Tensor:
         """What multiplies each entry, [*index, n]."""
-        return (self.scale ** torch.tensor(power)[:, None]).prod(-2)
+        return (self.scale ** torch.tensor(power, device=self.scale.device)[:, None]).prod(-2)
 
     def as_matrix(self, power: Power = PRIMAL) -> Tensor:
         eye = torch.eye(self.order.shape[-1], dtype=torch.float64)

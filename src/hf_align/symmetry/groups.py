@@ -31,14 +31,41 @@ Cross = Mapping[Power, Tensor]
 """Cross matrices [*index, n, n] float64, by power."""
 _CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
 _SIGNED = (Scalars.SIGN, Scalars.NONZERO)
+_LARGE, _MOST_STEPS = 512, 30
 _MOST_SIGNS = 4
 """Whose combinations are all tried for every pair of entries."""
 
 
 def polar(m: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to m: U Vᵀ of its singular value decomposition."""
+    """The orthogonal matrix nearest to m [*, n, n]: U Vᵀ of its singular value decomposition.
+
+    A large one by Newton's iteration X ← (γX + X⁻ᵀ/γ)/2 with scaling γ (Higham, SIAM J. Sci. Stat. Comput. 7, 1986),
+    which takes a half to a quarter of the time and as much for any spectrum; where it finds no inverse, by the
+    decomposition.
+    """
+    if m.dim() == 2 and len(m) >= _LARGE and (found := _newton(m)) is not None:
+        return found
     u, _, vh = torch.linalg.svd(m)
     return u @ vh
+
+
+def _newton(m: Tensor) -> Tensor | None:
+    x = m
+    for step in range(_MOST_STEPS):
+        inverse, singular = torch.linalg.inv_ex(x)
+        if singular or not torch.isfinite(inverse).all():
+            return None
+        # By then convergence is quadratic, and scaling would only disturb it.
+        scale = float(_size(inverse) / _size(x)) ** 0.5 if step < 6 else 1.0
+        before, x = x, (scale * x + inverse.mT / scale) / 2
+        if torch.linalg.norm(x - before) <= 1e-8 * torch.linalg.norm(x):
+            return x @ (1.5 * torch.eye(len(x)).to(x) - 0.5 * x.mT @ x)
+    return None
+
+
+def _size(m: Tensor) -> Tensor:
+    """A cheap estimate of the spectral norm: √(‖m‖₁ ‖m‖∞)."""
+    return (torch.linalg.matrix_norm(m, 1) * torch.linalg.matrix_norm(m, math.inf)).sqrt()
 
 
 def geometric_mean_gauge(primal: Tensor, dual: Tensor) -> Tensor:

@@ -170,9 +170,9 @@ def _rotations(
     if maps is None:
         return None
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
-    order = reordering(distinct)
-    if len(distinct) == 1 or order is None:
+    if len(distinct) == 1:
         return None
+    order = reordering(distinct) or tuple(range(size))  # positions may begin at one, where all coordinates turn
     unchanged = torch.eye(size, dtype=torch.float64)
     distinct = unchanged[:, list(order)] @ distinct
     nearest = (distinct - unchanged).abs().amax((-1, -2)).argsort()

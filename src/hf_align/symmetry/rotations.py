@@ -38,14 +38,14 @@ class Rotations:
         """Read the planes off the maps of successive positions; None if they are no such rotations.
 
         Args:
-            maps: [positions, size, size] float64, the matrix that each position applies; the first one must be a
-                multiple of the identity (position zero).
+            maps: [positions, size, size] float64, the matrix that each position applies, all of one length.
         """
         size = maps.shape[-1]
-        scale = maps[0].diagonal().mean()
-        if scale.abs() < _TOLERANCE or not torch.allclose(maps[0], scale * torch.eye(size, dtype=maps.dtype)):
+        length = maps[0].norm() / size**0.5
+        if length < _TOLERANCE:
             return None
-        maps = maps / scale
+        flipped = torch.allclose(maps[0], -length * torch.eye(size, dtype=maps.dtype))
+        maps = maps / (-length if flipped else length)
         coupling = maps.abs().amax(0) > _TOLERANCE
         angles: dict[tuple[int, int], Tensor] = {}
         still = []

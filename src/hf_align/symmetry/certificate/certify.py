@@ -35,6 +35,8 @@ from hf_align.trace import Program, trace
 
 _EXACT = 1e-9
 """Relative changes below are rounding."""
+_SEEN = 1e-6
+"""A generated direction with more effect than that, over that of a random one, is none of the function's."""
 _ATTEMPTS = 6
 _ROWS = 100
 """Outputs that one run should give to the count: a run costs its ops, not its numbers."""
@@ -75,7 +77,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        return self.found == self.nullity
+        return self.found == self.nullity and self.leak < _SEEN
 
     def as_json(self) -> dict[str, object]:
         """The contract of `hf-align certify --json`."""
@@ -174,7 +176,8 @@ def _measure(program: Program, spec: SymmetrySpec, rng: Generator, shares: Seque
         runs = math.ceil(share * parameters / rows_of(program)) + 1
         more, read = jacobian(program, canonical, (random_inputs(program, rng) for _ in range(runs)), rng)
         derivatives, reached = torch.cat([derivatives, more]), reached | read
-        span, all_directions = _orthonormal(known[:, reached]), nullity(derivatives[:, reached])
+        span = _orthonormal(known[:, reached])
+        all_directions = nullity(derivatives[:, reached], span)
         if len(span) == all_directions:
             break
     sizes = {name: weight.numel() for name, weight in canonical.items()}

@@ -13,6 +13,9 @@ from hf_align.trace import Program
 _SEEN = 10
 """Combinations of the outputs at one position that the count looks at: no more are independent of each other there
 than the model is wide."""
+_CLEAR = 1e-10
+"""Far above the rounding of zero, relative to the largest of the spectrum."""
+_ITERATIONS = 20
 _NUMBERS = 2**24
 """Numbers in memory at once, about: outputs are differentiated as many together as this allows."""
 
@@ -92,9 +95,30 @@ def _differentiate(outputs: Tensor, leaves: dict[str, Tensor], at_once: int = 1)
     return torch.cat(found)
 
 
-def nullity(triangular: Tensor) -> int:
-    """How many singular values are zero, cut off at the widest gap in the spectrum."""
+def nullity(triangular: Tensor, known: Tensor) -> int:
+    """How many singular values are zero, cut off at the widest gap in the spectrum.
+
+    Where `known` null directions (orthonormal, [known, parameters]) are all there are, no spectrum is needed.
+    """
+    if _are_null(known, triangular) and _smallest(torch.cat([triangular, triangular.norm() * known])) > _CLEAR:
+        return len(known)
     return triangular.shape[1] - _rank(torch.linalg.svdvals(triangular))
+
+
+def _are_null(directions: Tensor, triangular: Tensor) -> bool:
+    return float((triangular @ directions.T).norm()) < _CLEAR * float(triangular.norm())
+
+
+def _smallest(rows: Tensor) -> float:
+    """The smallest singular value over the length of all together, from above, by inverse iteration."""
+    factor = torch.linalg.qr(rows, mode="r")[1]
+    if rows.shape[0] < rows.shape[1] or not bool((factor.diagonal() != 0).all()):
+        return 0.0
+    probe = torch.ones(rows.shape[1], 1, dtype=rows.dtype)
+    for _ in range(_ITERATIONS):
+        probe = torch.linalg.solve_triangular(factor.T, probe / probe.norm(), upper=False)
+        probe = torch.linalg.solve_triangular(factor, probe, upper=True)
+    return float(probe.norm().rsqrt() / rows.norm())
 
 
 def null_space(triangular: Tensor) -> Tensor:

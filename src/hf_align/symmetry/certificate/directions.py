@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hf_align.symmetry.action import act
+from hf_align.symmetry.certificate.degrees import degrees
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.symmetry.certificate.shears import shears
 from hf_align.symmetry.certificate.translations import translations
@@ -24,13 +25,17 @@ from hf_align.symmetry.gauges.canonical import (
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.trace import Program
 
+_NOTHING = 1e-9
+"""A shorter step is rounding, and made longer it would lead anywhere."""
+
 
 def directions(spec: SymmetrySpec, program: Program, weights: Weights) -> Tensor:
     """[directions, parameters], of unit length; the parameters in the order of the weights."""
     rows = [torch.cat([change.get(n, torch.zeros_like(w)).reshape(-1) for n, w in weights.items()])
             for change in generate(spec, program, weights)]  # fmt: skip
     parameters = sum(w.numel() for w in weights.values())
-    return normalize(torch.stack(rows), eps=1e-300) if rows else torch.zeros(0, parameters, dtype=torch.float64)
+    moving = [row for row in rows if float(row.norm()) > _NOTHING]
+    return normalize(torch.stack(moving)) if moving else torch.zeros(0, parameters, dtype=torch.float64)
 
 
 def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator[Weights]:
@@ -49,6 +54,7 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
             yield from _row_directions(gauge, weights)
     yield from translations(program, weights)
     yield from shears(program, weights)
+    yield from degrees(program, weights)
 
 
 def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]:

@@ -34,7 +34,7 @@ _LINEAR_AT_FIXED_PLACES = frozenset((
     "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
     "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter", "tile",
     "upsample_linear1d", "upsample_nearest1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag",
+    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag", "gather",
 ))
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
@@ -43,6 +43,7 @@ _ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv1d", 2), ("con
             ("_native_batch_norm_legit_no_training", 2)}
 """Ops that add a vector to a result, and where it stands."""
 # fmt: on
+_CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 _TABLE, _ADDED = "table", "added"
 
 
@@ -69,6 +70,7 @@ class _System:
         self.tables = Tables(program)
         self.free_readers: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
         self.free_tables: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
+        self.free_convolutions: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
         self._collect()
 
     # Unknowns: a basis of changes for each bias-like weight, and for each reader of a LayerNorm.
@@ -106,6 +108,9 @@ class _System:
             rows_out = {r.rows_out for r in found.values()}
             if len(rows_out) == 1 and all(rows_out == {True} and u in self.tables.lookups for u in lookups):
                 self._free_reader(weight, found, lookups)
+        for node in self.program.graph.nodes:
+            if op_name(node) in _CONVOLUTIONS and node.args[1] in self.program.parameters:
+                self._free_convolution(node)
 
     def _free_reader(self, weight: fx.Node, readings: Mapping[fx.Node, LinearReading], lookups: list[fx.Node]) -> None:
         rows_out = next(iter(readings.values())).rows_out
@@ -128,6 +133,21 @@ class _System:
                 self.free_readers[node].append((start, (found.bias / found.gain).sum() * directions))
             for lookup in lookups:
                 self.free_tables[lookup].append((start, row))
+
+    def _free_convolution(self, node: fx.Node) -> None:
+        """W + u (1/γ)ᵀ for every cell of the kernel, where γ ⊙ n + β lies along the channels."""
+        weight, source = operand(node, 1), operand(node, 0)
+        assert weight is not None and source is not None
+        values = self.weights[self.program.parameters[weight]]
+        blocks = self._normed(source.all_input_nodes[0]) if _shows_last_as_channels(source) else []
+        if len(weight.users) > 1 or len(blocks) != 1 or len(blocks[0].gain) != values.shape[1]:
+            return
+        cells = torch.eye(values[:, 0].numel(), dtype=torch.float64).reshape(-1, *values[:, 0].shape).unsqueeze(2)
+        inverse = (1 / blocks[0].gain).reshape(-1, *(1,) * (values.dim() - 2))
+        places = torch.ones(1, 1, *source.meta["val"].shape[2:], dtype=torch.float64)
+        added = [_convolved(node, (blocks[0].bias / blocks[0].gain).sum() * places, cell)[0] for cell in cells]
+        self.free_convolutions[node].append((len(self.unknowns), torch.stack(added)))
+        self.unknowns.extend({self.program.parameters[weight]: cell * inverse} for cell in cells)
 
     def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
         """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
@@ -348,12 +368,21 @@ class _System:
         return torch.zeros(node.meta["val"].shape[:-1], dtype=torch.long) if classes is None else classes
 
     def _convolution(self, node: fx.Node) -> Tensor | None:
-        self._demand(self._shift_of(node, 0))
+        change, bias, total = self._shift_of(node, 0), self._shift_of(node, 2), None
         self._demand(self._shift_of(node, 1))
-        bias = self._shift_of(node, 2)
-        if bias is None:
-            return None
-        return self._fill(bias.reshape(*bias.shape, *(1,) * (node.meta["val"].dim() - 2)), node)
+        weight = operand(node, 1)
+        if change is not None and op_name(node) in _CONVOLUTIONS and weight in self.program.parameters:
+            results = _convolved(node, change.flatten(0, 1), self.weights[self.program.parameters[weight]])
+            total = results.unflatten(0, change.shape[:2])
+        else:
+            self._demand(change)
+        for start, added in self.free_convolutions[node]:
+            extra = added.new_zeros(len(self.unknowns), 1, *added.shape[1:])
+            extra[start : start + len(added), 0] = added
+            total = _sum(total, extra)
+        if bias is not None:
+            total = _sum(total, bias.reshape(*bias.shape, *(1,) * (node.meta["val"].dim() - 2)))
+        return None if total is None else self._fill(total, node)
 
     def _matmul(self, node: fx.Node, first: int) -> Tensor | None:
         """Keys: a constant is lost in softmax. Values: rows that sum to one pass it on. Else it must vanish."""
@@ -449,6 +478,21 @@ def linear_reading(node: fx.Node, program: Program) -> LinearReading | None:
     weight, flipped = found
     bias = operand(node, bias_at) if bias_at is not None else None
     return LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
+
+
+def _shows_last_as_channels(node: fx.Node) -> bool:
+    """Whether an op moves the last axis of its operand to where a convolution looks for channels."""
+    rank = node.meta["val"].dim() if isinstance(node.meta["val"], Tensor) else 0
+    if op_name(node) == "permute":
+        return node.args[1][1] in (-1, rank - 1)  # type: ignore[index, operator]
+    return op_name(node) == "transpose" and rank == 3 and {int(d) % 3 for d in node.args[1:3]} == {1, 2}  # type: ignore[arg-type]
+
+
+def _convolved(node: fx.Node, value: Tensor, kernel: Tensor) -> Tensor:
+    """What a convolution makes of another value and kernel, without its bias."""
+    groups = 1 if kernel.shape[1] == value.shape[1] else node.args[6]
+    args = (value, kernel, None, *node.args[3:6])
+    return call_wide(node, args if groups == 1 else (*args, groups), node.kwargs)
 
 
 def _plain_weight(node: fx.Node) -> tuple[fx.Node, float]:

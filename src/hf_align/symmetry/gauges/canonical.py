@@ -293,6 +293,9 @@ class CanonicalWeights(Mapping[str, Tensor]):
         last = earlier[-1]
         return self._gauges[last].fix(name, lambda other: self._before(other, last))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._raw
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)
 

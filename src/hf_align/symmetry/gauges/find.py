@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.attention_biases import attention_biases
 from hf_align.symmetry.gauges.canonical import (
@@ -30,7 +30,7 @@ from hf_align.symmetry.passing import (
     subtracts_mean,
 )
 from hf_align.symmetry.spaces import Axis, Kind
-from hf_align.trace import op_name
+from hf_align.trace import Program, op_name
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ class _Means:
         if op_name(user) == "topk":
             return self._chosen(user, place)
         scaled = user in self.ones or _is_scaled(user, node, place)
-        return (scaled or _passes(user, node, place)) and self.is_lost(user, atom)
+        passes = _passes(user, node, place) or _is_chosen_whole(user, node, place, self.found.program)
+        return (scaled or passes) and self.is_lost(user, atom)
 
     def _chosen(self, user: fx.Node, place: int) -> bool:
         """The largest entries are the same ones; their own mean must be lost."""
@@ -195,6 +196,17 @@ def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
         return False
     shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
     return len(shape) < -axis or shape[axis] == 1
+
+
+def _is_chosen_whole(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
+    """Whether fixed numbers choose entries along other axes, the same all along this one (counted from behind)."""
+    if op_name(user) != "gather" or user.args[0] is not node:
+        return False
+    dim, numbers = user.args[1], program.constants.get(user.args[2])  # type: ignore[arg-type]
+    at = node.meta["val"].dim() + axis
+    if not isinstance(numbers, Tensor) or dim in (axis, at):
+        return False
+    return bool((numbers == numbers.narrow(axis, 0, 1)).all())
 
 
 def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:

@@ -1,0 +1,130 @@
+"""mergekit as it is, reading through our loaders.
+
+It keeps a loader for each model. Ours give the tensors of a model as they are in the basis of the reference, one at a
+time, so that slices, filters, gradients and tokenizers work as they do, and no model is written twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from hf_align.checkpoint import Checkpoint
+from hf_align.errors import HfAlignError
+from hf_align.mergekit.basis import Inputs
+from hf_align.mergekit.extra import dtype_of, parse
+from hf_align.naming import match_names
+from hf_align.trace import build_without_weights, inventory, read_config
+
+_WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx|index\.json)$")
+
+
+class Loader:
+    """What mergekit asks of a model: which tensors there are, and each of them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.index = SimpleNamespace(tensor_paths=dict.fromkeys(tensors, ""), shards=[], base_path="")
+
+    def get_tensor(
+        self, key: str, device: str = "cpu", aliases: Sequence[str] | None = None, raise_on_missing: bool = True
+    ) -> Tensor | None:
+        found = next((name for name in (key, *(aliases or ())) if name in self._tensors), None)
+        if found is None:
+            if raise_on_missing:
+                raise KeyError(key)
+            return None
+        return self._tensors[found].to(device)
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+
+def run_mergekit(
+    recipe: Mapping[str, Any],
+    inputs: Inputs | None,
+    stage: Path,
+    seed: int | None,
+    trust_remote_code: bool,
+    quiet: bool,
+) -> str | None:
+    """Let mergekit write into a folder; why that did not give a whole model, or None."""
+    from mergekit.merge import run_merge
+    from mergekit.options import MergeOptions
+
+    options = MergeOptions(quiet=quiet, random_seed=seed, trust_remote_code=trust_remote_code,
+                           write_model_card=inputs is None)  # fmt: skip
+    with _lent(recipe, inputs) as lent:
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # what goes wrong is said here, in one line
+        try:
+            run_merge(parse(lent), str(stage), options)
+        except (RuntimeError, KeyError, ValueError, NotImplementedError) as error:
+            return str(error).splitlines()[0]
+        finally:
+            logging.disable(disabled)
+    try:
+        return _fault_of(stage, trust_remote_code)
+    except HfAlignError as error:
+        return str(error)
+
+
+@contextmanager
+def _lent(recipe: Mapping[str, Any], inputs: Inputs | None) -> Iterator[Mapping[str, Any]]:
+    """The recipe with our loaders behind its models, which are folders of everything but weights."""
+    if inputs is None:
+        yield recipe
+        return
+    from mergekit.common import ModelReference
+    from mergekit.io.tasks import LoaderCache
+
+    cache = LoaderCache()
+    dtype = dtype_of(parse(recipe), "dtype")
+    with tempfile.TemporaryDirectory() as root:
+        folders = {name: Path(root) / str(i) for i, name in enumerate(inputs.models)}
+        references = {name: ModelReference.model_validate(str(folder)) for name, folder in folders.items()}
+        try:
+            for name, model in inputs.models.items():
+                _shell(folders[name], model.folder, inputs.pair.untied)
+                cache.loaders[references[name]] = Loader(inputs.layout(name, dtype))
+            yield renamed(recipe, {name: str(folder) for name, folder in folders.items()})
+        finally:
+            for reference in references.values():
+                cache.loaders.pop(reference, None)
+
+
+def _shell(folder: Path, model: Path, untied: bool) -> None:
+    """A model's folder without its weights; with an untied head, if that is what its weights have now."""
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.is_file() and not _WEIGHTS.match(file.name):
+            shutil.copyfile(file, folder / file.name)
+    if untied:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}), encoding="utf-8")
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A recipe with other names for its models."""
+    if isinstance(value, Mapping):
+        return {key: renamed(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [renamed(inner, names) for inner in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _fault_of(folder: Path, trust_remote_code: bool) -> str | None:
+    """What a checkpoint lacks of its architecture; None if it is whole."""
+    model = build_without_weights(read_config(folder, trust_remote_code=trust_remote_code))
+    missing = match_names(model, Checkpoint.open(folder), inventory(model).ties, {}).missing
+    return f"{len(missing)} tensors would be missing, {missing[0]} among them" if missing else None

@@ -1,0 +1,144 @@
+"""mergekit's methods inside our own loop over shards: for every architecture, whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from hf_align.errors import HfAlignError
+from hf_align.mergekit.basis import Inputs
+from hf_align.mergekit.extra import dtype_of
+from hf_align.pipeline import Say
+from hf_align.shards import claimed
+from hf_align.writing import Draft, record, write
+
+_SHARD = "5GB"
+
+
+def merge_tensors(
+    tensors: Mapping[str, Tensor], method: str, parameters: Mapping[str, Any], base: str | None, name: str
+) -> Tensor:
+    """One tensor of each model, mixed by a method of mergekit; all of one shape and float dtype, and so the result."""
+    from mergekit.merge_methods import merge_tensors as mix
+
+    ids = list(tensors)
+    merged: Tensor = mix(
+        list(tensors.values()), method, parameters=parameters, ids=ids, name=name,
+        base_index=ids.index(base) if base is not None else None,
+    )  # fmt: skip
+    return merged
+
+
+def merge_here(config: Any, inputs: Inputs, output: Path, say: Say, *, overwrite: bool, quiet: bool) -> None:
+    """Every tensor of the architecture, by the method and the parameters that the recipe gives it.
+
+    Raises:
+        HfAlignError: the recipe does not fit its method, or the output cannot be written.
+    """
+    settings = _settings(config, inputs)
+    _require_bound(config, settings, inputs)
+    before = dtype_of(config, "dtype")
+    base = str(config.base_model) if config.base_model else None
+    on_disk = {name: link.sources[0] for name, link in inputs.pair.a.names.by_memory().items()}
+
+    def produce(name: str) -> Tensor:
+        tensors = {model: inputs.weights[model][name] for model in settings.models}
+        if before is not None:
+            tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
+        known = on_disk.get(name, name)
+        return merge_tensors(tensors, config.merge_method, settings.of(known, _depth(name, inputs)), base, known)
+
+    draft = Draft.build(inputs.pair, inputs.pair.a, dtype_of(config, "out_dtype", "dtype"), _SHARD)
+    made_of = {f"{m.ref}/{shard}": d for m in inputs.models.values() for shard, d in m.checkpoint.digests.items()}
+    made_of["the recipe"] = config.model_dump_json()
+    with claimed(output, record(inputs.pair, made_of), overwrite=overwrite) as claim:
+        claim.require_room(draft.plan)
+        write(claim, draft, produce, say, quiet=quiet)
+
+
+def _require_bound(config: Any, settings: _Settings, inputs: Inputs) -> None:
+    """See that the method takes these models, and that every tensor has its parameters, before anything is written."""
+    from mergekit import merge_methods
+
+    base = str(config.base_model) if config.base_model else None
+    try:
+        merge_methods.get(config.merge_method).validate_inputs(settings.models, base)
+        for name in inputs.pair.spec.parameters:
+            settings.of(name, 0.0)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise HfAlignError(f"the recipe does not fit its method: {str(error).splitlines()[0]}") from error
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The parameters of a recipe: `of` a tensor's name and its depth, 0 for the first layer and 1 for the last."""
+
+    models: tuple[str, ...]
+    of: Callable[[str, float], dict[str, Any]]
+
+
+def _settings(config: Any, inputs: Inputs) -> _Settings:
+    from mergekit import merge_methods
+    from mergekit.config import ConfigReader, InputSliceDefinition, OutputSliceDefinition
+    from mergekit.parameter_resolver import resolve_parameters
+
+    given = list(config.models or _whole_slice(config, inputs))
+    if config.base_model and all(entry.model != config.base_model for entry in given):
+        given.append(SimpleNamespace(model=config.base_model, parameters=None))
+    spec = merge_methods.get(config.merge_method).spec
+    ends = (0, 1)
+    sources = [InputSliceDefinition(model=e.model, layer_range=ends, parameters=e.parameters) for e in given]
+    slice_parameters = config.slices[0].parameters if config.slices else None
+    out = OutputSliceDefinition(sources=sources, parameters=slice_parameters)
+
+    def of(name: str, depth: float) -> dict[str, Any]:
+        reader = ConfigReader(config=config, t=depth, slice_out=out)
+        shared, each = resolve_parameters(
+            spec, tensor_name=name, inputs={e.model: name for e in given}, sources=reader.parameter_sources,
+            base_model=config.base_model, t=depth,
+        )  # fmt: skip
+        by_name: dict[str, dict[str, Any]] = {}
+        for model, values in each.items():
+            for parameter, value in values.items():
+                by_name.setdefault(parameter, {})[str(model)] = value
+        return {**shared, **by_name}
+
+    return _Settings(tuple(str(e.model) for e in given), of)
+
+
+def _whole_slice(config: Any, inputs: Inputs) -> list[Any]:
+    """The sources of a recipe whose only slice is all layers."""
+    layers = max((len(family) for family in _families(inputs.pair.spec.parameters).values()), default=0)
+    slices = config.slices or []
+    if len(slices) != 1 or any(tuple(source.layer_range) != (0, layers) for source in slices[0].sources):
+        raise HfAlignError("mergekit does not know this architecture well enough to cut it into slices; use models:")
+    return list(slices[0].sources)
+
+
+def _depth(name: str, inputs: Inputs) -> float:
+    """Where the layer of a parameter stands, from 0 to 1; 0 for what is in no layer."""
+    found = _layer(name)
+    if found is None:
+        return 0.0
+    last = max(_families(inputs.pair.spec.parameters)[found[0]])
+    return found[1] / last if last else 1.0
+
+
+def _families(names: Iterable[str]) -> dict[str, set[int]]:
+    """The numbers of the layers below each list of modules."""
+    families: dict[str, set[int]] = {}
+    for found in map(_layer, names):
+        if found is not None:
+            families.setdefault(found[0], set()).add(found[1])
+    return families
+
+
+def _layer(name: str) -> tuple[str, int] | None:
+    found = re.match(r"(.*?)\.(\d+)\.", name)
+    return (found[1], int(found[2])) if found else None

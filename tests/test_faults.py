@@ -1,0 +1,102 @@
+"""What may go wrong with disks and processes: every run that is killed goes on to the same bytes, and what is damaged
+is named."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MODELS
+from faults import contents
+from safetensors.torch import load_file, save_file
+
+from hf_align.checkpoint import SINGLE, Checkpoint
+from hf_align.errors import CheckpointError
+
+SCRIPT = Path(__file__).with_name("faults.py")
+PAIR = [str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1")]
+
+
+def killed_at(points: int, out: Path, *arguments: str) -> list[dict[str, object]]:
+    command = [sys.executable, str(SCRIPT), str(points), "0", str(out), "--", *arguments]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_killed_at_twenty_points_of_a_plain_merge(tmp_path: Path) -> None:
+    found = killed_at(20, tmp_path / "out", "merge", *PAIR, "--match", "none", "--max-shard-size", "200KB")
+    assert len(found) == 20 and all(f["killed"] and f["same"] for f in found), found
+    assert any(int(f["again"]) < int(f["of"]) for f in found), "no shard was ever kept"  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_points_of_an_aligned_merge(tmp_path: Path) -> None:
+    found = killed_at(20, tmp_path / "out", "merge", *PAIR, "--max-shard-size", "200KB")
+    assert len(found) == 20 and all(f["killed"] and f["same"] for f in found), found
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """No file may be larger than half a shard: one line, no half file, and there is room again the run goes on."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from pathlib import Path
+from faults import run
+out, arguments = Path({str(tmp_path / "out")!r}), {["merge", *PAIR, "--match", "none", "--max-shard-size", "400KB"]!r}
+status = run(arguments, out, most=200_000)[0]
+left = [p.name for p in out.rglob("*.safetensors")]
+print(status >> 8, left, run(arguments, out)[0], run([*arguments, "--overwrite"], Path(str(out) + "2"))[0])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["2", "[]", "0", "0"], ran.stdout
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("hf-align:")]
+    assert len(lines) == 1 and "cannot be written: File too large" in lines[0]
+    weights = [{k: v for k, v in contents(tmp_path / n).items() if k.endswith(".safetensors")} for n in ("out", "out2")]
+    assert weights[0] == weights[1] and len(weights[0]) > 2
+
+
+def test_any_bit_of_a_header(tmp_path: Path) -> None:
+    """Whatever bit of a header turns, it is one line or a checkpoint, never another error."""
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / SINGLE
+    save_file(load_file(MODELS / "llama" / "0" / SINGLE), file)
+    good, rng, refused = file.read_bytes(), random.Random(0), 0
+    length = int.from_bytes(good[:8], "little")
+    names = set(Checkpoint.open(tmp_path / "model"))
+    for _ in range(400):
+        bit = rng.randrange(8 * (8 + length))
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            found = Checkpoint.open(tmp_path / "model")
+        except CheckpointError:
+            refused += 1
+        else:  # a letter of a name
+            assert set(found) != names
+    assert refused > 200
+
+
+def test_inputs_that_change_while_a_run_is_killed_are_refused(tmp_path: Path) -> None:
+    b = tmp_path / "b"
+    shutil.copytree(PAIR[1], b)
+    arguments = ["merge", PAIR[0], str(b), "--match", "none", "--max-shard-size", "200KB"]
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from pathlib import Path
+from faults import run
+out = Path({str(tmp_path / "out")!r})
+print(os.WIFSIGNALED(run({arguments!r}, out, kill_at=60)[0]), len(list(out.glob("*.safetensors"))))
+os.utime({str(b / SINGLE)!r})
+print(run({arguments!r}, out)[0] >> 8, run({[*arguments, "--overwrite"]!r}, out)[0] >> 8)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    killed, kept, status, overwritten = ran.stdout.split()
+    assert (killed, status, overwritten) == ("True", "2", "0") and int(kept) > 0
+    assert "was begun with other inputs or options" in ran.stderr and f"{b}/{SINGLE} differs" in ran.stderr

@@ -1,0 +1,318 @@
+"""mergekit's recipes: by mergekit itself with our loaders, and by its methods where it gives no whole model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from conftest import MODELS, run, tiny_bert, tiny_llama, tiny_vit
+from hub_server import Hub
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hf_align.mergekit.basis import open_inputs
+from hf_align.mergekit.extra import models_of, parse
+from hf_align.mergekit.methods import merge_here
+from hf_align.options import Options
+from hf_align.provenance import Provenance
+
+pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
+
+Kind = type[transformers.PreTrainedModel]
+LLAMA, GPT2 = MODELS / "llama", MODELS / "gpt2"
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def write_recipe(path: Path, **recipe: Any) -> Path:
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def linear(*models: Path, **more: Any) -> dict[str, Any]:
+    each = [{"model": str(model), "parameters": {"weight": 1.0}} for model in models]
+    return {"models": each, "merge_method": "linear", **more}
+
+
+def by_mergekit(recipe: dict[str, Any], out: Path) -> dict[str, Tensor]:
+    """What mergekit gives by itself."""
+    from mergekit.merge import run_merge
+    from mergekit.options import MergeOptions
+
+    run_merge(parse(recipe), str(out), MergeOptions(quiet=True, random_seed=0))
+    return weights(out)
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], **tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+def assert_whole(folder: Path, kind: type[transformers.PreTrainedModel]) -> transformers.PreTrainedModel:
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    return model
+
+
+@pytest.fixture
+def random_pairs(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Folders of models with random weights, of one architecture."""
+
+    def make(kind: Kind, config: transformers.PretrainedConfig, count: int = 2) -> list[Path]:
+        folders = []
+        for seed in range(count):
+            torch.manual_seed(seed)
+            model = kind(config)
+            for parameter in model.parameters():  # gains of one and biases of zero would hide what is forgotten
+                nn.init.normal_(parameter, std=0.5)
+            folders.append(tmp_path / kind.__name__ / str(seed))
+            model.save_pretrained(folders[-1])
+        return folders
+
+    return make
+
+
+GRADIENTS = {
+    "slices": [{"sources": [{"model": str(LLAMA / seed), "layer_range": [0, 3]} for seed in "01"]}],
+    "merge_method": "slerp",
+    "base_model": str(LLAMA / "0"),
+    "parameters": {
+        "t": [{"filter": "self_attn", "value": [0, 0.3, 1]}, {"filter": "mlp", "value": [1, 0.2]}, {"value": 0.5}]
+    },
+    "dtype": "float32",
+}  # fmt: skip
+TIES = {
+    "models": [
+        {"model": str(LLAMA / "1"), "parameters": {"weight": [0.2, 0.9], "density": 0.6}},
+        {"model": str(LLAMA / "2"), "parameters": {"weight": [{"filter": "mlp", "value": 0.1}, {"value": 0.7}]}},
+    ],
+    "merge_method": "ties", "base_model": str(LLAMA / "0"), "parameters": {"normalize": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
+def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_path: Path) -> None:
+    assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe), tmp_path / "ours") == 0
+    assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
+def test_our_loop_reads_a_recipe_as_mergekit_does(recipe: dict[str, Any], tmp_path: Path) -> None:
+    config = parse(recipe)
+    names = models_of(config)
+    inputs = open_inputs(str(LLAMA / "0"), names, Options(match="none", untie=False))
+    merge_here(config, inputs, tmp_path / "ours", lambda _: None, overwrite=False, quiet=True)
+    assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("family", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_aligned_and_averaged_it_is_what_merge_gives(family: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.yml", **linear(family / "0", family / "1"), align=True)
+    assert run("mergekit", recipe, tmp_path / "ours") == 0
+    assert run("merge", family / "0", family / "1", "-o", tmp_path / "merged") == 0
+    assert_same(weights(tmp_path / "ours"), weights(tmp_path / "merged"), rtol=1e-5, atol=1e-6)
+    ours, merged = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "merged"))
+    assert ours["tie_word_embeddings"] == merged["tie_word_embeddings"]
+    assert_whole(tmp_path / "ours", transformers.AutoModelForCausalLM)
+    assert (tmp_path / "ours" / "tokenizer.json").read_bytes() == (family / "0" / "tokenizer.json").read_bytes()
+
+
+def test_no_loader_stays_behind(tmp_path: Path) -> None:
+    from mergekit.io.tasks import LoaderCache
+
+    before = dict(LoaderCache().loaders)
+    recipe = write_recipe(tmp_path / "recipe.yml", **linear(LLAMA / "0", LLAMA / "1"), align=True)
+    assert run("mergekit", recipe, tmp_path / "out") == 0
+    assert LoaderCache().loaders == before
+    assert not list(tmp_path.glob("out/.*"))
+
+
+def test_what_is_said_of_it_has_no_path(tmp_path: Path) -> None:
+    recipe = write_recipe(
+        tmp_path / "recipe.yml", **linear(LLAMA / "0", LLAMA / "1"), align={"residual": "permutation"}
+    )
+    assert run("mergekit", recipe, tmp_path / "out") == 0
+    shown = yaml.safe_load((tmp_path / "out" / "mergekit_config.yml").read_text())
+    assert [entry["model"] for entry in shown["models"]] == ["0", "1"]
+    assert shown["align"]["residual"] == "permutation"
+    made = Provenance.load(tmp_path / "out")
+    assert made.strategy["residual"] == "permutation" and [i.name for i in made.inputs] == ["0", "1"]
+    for file in (tmp_path / "out").rglob("*"):
+        assert file.is_dir() or str(MODELS).encode() not in file.read_bytes(), file
+
+
+def test_the_reference_is_a_choice(tmp_path: Path) -> None:
+    for reference in "01":
+        align = {"reference": str(LLAMA / reference)}
+        recipe = write_recipe(tmp_path / "recipe.yml", **linear(LLAMA / "0", LLAMA / "1"), align=align)
+        assert run("mergekit", recipe, tmp_path / reference) == 0
+    zero, one = (weights(tmp_path / reference)["model.embed_tokens.weight"] for reference in "01")
+    assert not torch.allclose(zero, one, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("method", "each"),
+    [
+        ("task_arithmetic", {"weight": 0.5}), ("ties", {"weight": 0.5, "density": 0.5}),
+        ("dare_ties", {"weight": 0.5, "density": 0.5}), ("dare_linear", {"weight": 0.5, "density": 0.5}),
+        ("della", {"weight": 0.5, "density": 0.5}), ("breadcrumbs", {"weight": 0.5}), ("sce", {}),
+        ("model_stock", {}), ("karcher", {}), ("multislerp", {"weight": 0.5}),
+        ("nuslerp", {"weight": 0.5}),
+    ],
+)  # fmt: skip
+def test_every_method_on_aligned_models(
+    method: str, each: dict[str, float], tmp_path: Path, random_pairs: Callable[..., list[Path]]
+) -> None:
+    base, *others = random_pairs(transformers.LlamaForCausalLM, tiny_llama(num_hidden_layers=2), 3)
+    models = [{"model": str(model), "parameters": each} for model in others]
+    recipe = {"models": models, "merge_method": method, "align": True}
+    if method != "karcher":
+        recipe["base_model"] = str(base)
+    path = write_recipe(tmp_path / "r.yml", **recipe)
+    assert run("mergekit", path, tmp_path / "out", "--random-seed", 1) == 0
+    model = assert_whole(tmp_path / "out", transformers.LlamaForCausalLM)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_layers_of_aligned_models_on_top_of_each_other(tmp_path: Path) -> None:
+    """Slices that overlap: the second half of one model after the first of the other."""
+    slices = [{"sources": [{"model": str(LLAMA / s), "layer_range": r}]} for s, r in (("0", [0, 2]), ("1", [1, 3]))]
+    recipe = write_recipe(tmp_path / "r.yml", slices=slices, merge_method="passthrough", align=True)
+    assert run("mergekit", recipe, tmp_path / "out") == 0
+    model = assert_whole(tmp_path / "out", transformers.LlamaForCausalLM)
+    assert model.config.num_hidden_layers == 4
+    alone = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "1", LLAMA / "0"), align={"reference": str(LLAMA / "0")})
+    assert run("mergekit", alone, tmp_path / "both") == 0
+    name = "model.layers.{}.mlp.up_proj.weight"
+    stacked, mixed = weights(tmp_path / "out"), weights(tmp_path / "both")
+    torch.testing.assert_close(2 * mixed[name.format(1)], stacked[name.format(1)] + stacked[name.format(2)])
+
+
+T5 = transformers.T5Config(
+    vocab_size=11, d_model=8, d_kv=4, d_ff=6, num_layers=2, num_heads=2, decoder_start_token_id=0
+)
+NEOX = transformers.GPTNeoXConfig(vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+                                  intermediate_size=6, max_position_embeddings=16)  # fmt: skip
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (transformers.ViTForImageClassification, tiny_vit()), (transformers.BertForMaskedLM, tiny_bert()),
+        (transformers.T5ForConditionalGeneration, T5), (transformers.GPTNeoXForCausalLM, NEOX),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)  # fmt: skip
+def test_architectures_that_mergekit_does_not_give_whole(
+    kind: type[transformers.PreTrainedModel], config: transformers.PretrainedConfig, aligned: bool, tmp_path: Path,
+    random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    a, b = random_pairs(kind, config)
+    recipe = linear(a, b, **({"align": True} if aligned else {}))
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe), tmp_path / "out") == 0
+    captured = capsys.readouterr()
+    assert "tensor by tensor" in captured.out and "Traceback" not in captured.err
+    assert_whole(tmp_path / "out", kind)
+    if aligned:
+        assert run("merge", a, b, "-o", tmp_path / "merged") == 0
+        assert_same(weights(tmp_path / "out"), weights(tmp_path / "merged"), rtol=1e-4, atol=1e-5)
+    else:
+        first, second = weights(a), weights(b)
+        assert_same(weights(tmp_path / "out"), {n: (first[n] + second[n]) / 2 for n in first}, rtol=1e-5, atol=1e-6)
+
+
+def test_a_recipe_with_models_from_the_hub(hub: Hub, tmp_path: Path, random_pairs: Callable[..., list[Path]]) -> None:
+    for name, folder in zip("ab", random_pairs(transformers.LlamaForCausalLM, tiny_llama()), strict=True):
+        hub.add(f"org/{name}", folder)
+    commit = hub.repositories["org/b"].at("main").oid
+    recipe = linear(Path("org/a"), Path(f"org/b@{commit}"))
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe, align=True), tmp_path / "out") == 0
+    assert_whole(tmp_path / "out", transformers.LlamaForCausalLM)
+    assert [i.repository for i in Provenance.load(tmp_path / "out").inputs] == ["org/a", "org/b"]
+    assert Provenance.load(tmp_path / "out").inputs[1].commit == commit
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+
+def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a recipe is refused with; nothing is written."""
+    assert run("mergekit", recipe, out, "--quiet") == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("hf-align: ") and not out.exists()
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "holds no mapping"),
+        ("a: [", "is no YAML"),
+        ("merge_method: linear", "Exactly one of 'models'"),
+        ("merge_method: linear\nmodels: 3", "models: "),
+        ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
+        ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "none of the recipe's models"),
+        ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {refrence: x/y}", "align: refrence: Extra inputs"),
+        ("merge_method: linear\nmodels: [{model: x/y+z/l}]\nalign: true", "merge the adapter"),
+        ("merge_method: linear\nmodels: [{model: x/y}, {model: x/z}]\ndtype: float5\nalign: true", "float5 is none"),
+    ],
+)
+def test_recipes_that_are_none(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yml").write_text(text)
+    assert message in refused(tmp_path / "recipe.yml", tmp_path / "out", capsys)
+
+
+def test_no_such_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot be read" in refused(tmp_path / "none.yml", tmp_path / "out", capsys)
+
+
+def test_models_that_do_not_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", GPT2 / "0"), align=True)
+    assert "they do not merge" in refused(recipe, tmp_path / "out", capsys)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"merge_method": "ties"}, "base"),
+        ({"merge_method": "slerp"}, "base"),
+        ({"merge_method": "model_stock"}, "base"),
+        ({"models": [{"model": str(MODELS / "vit" / seed)} for seed in "01"]}, "Missing required parameter weight"),
+    ],
+)
+def test_recipes_that_do_not_fit_their_method(
+    more: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = linear(MODELS / "vit" / "0", MODELS / "vit" / "1", align=True)
+    error = refused(write_recipe(tmp_path / "r.yml", **{**recipe, **more}), tmp_path / "out", capsys)
+    assert "the recipe does not fit its method: " in error and message in error
+
+
+def test_an_output_that_is_not_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", LLAMA / "1"))
+    assert run("mergekit", recipe, tmp_path / "out") == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert run("mergekit", recipe, tmp_path / "out", "--overwrite") == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("version", ["0.1.4", "0.2.0", "1.0"])
+def test_another_version_of_mergekit(
+    version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", LLAMA / "1"), align=True)
+    assert f"mergekit {version} is not one" in refused(recipe, tmp_path / "out", capsys)

@@ -1,0 +1,125 @@
+"""The page on a merge: what it says, and that a browser draws it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import DATA, MODELS, run
+from PIL import Image
+
+from hf_align.provenance import Provenance
+from hf_align.report import _ticks
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_VOID = {"meta", "br", "wbr"}
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A merge with everything that a page can show."""
+    out = tmp_path_factory.mktemp("merge") / "out"
+    data = DATA / "eval_digits.safetensors"
+    assert run("merge", *(MODELS / "vit" / s for s in "01"), "-o", out, "--data", data, "--certify", "--quiet") == 0
+    assert run("report", out) == 0
+    return out
+
+
+class Page(HTMLParser):
+    """Which tags there are, and whether they are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_is_well_formed(merged: Path) -> None:
+    text = (merged / "report.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert not re.search(r"(src|href)=|https?://|@import|<script", text)
+    assert str(MODELS) not in text and "nan" not in text.lower().split()
+    for tag, attributes in page.seen:
+        if tag == "rect":
+            assert float(attributes["width"] or -1) >= 0 and float(attributes["height"] or -1) >= 0
+
+
+def test_the_page_says_what_was_measured(merged: Path) -> None:
+    text = (merged / "report.html").read_text()
+    made = Provenance.load(merged)
+    assert made.comparison and made.certificate
+    assert f"{made.comparison['aligned']['barrier']:.3f}</b>" in text
+    assert f"{made.certificate['complete']['found']} of {made.certificate['complete']['nullity']}" in text
+    points = re.findall(r'<polyline points="([^"]*)"', text)
+    assert [len(p.split()) for p in points] == [2, 21, 21]
+    lowest = [max(float(xy.split(",")[1]) for xy in p.split()) for p in points]
+    assert max(lowest) <= 262 + 0.1
+    assert "vit.layers.*.attention.q_proj.weight" in text or "attention.query.weight" in text
+    assert "OrthogonalFixingOnes" in text and "GeneralLinear" in text
+    assert re.search(r"turned by \d+° on average", text) and re.search(r"\d+% of the entries elsewhere", text)
+    assert text.count('<circle cx="') == 96 + 1  # the residual stream, and the circle itself
+    assert "kernel: conv2d" in text  # why patches do not move
+    atlas = text[text.index('class="atlas"') :]
+    token = atlas[: atlas.index("cls_token<br>")]
+    assert "<title>96: residual</title>" in token[token.rindex("<svg") :]  # the axis that moves, not those of size 1
+
+
+def test_a_merge_without_data_or_alignment(tmp_path: Path) -> None:
+    models = (MODELS / "llama" / "0", MODELS / "llama" / "1")
+    assert run("merge", *models, "-o", tmp_path / "out", "--match", "none", "--quiet") == 0
+    assert run("report", tmp_path / "out", "-o", tmp_path / "page.html") == 0
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("Not measured") == 2 and "not moved" in text and "No map that all layers share" in text
+    assert Page(text).open == []
+
+
+def test_permutations_only(tmp_path: Path) -> None:
+    models = (MODELS / "llama" / "0", MODELS / "llama" / "1")
+    assert run("merge", *models, "-o", tmp_path / "out", "--residual", "permutation", "--quiet") == 0
+    assert run("report", tmp_path / "out") == 0
+    assert "Permutation of 128 dimensions" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_folder_that_is_no_merge(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("report", MODELS / "llama" / "0") == 2
+    assert "was not written by hf-align merge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.55, 4.35), (0.1, 0.1), (0, 1e-5), (-3, 700)])
+def test_ticks_enclose(low: float, high: float) -> None:
+    ticks = _ticks(low, high)
+    assert ticks[0] <= low and ticks[-1] >= high - 1e-12 and 1 <= len(ticks) <= 7
+    assert ticks == sorted(set(ticks))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+def test_a_browser_draws_it(merged: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    shot = tmp_path / "page.png"
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1040,3600")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [CHROMIUM, *options, profile, f"--screenshot={shot}", (merged / "report.html").as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    with Image.open(shot) as picture:
+        assert picture.size == (1040, 3600)
+        colours = {colour for count, colour in picture.convert("RGB").getcolors(1 << 24) if count > 100}
+    # the curve, and the spaces: residual, heads, hidden units, queries and keys, values
+    for drawn in ("#3b7dd8", "#e0803a", "#8d5fd3", "#2f9e75", "#c9458b", "#98a2b3"):
+        assert tuple(int(drawn[i : i + 2], 16) for i in (1, 3, 5)) in colours, drawn
