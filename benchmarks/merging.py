@@ -104,7 +104,7 @@ def table(found: dict[str, dict[str, float]]) -> list[str]:
     return lines
 
 
-def main(rows: int = 96, output: Path = TABLE) -> None:
+def main(rows: int = 48, output: Path = TABLE) -> None:
     torch.manual_seed(0)
     found: dict[str, dict[str, float]] = {}
     for family, names in PAIRS.items():

@@ -73,6 +73,18 @@ class Pair:
             return preferred
         return self.b if preferred is self.a else self.a
 
+    def require_one_size(self) -> None:
+        """For what takes models in the sizes in which they are stored.
+
+        Raises:
+            IncompatibleModels: one of the two was widened.
+        """
+        for model in (self.a, self.b):
+            if model.widened is not None:
+                raise IncompatibleModels(
+                    f"{model.ref} is narrower than the others; merge widens it, two models at a time"
+                )
+
     def drop_when_read(self) -> None:
         """From now on, take shards from the Hub off the disk as soon as they have been read."""
         for model in (self.a, self.b):

@@ -51,7 +51,10 @@ class Several:
             raise HfAlignError("--weight is of the second of two models; more have equal shares")
         if options.alignment is not None:
             raise HfAlignError("--alignment is of two models; more are matched anew")
-        return cls(tuple(open_models(references[0], other, options, say) for other in references[1:]))
+        pairs = tuple(open_models(references[0], other, options, say) for other in references[1:])
+        for pair in pairs:
+            pair.require_one_size()
+        return cls(pairs)
 
     @property
     def models(self) -> Iterator[Model]:

@@ -54,6 +54,7 @@ def open_inputs(
         say(f"moving {model} into the basis of {named[reference]}" if options.match != "none" else f"opening {model}")
         pair = open_pair(named[reference], model, untie=options.untie, specs=options.specs,
                          trust_remote_code=options.trust_remote_code)  # fmt: skip
+        pair.require_one_size()
         fit, _ = examples(pair, options, data)
         models[reference], models[name] = pair.a, pair.b
         weights[reference], weights[name] = aligned_weights(pair, options, find_match(pair, options, fit, say))
