@@ -189,6 +189,20 @@ def three_models(family: str, points: dict[str, Search | None]) -> Iterator[tupl
         yield name, evaluator.loss({n: t.float() for n, t in merged.items()})
 
 
+def two_widths(searches: dict[str, Search | None], points: int) -> Iterator[tuple[str, float]]:
+    """The barrier between a Llama of width 192 and one of width 128, widened first."""
+    pair = open_pair(str(MODELS / "llama-wide" / "3"), str(MODELS / "llama" / "0"))
+    evaluator = Evaluator(pair.config, halves("llama", pair)[1])
+    for name, search in searches.items():
+        raw = (pair.a.weights, pair.b.weights)
+        if search is not None:
+            models = Balanced.of(pair.spec, *raw)
+            (elements,), _ = find(models, Network(pair.config), search, None)
+            raw = (models.a, models.moved(elements))
+        a, b = ({n: w[n].float() for n in pair.spec.parameters} for w in raw)
+        yield name, evaluator.path(a, b, lambdas(points)).barrier
+
+
 def table(rows: list[Row]) -> list[str]:
     lines = ["| family | strategy | pairs, seeds | loss A | loss B | midpoint | barrier | reference | distance | s |",
              "| --- " * 10 + "|"]  # fmt: skip
@@ -213,28 +227,32 @@ def _mean(values: list[float]) -> str:
     return f"{mean:.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
 
 
-def render(rows: list[Row], three: list[tuple[str, float]]) -> str:
+def render(rows: list[Row], three: list[tuple[str, float]], widths: list[tuple[str, float]]) -> str:
     """barriers.md."""
-    lines = [
-        "# Loss barriers",
-        "",
-        textwrap.fill(_PREAMBLE, 118),
-        "",
-        *table(rows),
-        "",
-    ]
-    if three:
-        lines += [
+    return "\n".join(
+        [
+            "# Loss barriers",
+            "",
+            textwrap.fill(_PREAMBLE, 118),
+            "",
+            *table(rows),
+            "",
             "## Three models",
             "",
             "The loss at the mean of the three Llama models, each of which has about 2.33.",
             "",
-            "| strategy | loss |",
-            "| --- | --- |",
-            *(f"| {name} | {loss:.3f} |" for name, loss in three),
+            *_listed("loss", three),
+            "## Two widths",
             "",
+            "Barrier between a Llama of width 192 and one of width 128, which is widened first and computes the same.",
+            "",
+            *_listed("barrier", widths),
         ]
-    return "\n".join(lines)
+    )
+
+
+def _listed(what: str, values: list[tuple[str, float]]) -> list[str]:
+    return [f"| strategy | {what} |", "| --- | --- |", *(f"| {name} | {value:.3f} |" for name, value in values), ""]
 
 
 def main(
@@ -266,14 +284,16 @@ def main(
                 typer.echo(f"{chosen} {row.pair} {name} ({seed}): {row.barrier:.3f}, {row.seconds:.1f} s", err=True)
     if writes:
         searches = {"naive": None, "weight": Search("weight"), "learned, no data": Search("learned", SHORT)}
-        output.write_text(render(rows, list(three_models("llama", searches))), encoding="utf-8")
+        three, widths = list(three_models("llama", searches)), list(two_widths(searches, points))
+        output.write_text(render(rows, three, widths), encoding="utf-8")
     sys.exit(_report_failures(rows))
 
 
 def _report_failures(rows: list[Row]) -> int:
     naive = {(r.family, r.pair): r.barrier for r in rows if r.strategy == "naive"}
     failures = [r for r in rows if r.barrier > LIMITS.get((r.family, r.strategy), float("inf"))]
-    failures += [r for r in rows if "orthogonal" in r.strategy and r.barrier > naive.get((r.family, r.pair), r.barrier)]
+    exact = [r for r in rows if "orthogonal" in r.strategy and "ignore-heads" not in r.strategy]
+    failures += [r for r in exact if r.barrier > naive.get((r.family, r.pair), r.barrier)]
     for row in failures:
         typer.echo(f"limit not met: {row}", err=True)
     return int(bool(failures))

@@ -317,9 +317,11 @@ class _System:
         if not changes:
             return []
         rows = torch.stack([torch.cat([c.reshape(-1) for c in change.values()]) for change in changes])
-        _, size, basis = torch.linalg.svd(rows, full_matrices=False)  # what one axis gains and another loses is nothing
+        # What one axis gains and another loses is nothing: its rounding must not be made a direction.
+        _, size, basis = torch.linalg.svd(rows, full_matrices=False)
         names = list(changes[0])
-        parts = [b.split([self.weights[n].numel() for n in names]) for b in basis[size > _ZERO * size[0]]]
+        real = basis[size > _ZERO * size[0].clamp_min(1.0)]
+        parts = [b.split([self.weights[n].numel() for n in names]) for b in real]
         return [{n: c.reshape(self.weights[n].shape) for n, c in zip(names, p, strict=True)} for p in parts]
 
     def _changes(self, coefficients: Tensor) -> dict[str, Tensor]:
