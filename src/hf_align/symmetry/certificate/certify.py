@@ -103,7 +103,7 @@ def certify(
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
     derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
     others (a ReLU that never opens): where the first count does not agree, others are drawn until the smallest nullity
-    is seen twice.
+    is seen four times.
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
@@ -126,7 +126,7 @@ def certify(
         if not drawn[-1].error < _EXACT:
             fewest = drawn[-1]
             break
-        if fewest.complete or sum(c.nullity == fewest.nullity for c in drawn) > 1:
+        if fewest.complete or sum(c.nullity == fewest.nullity for c in drawn) > 3:
             break
     return Certificate(
         model_type=program.config.model_type,
