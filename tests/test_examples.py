@@ -15,6 +15,7 @@ from conftest import ROOT
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").iterdir() if p.suffix in (".sh", ".py"))
 SAYS = {
     "two_models.sh": r"alignment lowers the barrier from 1\.79\d to 0\.4\d\d",
+    "three_models.sh": r"aligned, the mean of 3 models has loss 3\.\d+",
     "python_api.py": r"alignment lowers the barrier from 2\.\d+ to 1\.\d+",
     "new_architecture.py": r"distance of the weights \S+ -> \d\.?\d*e-\d\d",
     "data_free.sh": r"is written",
