@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
-from torch import Tensor
+from torch import Tensor, fx
 
 from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
@@ -12,6 +15,7 @@ from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.gauges import attention_biases
 from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
+from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import trace
 
 CASES = {
@@ -95,3 +99,13 @@ def test_a_value_bias_taken_for_a_key_bias_is_unsound(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(attention_biases, "_key_or_value", always_a_key)
     assert not certify(tiny_gpt2()).sound
+
+
+def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
+    graph = fx.Graph()
+    scores = graph.placeholder("scores")
+    shifted = graph.call_function(torch.ops.aten.add.Tensor, (scores, 1.0))
+    scores.meta["val"] = shifted.meta["val"] = torch.zeros(2, 3)
+    graph.output((shifted,))
+    program = replace(trace(tiny_llama()), graph=graph)
+    assert not reaches_softmax(scores, program)

@@ -23,7 +23,7 @@ def _is_lost(user: fx.Node, node: fx.Node, program: Program) -> bool:
     name = op_name(user)
     if name == "softmax":
         return user.args[1] in (-1, user.meta["val"].dim() - 1)
-    result = user.meta["val"]
+    result = user.meta.get("val")  # what the model returns has none
     if not isinstance(result, Tensor) or result.shape[-1:] != node.meta["val"].shape[-1:]:
         return False
     if name in ("mul", "div"):
