@@ -130,6 +130,11 @@ class Checkpoint(Mapping[str, Tensor]):
         shards = sorted({info.shard for info in self._tensors.values()})
         return {shard: _digest((self.folder / shard).resolve()) for shard in shards}
 
+    def record(self, reference: str) -> dict[str, str]:
+        """What a result made from it depends on: `digests` and that of its config, by the user's name for it."""
+        config = hashlib.sha256((self.folder / "config.json").read_bytes()).hexdigest()
+        return {f"{reference}/config.json": config, **{f"{reference}/{k}": d for k, d in self.digests.items()}}
+
     def __getitem__(self, name: str) -> Tensor:
         info = self._tensors[name]
         return self.entries(name, 0, math.prod(info.shape)).view(info.shape)

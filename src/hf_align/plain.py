@@ -7,7 +7,6 @@ from the files of the inputs into their place in the file of the output.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from hf_align.card import document
 from hf_align.checkpoint import Checkpoint, is_finite, require_finite
@@ -29,7 +27,7 @@ from hf_align.hub import resolve
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.shards import ShardPlan, Source, claimed, write_shards
+from hf_align.shards import ShardPlan, Source, claimed, write_with_bar
 
 SLICE = 2**19
 """Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""
@@ -77,12 +75,8 @@ class Same:
 
     def record(self, options: Options) -> dict[str, str]:
         """What the result depends on, by name."""
-        found = dict(options.result)
-        for source, checkpoint in zip(self.sources, (self.a, self.b), strict=True):
-            ref = source.reference
-            found[f"{ref}/config.json"] = hashlib.sha256((checkpoint.folder / "config.json").read_bytes()).hexdigest()
-            found |= {f"{ref}/{shard}": digest for shard, digest in checkpoint.digests.items()}
-        return found
+        first, second = self.sources
+        return options.result | self.a.record(first.reference) | self.b.record(second.reference)
 
     def source(self, options: Options) -> Source:
         """The entries of the merge."""
@@ -129,14 +123,7 @@ def merge(
         same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
     with claimed(output, same.record(options), overwrite=options.overwrite) as claim:
         say(f"writing {len(same.a)} tensors to {output}")
-        with tqdm(
-            total=plan.nbytes,
-            desc="writing",
-            unit="B",
-            unit_scale=True,
-            disable=options.quiet or not claim.processes.leads,
-        ) as bar:
-            write_shards(claim, plan, same.source(options), bar.update)
+        write_with_bar(claim, plan, same.source(options), quiet=options.quiet)
         seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
         report = Report(str(output), str(same.config.get("model_type")), seconds)
         if claim.processes.leads:

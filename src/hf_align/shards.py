@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from hf_align.checkpoint import INDEX, NAMES, SINGLE, bytes_of
 from hf_align.errors import CheckpointError, OutputError
@@ -241,6 +242,13 @@ def _require_ours(claim: Claim) -> None:
         )
     elif any(path != claim.work for path in claim.folder.iterdir()):
         raise OutputError(f"{claim.folder} is not empty; choose another -o, or --overwrite")
+
+
+def write_with_bar(claim: Claim, plan: ShardPlan, source: Source, *, quiet: bool) -> None:
+    """`write_shards`, with a progress bar on the process that leads."""
+    hidden = quiet or not claim.processes.leads
+    with tqdm(total=plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=hidden) as bar:
+        write_shards(claim, plan, source, bar.update)
 
 
 def write_shards(

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from hf_align.companions import write_companions
 from hf_align.models import Model, Pair
 from hf_align.naming import DiskLayout, DiskWeights
-from hf_align.shards import Claim, ShardPlan, whole, write_shards
+from hf_align.shards import Claim, ShardPlan, whole, write_with_bar
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,8 @@ def record(pair: Pair, made_with: Mapping[str, str]) -> dict[str, str]:
         made_with: options.
     """
     symmetries = hashlib.sha256(json.dumps(pair.spec.as_json()).encode()).hexdigest()
-    found = {**made_with, "the derived symmetries": symmetries}
-    for model in (pair.a, pair.b):
-        found[f"{model.ref}/config.json"] = hashlib.sha256((model.folder / "config.json").read_bytes()).hexdigest()
-        found |= {f"{model.ref}/{shard}": digest for shard, digest in model.checkpoint.digests.items()}
-    return found
+    inputs = pair.a.checkpoint.record(pair.a.ref) | pair.b.checkpoint.record(pair.b.ref)
+    return {**made_with, "the derived symmetries": symmetries, **inputs}
 
 
 def write(
@@ -73,10 +69,7 @@ def write(
     if unused := model.names.unused:
         say(f"left out: {len(unused)} of {model.ref}'s tensors that its architecture does not load ({unused[0]})")
     say(f"writing {len(tensors)} tensors to {claim.folder}")
-    with tqdm(
-        total=draft.plan.nbytes, desc="writing", unit="B", unit_scale=True, disable=quiet or not claim.processes.leads
-    ) as bar:
-        write_shards(claim, draft.plan, whole(tensors.__getitem__), bar.update)
+    write_with_bar(claim, draft.plan, whole(tensors.__getitem__), quiet=quiet)
     if claim.processes.leads:
         untied = {"tie_word_embeddings": False} if pair.untied else {}
         write_companions(claim.folder, pair.layout(pair.a).folder, untied)

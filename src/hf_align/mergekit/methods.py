@@ -61,7 +61,7 @@ def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say:
         return merge_tensors(tensors, config.merge_method, settings.of(known, _depth(name, inputs)), base, known)
 
     draft = Draft.build(inputs.pair, inputs.pair.a, options.dtype, options.max_shard_size)
-    made_of = {f"{m.ref}/{shard}": d for m in inputs.models.values() for shard, d in m.checkpoint.digests.items()}
+    made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
     made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
     with claimed(output, record(inputs.pair, made_of), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
