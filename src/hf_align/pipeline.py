@@ -30,6 +30,7 @@ from hf_align.models import Pair, open_pair
 from hf_align.network import Batch, Network
 from hf_align.options import Options
 from hf_align.outcome import Report
+from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -90,8 +91,8 @@ def merge(
         report.certificate = certificate
         if claim.processes.leads:
             if match is not None:
-                (output / "hf-align").mkdir(exist_ok=True)
-                match.save(output / "hf-align" / "alignment.safetensors", search_spec(pair, options))
+                (output / FOLDER).mkdir(exist_ok=True)
+                match.save(output / FOLDER / "alignment.safetensors", search_spec(pair, options))
             if held_out is not None:
                 _judge(report, pair, options, match, mix, held_out)
                 clock.lap("evaluate")
@@ -224,10 +225,15 @@ def find_match(
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
-    search = Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
-                    quiet=options.quiet)  # fmt: skip
-    (elements,), sweeps = find(models, Network(pair.config, device_of(options)), search, fit, say)
+    network = Network(pair.config, device_of(options))
+    (elements,), sweeps = find(models, network, search_of(options, state), fit, say)
     return models.match(elements, sweeps)
+
+
+def search_of(options: Options, state: State | None) -> Search:
+    """How the options look for a match; `state` is where learned matching keeps how far it got."""
+    return Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
+                  quiet=options.quiet)  # fmt: skip
 
 
 def _digest(data: Path | None) -> dict[str, str]:

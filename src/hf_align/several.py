@@ -13,7 +13,7 @@ from hf_align.documenting import certified
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Evaluator
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.find import Search, find
+from hf_align.matching.find import find
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
@@ -21,11 +21,10 @@ from hf_align.models import Model, Pair
 from hf_align.network import Batch, Network
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.pipeline import device_of, examples, open_models, search_spec
+from hf_align.pipeline import device_of, examples, open_models, search_of, search_spec
 from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
-from hf_align.symmetry.alignment import AlignedWeights, compose, distance
-from hf_align.symmetry.elements import Element
+from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, write
 
@@ -118,20 +117,9 @@ def _matches(
     if options.match == "none":
         return []
     models = Balanced.of(spec, *(m.weights for m in several.models))
-    search = Search(options.match, options.schedule, residual=options.residual, own=options.own,
-                    state=State(claim.progress, made_of=repr(claim.record)), quiet=options.quiet)  # fmt: skip
+    search = search_of(options, State(claim.progress, made_of=repr(claim.record)))
     found, sweeps = find(models, Network(several.pairs[0].config, device_of(options)), search, fit, say)
-    return [_match(models, i, elements, sweeps) for i, elements in enumerate(found, start=1)]
-
-
-def _match(models: Balanced, number: int, elements: Mapping[str, Element], sweeps: int) -> Match:
-    return Match(
-        a=models.gauges[0],
-        b=compose(models.spec, elements, models.gauges[number]),
-        before=distance(models.a, models.models[number]),
-        after=distance(models.a, models.moved(elements, number)),
-        sweeps=sweeps,
-    )
+    return [models.match(elements, sweeps, i) for i, elements in enumerate(found, start=1)]
 
 
 def _aligned(several: Several, spec: SymmetrySpec, matches: list[Match]) -> Iterator[Mapping[str, Tensor]]:

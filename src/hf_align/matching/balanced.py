@@ -51,13 +51,13 @@ class Balanced:
         """A model, moved."""
         return MovedWeights(self.models[model], self.spec, elements)
 
-    def match(self, elements: Elements, sweeps: int = 0) -> Match:
-        """The match of two models as they were, from elements that move the balanced B to the balanced A."""
+    def match(self, elements: Elements, sweeps: int = 0, model: int = 1) -> Match:
+        """The match of two models as they were, from elements that move a balanced model to the balanced A."""
         return Match(
             a=self.gauges[0],
-            b=compose(self.spec, elements, self.gauges[1]),
-            before=distance(self.a, self.b),
-            after=distance(self.a, self.moved(elements)),
+            b=compose(self.spec, elements, self.gauges[model]),
+            before=distance(self.a, self.models[model]),
+            after=distance(self.a, self.moved(elements, model)),
             sweeps=sweeps,
         )
 
