@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hf_align.cli import _OURS, Method
+from hf_align.mergekit import loaders
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import merge_here
@@ -110,7 +111,7 @@ def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_pat
 @pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
 def test_our_loop_reads_a_recipe_as_mergekit_does(recipe: dict[str, Any], tmp_path: Path) -> None:
     config = parse(recipe)
-    names = models_of(config)
+    names = models_of(recipe)
     inputs = open_inputs(str(LLAMA / "0"), {n: n for n in names}, Options(match="none", untie=False))
     merge_here(config, inputs, tmp_path / "ours", Options(quiet=True), lambda _: None)
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
@@ -318,7 +319,7 @@ def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "none of the recipe's models"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {refrence: x/y}", "align: refrence: Extra inputs"),
-        ("merge_method: linear\nmodels: [{model: x/y+z/l}]\nalign: true", "merge the adapter"),
+        ("merge_method: linear\nmodels: [{model: {model: {path: x/y}}}]", "names x/y as a mapping"),
         ("merge_method: linear\nmodels: [{model: x/y}, {model: x/z}]\ndtype: float5\nalign: true", "float5 is none"),
     ],
 )
@@ -363,10 +364,59 @@ def test_an_output_that_is_not_empty(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("version", ["0.1.4", "0.2.0", "1.0"])
-def test_another_version_of_mergekit(
-    version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+# Versions of mergekit that are not known -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("version", ["0.1.4", "0.2.0"])
+def test_another_version_gets_folders_that_are_aligned(
+    version: str, family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The result is that of our loaders to the last bit, and one line says why it took longer."""
+    recipe = write_recipe(tmp_path / "recipe.yml", **linear(family / "0", family / "1"), align=True)
+    assert run("mergekit", recipe, tmp_path / "loaders") == 0
     monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
-    recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", LLAMA / "1"), align=True)
-    assert f"mergekit {version} is not one" in refused(recipe, tmp_path / "out", capsys)
+    monkeypatch.setattr(loaders, "run_mergekit", None)
+    capsys.readouterr()
+    assert run("mergekit", recipe, tmp_path / "folders") == 0
+    captured = capsys.readouterr()
+    said = [line for line in captured.err.splitlines() if "is not one whose loaders are known" in line]
+    assert len(said) == 1 and said[0].startswith(f"mergekit {version} ") and "aligned into folders" in said[0]
+    assert f"merged by mergekit {version}" in captured.out
+    assert_same(weights(tmp_path / "folders"), weights(tmp_path / "loaders"))
+    assert_whole(tmp_path / "folders", transformers.AutoModelForCausalLM)
+    assert not list(tmp_path.glob("folders/.mergekit"))
+    for file in (tmp_path / "folders").rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("gone", ["loaders", "LoaderCache"])
+def test_a_loader_cache_that_is_not_there(
+    gone: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is right, and what is lent to is not: mergekit is run as a command all the same."""
+    from mergekit.io import tasks
+
+    if gone == "loaders":
+        monkeypatch.delattr(tasks.LoaderCache, gone)
+    else:
+        monkeypatch.delattr(tasks, gone)
+    recipe = write_recipe(tmp_path / "recipe.yml", **linear(LLAMA / "0", LLAMA / "1"), align=True)
+    assert run("mergekit", recipe, tmp_path / "out") == 0
+    assert "aligned into folders" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run("mergekit", recipe, tmp_path / "loaders") == 0
+    assert_same(weights(tmp_path / "out"), weights(tmp_path / "loaders"))
+
+
+def test_another_version_that_does_not_merge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.2.0")
+    recipe = write_recipe(tmp_path / "r.yml", **linear(MODELS / "vit" / "0", MODELS / "vit" / "1"), align=True)
+    error = refused(recipe, tmp_path / "out", capsys)
+    assert "mergekit 0.2.0 does not merge this architecture whole (" in error and "pip install" in error
+    recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", LLAMA / "1", merge_method="magic"))
+    assert "magic" in refused(recipe, tmp_path / "out", capsys)
+    assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--method", "karcher", "--quiet") == 2
+    assert "mergekit 0.2.0 are not called as those of 0.1.5" in capsys.readouterr().err

@@ -12,14 +12,14 @@ from jinja2 import Environment, StrictUndefined
 from yaml import YAMLError
 
 from hf_align.hub import Source
-from hf_align.provenance import FOLDER, Input, Provenance
+from hf_align.provenance import FOLDER, Input, Provenance, public_name
 
 _PLOT = "barrier.png"
 
 
 def document(folder: Path, sources: Sequence[Source], say: Callable[[str], None], **facts: Any) -> None:
     """Write provenance and model card beside the weights; facts are fields of `Provenance`."""
-    made = Provenance(inputs=[Input.of(source, licence_of(source.folder)) for source in sources], **facts)
+    made = Provenance(inputs=Input.all_of(sources, licence_of), models=[public_name(s) for s in sources], **facts)
     if len({i.licence for i in made.inputs if i.licence}) > 1:
         say(f"warning: {licence_warning(made.inputs)}")
     made.save(folder)
@@ -65,7 +65,8 @@ def write_card(folder: Path, made: Provenance) -> None:
     )
     content = text.render(
         card_data=data.to_yaml(),
-        title=" + ".join(i.name.rpartition("/")[2] for i in made.inputs),
+        title=made.title,
+        merged=[_linked(name, made.inputs) for name in made.models],
         inputs=[{**i.model_dump(), "link": _link(i)} for i in made.inputs],
         licence_warning=warning,
         is_aligned=made.strategy.get("match", "none") != "none",
@@ -74,6 +75,12 @@ def write_card(folder: Path, made: Provenance) -> None:
         plot=plot,
     )
     ModelCard(content).save(folder / "README.md")
+
+
+def _linked(model: str, inputs: Sequence[Input]) -> str:
+    """What was merged, with links to where it is: one for a model, and one for its adapter."""
+    links = {i.name: _link(i) for i in inputs}
+    return links.get(model) or " with ".join(links[name] for name in model.split("+"))
 
 
 def _link(model: Input) -> str:

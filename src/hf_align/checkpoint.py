@@ -98,6 +98,17 @@ class Checkpoint(Mapping[str, Tensor]):
             tensors.update(found if expected is None else {n: found[n] for n in expected})
         return cls(folder, tensors, remote)
 
+    @classmethod
+    def of_file(cls, folder: Path, file: str, remote: Shards | None = None) -> Checkpoint:
+        """One file of safetensors, whatever it is called.
+
+        Raises:
+            CheckpointError: it is missing, truncated or damaged.
+        """
+        if not (folder / file).is_file() and not (remote is not None and remote.has(file)):
+            raise CheckpointError(f"{folder} has no {file}; other formats must be converted first")
+        return cls(folder, _read_header(folder / file, file, remote), remote)
+
     def drop_when_read(self, names: Collection[str]) -> None:
         """From now on, take a shard off this disk as soon as those of these tensors that it holds have been read.
 
@@ -130,10 +141,10 @@ class Checkpoint(Mapping[str, Tensor]):
         shards = sorted({info.shard for info in self._tensors.values()})
         return {shard: _digest((self.folder / shard).resolve()) for shard in shards}
 
-    def record(self, reference: str) -> dict[str, str]:
+    def record(self, reference: str, config: str = "config.json") -> dict[str, str]:
         """What a result made from it depends on: `digests` and that of its config, by the user's name for it."""
-        config = hashlib.sha256((self.folder / "config.json").read_bytes()).hexdigest()
-        return {f"{reference}/config.json": config, **{f"{reference}/{k}": d for k, d in self.digests.items()}}
+        digest = hashlib.sha256((self.folder / config).read_bytes()).hexdigest()
+        return {f"{reference}/{config}": digest, **{f"{reference}/{k}": d for k, d in self.digests.items()}}
 
     def __getitem__(self, name: str) -> Tensor:
         info = self._tensors[name]

@@ -123,7 +123,9 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
-Model = Annotated[str, typer.Argument(help="A folder, org/name, org/name@revision or hf://org/name@revision.")]
+Model = Annotated[
+    str, typer.Argument(help="A folder, org/name or org/name@revision; a LoRA adapter likewise, or MODEL+ADAPTER.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Residuals = Annotated[
@@ -524,12 +526,18 @@ def _typed() -> str:
 
 def _without_path(argument: str) -> str:
     option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    parts = [value] if not value or Path(value).exists() else value.split("+")
+    return f"{option}{equals}{'+'.join(map(_without_folder, parts))}"
+
+
+def _without_folder(value: str) -> str:
     is_path = value.startswith(("/", ".", "~")) or (value and Path(value).exists())
-    return f"{option}{equals}{Path(value).resolve().name if is_path else value}"
+    return Path(value).resolve().name if is_path else value
 
 
 def _base(model: str) -> str:
-    """A model's name without its revision, and a folder's without its path."""
+    """A model's name without its revision, a folder's without its path; of a model with an adapter, the adapter's."""
+    model = model if Path(model).is_dir() else model.rpartition("+")[2]
     return Path(model).resolve().name if Path(model).is_dir() else model.removeprefix("hf://").partition("@")[0]
 
 

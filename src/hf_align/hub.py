@@ -6,10 +6,11 @@ shard is fetched when one of its tensors is asked for.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +32,10 @@ from hf_align.errors import HfAlignError
 
 T = TypeVar("T")
 
+ADAPTER = "adapter_config.json"
+"""What a LoRA adapter has in place of config.json."""
 _SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "README.md"]
+_MODEL = ("model.safetensors", "model.safetensors.index.json")
 _HEADER = 100_000
 """Bytes that hold the header of nearly every shard, so that one request is enough."""
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
@@ -47,11 +51,13 @@ class Source:
         reference: what the user called it.
         folder: everything but weights that are still on the Hub.
         shards: those weights; None for a folder of the user's own.
+        adapter: a LoRA adapter to merge into the weights as they are read.
     """
 
     reference: str
     folder: Path
     shards: HubShards | None = None
+    adapter: Source | None = None
 
     @property
     def repository(self) -> str | None:
@@ -68,11 +74,24 @@ def resolve(reference: str) -> Source:
     """Find a model: a folder as it is, or a repository, of which all but the weights is fetched.
 
     Args:
-        reference: a folder, `org/name`, `org/name@revision`, or either with `hf://` in front.
+        reference: a folder, `org/name`, `org/name@revision`, or either with `hf://` in front; a LoRA adapter, which is
+            merged into the base that its config names; or `BASE+ADAPTER`.
 
     Raises:
-        HfAlignError: there is no such folder, repository or revision, or no access to it.
+        HfAlignError: there is no such folder, repository or revision, or no access to it; an adapter without a base.
     """
+    if Path(reference).is_dir() or "+" not in reference:
+        found = _find(reference)
+        return _with_base(found) if _is_adapter(found) else found
+    model, _, lora = reference.partition("+")
+    base, adapter = _find(model), _find(lora)
+    if _is_adapter(base) or not _is_adapter(adapter):
+        raise HfAlignError(f"{reference} is not of the form BASE+ADAPTER: an adapter has {ADAPTER} and no weights else")
+    return replace(base, reference=reference, adapter=adapter)
+
+
+def _find(reference: str) -> Source:
+    """A folder, or a repository, as it is."""
     if Path(reference).is_dir():
         return Source(reference, Path(reference))
     repository, _, revision = reference.removeprefix("hf://").partition("@")
@@ -84,6 +103,38 @@ def resolve(reference: str) -> Source:
         folder = Path(retrying(fetch))
     # The cache names the folder of a snapshot after its commit.
     return Source(reference, folder, HubShards(repository, folder.name))
+
+
+def _is_adapter(source: Source) -> bool:
+    """Whether there is an adapter and no model beside it."""
+    if not (source.folder / ADAPTER).is_file():
+        return False
+    return not any((source.folder / file).is_file() for file in _MODEL) and not (
+        source.shards is not None and source.shards.has(_MODEL[0])
+    )
+
+
+def _with_base(adapter: Source) -> Source:
+    """The model that an adapter belongs to, by the adapter's own config.
+
+    Raises:
+        HfAlignError: it names none, or one that cannot be found.
+    """
+    try:
+        config = json.loads((adapter.folder / ADAPTER).read_text(encoding="utf-8"))
+        model, revision = config.get("base_model_name_or_path"), config.get("revision")
+    except (ValueError, AttributeError) as error:
+        raise HfAlignError(f"{adapter.reference}: {ADAPTER} is not valid JSON; fetch it again") from error
+    if not model:
+        raise HfAlignError(
+            f"{adapter.reference} is an adapter and does not name its base; write BASE+{adapter.reference}"
+        )
+    is_folder = Path(model).is_dir()
+    try:
+        base = _find(f"{model}@{revision}" if revision and not is_folder else model)
+    except HfAlignError as error:
+        raise HfAlignError(f"{adapter.reference} is an adapter of {model} ({error}); write BASE+ADAPTER") from error
+    return replace(base, reference=adapter.reference, adapter=adapter)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from hf_align.adapters import adapted
 from hf_align.checkpoint import Checkpoint
 from hf_align.companions import require_same_vocabulary
 from hf_align.errors import CheckpointError, IncompatibleModels
@@ -156,12 +157,13 @@ def choose_heads(
 
 
 def _open(source: Source, own: PretrainedConfig, architecture: Architecture, untied: bool) -> Model:
-    ref, checkpoint = source.reference, Checkpoint.open(source.folder, source.shards)
+    ref, stored = source.reference, Checkpoint.open(source.folder, source.shards)
     aliases = inventory(build_without_weights(own)).ties if untied else {}
-    names = match_names(build_without_weights(architecture.config), checkpoint, architecture.spec.ties, aliases)
+    names = match_names(build_without_weights(architecture.config), stored, architecture.spec.ties, aliases)
     if names.missing:
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
+    checkpoint = adapted(stored, source, names.alone())
     _require_tied(ref, checkpoint, names)
     weights = NamedWeights(checkpoint, names)
     _require_shapes(ref, weights, architecture.spec)

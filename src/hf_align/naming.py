@@ -50,6 +50,11 @@ class Names:
                 found.setdefault(name, link)
         return found
 
+    def alone(self) -> dict[str, str]:
+        """Name in memory -> name on disk, of tensors that are stored as they are, each in its own place."""
+        links = self.by_memory().items()
+        return {n: link.source for n, link in links if isinstance(link, Renaming) and link.source == link.target}
+
     def twice(self) -> Iterator[tuple[str, Link, Link]]:
         """Names in memory that two links make, with both."""
         first = self.by_memory()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_align.adapters import adapted
 from hf_align.card import document
 from hf_align.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.companions import require_same_vocabulary, write_companions
@@ -59,6 +60,10 @@ class Same:
             return None
         require_same_vocabulary((a, b), folders)
         first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
+        try:
+            first, second = (adapted(c, source) for c, source in zip((first, second), sources, strict=True))
+        except CheckpointError:  # the modelling code may know what an adapter's names stand for
+            return None
         if {n: first.info(n).shape for n in first} != {n: second.info(n).shape for n in second}:
             return None
         return cls(sources, first, second, configs[0])

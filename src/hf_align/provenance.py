@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class Input(BaseModel):
         name: `org/name`, or the last part of a folder's path.
         repository, commit: on the Hub; None for a folder.
         licence: as its card has it.
+        adapter_of: name of the model that it is merged into, if it is an adapter.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -30,18 +32,42 @@ class Input(BaseModel):
     repository: str | None = None
     commit: str | None = None
     licence: str | None = None
+    adapter_of: str | None = None
 
     @classmethod
-    def of(cls, source: Source, licence: str | None) -> Input:
-        """What may be told of a model to anyone: no local path."""
-        name = source.repository or source.folder.resolve().name
-        return cls(name=name, repository=source.repository, commit=source.commit, licence=licence)
+    def all_of(cls, sources: Sequence[Source], licence_of: Callable[[Path], str | None]) -> list[Input]:
+        """What may be told of models to anyone: no local path; adapters after the models that they belong to."""
+        found: list[Input] = []
+        for source in sources:
+            base = cls._of(source, licence_of)
+            if source.adapter is None:
+                found.append(base)
+                continue
+            own = cls._of(source.adapter, licence_of).model_copy(update={"adapter_of": base.name})
+            found += [model for model in (base, own) if model not in found]
+        return found
+
+    @classmethod
+    def _of(cls, source: Source, licence_of: Callable[[Path], str | None]) -> Input:
+        licence = licence_of(source.folder)
+        return cls(name=_plain_name(source), repository=source.repository, commit=source.commit, licence=licence)
+
+
+def public_name(source: Source) -> str:
+    """What a model is called before anyone: no local path; BASE+ADAPTER with an adapter."""
+    return "+".join(_plain_name(s) for s in (source, source.adapter) if s is not None)
+
+
+def _plain_name(source: Source) -> str:
+    return source.repository or source.folder.resolve().name
 
 
 class Provenance(BaseModel):
     """How a model was made.
 
     Attributes:
+        inputs: the models, and the adapters that were merged into them.
+        models: names of what was merged, in order; BASE+ADAPTER with an adapter.
         command: what was typed, without local paths.
         strategy: every option that the result depends on.
         certificate: as `hf-align certify --json`; None if it was not asked for.
@@ -54,6 +80,7 @@ class Provenance(BaseModel):
     version: str = __version__
     model_type: str
     inputs: list[Input]
+    models: list[str]
     command: str
     strategy: dict[str, Any]
     untied: bool = False
@@ -63,6 +90,11 @@ class Provenance(BaseModel):
     comparison: dict[str, Any] | None = None
     agreement: dict[str, tuple[float, float]] = {}
     notes: list[str] = []
+
+    @property
+    def title(self) -> str:
+        """What was merged, without owners."""
+        return " + ".join("+".join(part.rpartition("/")[2] for part in name.split("+")) for name in self.models)
 
     def save(self, folder: Path) -> None:
         """Write it into a model's folder."""

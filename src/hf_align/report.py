@@ -95,7 +95,7 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     output.write_text(
         page.render(
             made=made,
-            title=" + ".join(i.name.rpartition("/")[2] for i in made.inputs),
+            title=made.title,
             chart=_chart(made.comparison) if made.comparison else None,
             heat=_heat(spec, made.agreement),
             kinds=_kinds(spec, elements, colours),

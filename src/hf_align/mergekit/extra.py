@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,21 +17,41 @@ VERSIONS = ((0, 1, 5), (0, 2, 0))
 """From the first on, below the second: its loaders and its methods are called as they are there."""
 
 
-def require() -> None:
-    """See that mergekit is there, in a version whose interfaces are known.
+def version() -> str:
+    """The version of mergekit.
 
     Raises:
-        HfAlignError: it is not.
+        HfAlignError: it is not installed.
     """
     try:
-        version = importlib.metadata.version("mergekit")
+        return importlib.metadata.version("mergekit")
     except importlib.metadata.PackageNotFoundError as error:
         raise HfAlignError("mergekit is not installed; pip install hf-align[mergekit]") from error
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def is_known() -> bool:
+    """Whether mergekit is of a version whose interfaces are known, and has them."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version())[:3])
     if not VERSIONS[0] <= numbers < VERSIONS[1]:
+        return False
+    try:
+        from mergekit.io.tasks import LoaderCache
+        from mergekit.merge_methods import merge_tensors
+    except ImportError:
+        return False
+    return isinstance(getattr(LoaderCache(), "loaders", None), dict) and callable(merge_tensors)
+
+
+def require_known() -> None:
+    """See that mergekit's methods can be called.
+
+    Raises:
+        HfAlignError: mergekit is not there, or its interfaces are not those that are known.
+    """
+    if not is_known():
         raise HfAlignError(
-            f"mergekit {version} is not one that this version works with; pip install hf-align[mergekit], or move each "
-            "model with hf-align align and give mergekit the folders"
+            f"the methods of mergekit {version()} are not called as those of 0.1.5; pip install hf-align[mergekit], or "
+            "give a recipe to hf-align mergekit"
         )
 
 
@@ -51,18 +71,26 @@ def parse(recipe: Mapping[str, Any]) -> Any:
         raise HfAlignError(f"the recipe is not one of mergekit's: {first_fault(error)}") from error
     except (RuntimeError, KeyError, ValueError) as error:
         raise HfAlignError(f"the recipe is not one of mergekit's: {str(error).splitlines()[0]}") from error
-    if lora := [str(m) for m in config.referenced_models() if m.lora is not None]:
-        raise HfAlignError(f"{lora[0]} is a model with an adapter; merge the adapter into the model first")
     return config
 
 
-def models_of(config: Any) -> list[str]:
-    """What a recipe calls its models, in the order in which it names them."""
-    found = [entry.model for entry in config.models or ()]
-    found += [source.model for piece in config.slices or () for source in piece.sources]
-    base = [config.base_model] if config.base_model else []
-    rest = sorted(config.referenced_models(), key=str)
-    return list(dict.fromkeys(str(model) for model in (*found, *base, *rest)))
+def models_of(recipe: Any) -> list[str]:
+    """What a recipe calls its models, in the order in which it names them, and the base model last.
+
+    It is read as it is written, which is the same in every version of mergekit.
+    """
+    return list(dict.fromkeys([*_named(recipe, "model"), *_named(recipe, "base_model")]))
+
+
+def _named(value: Any, key: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get(key), str):
+            yield value[key]
+        for inner in value.values():
+            yield from _named(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _named(inner, key)
 
 
 def dtype_of(config: Any, *keys: str) -> torch.dtype | None:

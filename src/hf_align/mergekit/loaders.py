@@ -74,7 +74,7 @@ def run_mergekit(
         finally:
             logging.disable(disabled)
     try:
-        return _fault_of(stage, trust_remote_code)
+        return fault_of(stage, trust_remote_code)
     except HfAlignError as error:
         return str(error)
 
@@ -123,8 +123,10 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def _fault_of(folder: Path, trust_remote_code: bool) -> str | None:
+def fault_of(folder: Path, trust_remote_code: bool) -> str | None:
     """What a checkpoint lacks of its architecture; None if it is whole."""
+    if not (folder / "config.json").is_file():
+        return "nothing was written"
     model = build_without_weights(read_config(folder, trust_remote_code=trust_remote_code))
     missing = match_names(model, Checkpoint.open(folder), inventory(model).ties, {}).missing
     return f"{len(missing)} tensors would be missing, {missing[0]} among them" if missing else None

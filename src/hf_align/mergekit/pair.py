@@ -10,12 +10,12 @@ from typing import Any
 from hf_align.card import document
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import open_inputs
-from hf_align.mergekit.extra import parse, require
+from hf_align.mergekit.extra import parse, require_known
 from hf_align.mergekit.methods import merge_here
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.pipeline import Say
-from hf_align.provenance import Input
+from hf_align.provenance import public_name
 
 
 def merge_pair(
@@ -40,7 +40,7 @@ def merge_pair(
     Raises:
         HfAlignError: mergekit is not there, or a model or a parameter is not usable; nothing is written then.
     """
-    require()
+    require_known()
     recipe = {
         "merge_method": options.method,
         "models": [
@@ -58,7 +58,7 @@ def merge_pair(
                     pinned_by_unknown_ops=dict(inputs.pair.spec.unknown_ops))  # fmt: skip
     chosen = {**options.strategy, **(parameters or {})}
     if base is not None:
-        chosen["base"] = Input.of(inputs.models["base"].source, None).name
+        chosen["base"] = public_name(inputs.models["base"].source)
     document(output, [model.source for model in inputs.models.values()], say, command=command, strategy=chosen,
              **report.facts)  # fmt: skip
     return report

@@ -1,0 +1,70 @@
+"""mergekit of any version, as its own command, on folders of models that are in one basis already.
+
+For versions whose loaders are not those that are known: what is read tensor by tensor there is written out here first.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_align.errors import HfAlignError
+from hf_align.mergekit.basis import Inputs
+from hf_align.mergekit.extra import version
+from hf_align.mergekit.loaders import fault_of, renamed
+from hf_align.options import Options
+from hf_align.pipeline import Say
+from hf_align.shards import claimed
+from hf_align.writing import Draft, record, write
+
+
+def write_inputs(inputs: Inputs, folder: Path, options: Options, say: Say) -> dict[str, str]:
+    """Every model of a recipe in the basis of the reference, as a folder; what the recipe calls it -> where it is."""
+    found = {}
+    for number, (name, model) in enumerate(inputs.models.items()):
+        say(f"writing {name}{' in the common basis' if options.match != 'none' else ''}")
+        out = folder / str(number)
+        draft = Draft.build(inputs.pair, inputs.pair.a, None, options.max_shard_size)
+        with claimed(out, record(inputs.pair, model.checkpoint.record(name)), overwrite=True) as claim:
+            claim.require_room(draft.plan)
+            write(claim, draft, inputs.weights[name].__getitem__, lambda _: None, quiet=options.quiet)
+        found[name] = str(out)
+    return found
+
+
+def run_command(
+    recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, seed: int | None, trust_remote_code: bool
+) -> Path:
+    """Let mergekit's own command merge folders; where the result is.
+
+    Args:
+        folders: what the recipe calls a model -> where it is instead.
+        work: a folder for what is not finished.
+
+    Raises:
+        HfAlignError: mergekit failed, or wrote only a part of the model.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    file, out = work / "recipe.yml", work / "merged"
+    file.write_text(yaml.safe_dump(renamed(recipe, folders), sort_keys=False), encoding="utf-8")
+    options = [
+        *(["--random-seed", str(seed)] if seed is not None else []),
+        *(["--trust-remote-code"] if trust_remote_code else []),
+    ]
+    command = [sys.executable, "-m", "mergekit.scripts.run_yaml", str(file), str(out), *options]
+    done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    fault = lines[-1] if done.returncode and lines else "it failed" if done.returncode else None
+    fault = fault or fault_of(out, trust_remote_code)
+    if fault is not None:
+        raise HfAlignError(
+            f"mergekit {version()} does not merge this architecture whole ({fault}); with "
+            "pip install hf-align[mergekit] it is merged here"
+        )
+    (out / "README.md").unlink(missing_ok=True)  # it has the paths of the folders
+    return out
