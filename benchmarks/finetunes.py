@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from torch import Tensor
 
@@ -120,7 +121,7 @@ def main(
         *table,
         "",
         "Fine-tunes of one base share its basis: there is little to find, and the mean is as good without alignment.",
-        "TIES gains from it at every density; task arithmetic does not, and suffers where it goes beyond its best scale.",
+        "TIES gains from it at every density; task arithmetic does not, and suffers beyond its best scale.",
         f"The cosine of the two task vectors is {plain.cosine():.2f} as they are, {aligned.cosine():.2f} aligned.",
         "",
     ]
