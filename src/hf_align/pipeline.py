@@ -190,7 +190,7 @@ def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix
     """One honest sentence on a method that is not the mean."""
     evaluator = Evaluator(pair.config, held_out, device_of(options))
     a, b = aligned_weights(pair, options, match)
-    found = evaluator.loss({n: mix(n, options.weight).float() for n in pair.spec.parameters})
+    found = evaluator.loss({n: mix(n, options.weight) for n in pair.spec.parameters})
     mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"

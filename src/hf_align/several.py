@@ -145,7 +145,7 @@ def _verdict(several: Several, aligned: Sequence[Mapping[str, Tensor]], options:
 
     def loss(models: Sequence[Mapping[str, Tensor]]) -> float:
         mean = Mean(models)
-        return evaluator.loss({n: mean[n].float() for n in first.spec.parameters})
+        return evaluator.loss({n: mean[n] for n in first.spec.parameters})
 
     apart = [loss([m.weights]) for m in several.models]
     naive, found = loss([m.weights for m in several.models]), loss(aligned)
