@@ -166,12 +166,11 @@ class Evaluator:
     @torch.no_grad()
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """The model's own loss with these weights, averaged over the data."""
-        device = self.network.device
-        placed = {n: t.to(device) for n, t in weights.items()}
+        placed = self.network.placed(weights)
         total = count = 0.0
         for batch in batches(self.data, _BATCH):
             size = len(next(iter(batch.values())))
-            total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
+            total += float(self.network.loss(placed, {k: t.to(self.network.device) for k, t in batch.items()})) * size
             count += size
         return total / count
 

@@ -42,6 +42,10 @@ class Network:
         with quiet():
             return torch.func.functional_call(self._module, dict(weights), (), batch)
 
+    def placed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights where the network is, in float32 where they are floating point."""
+        return {n: in_float32(t.to(self.device)) for n, t in weights.items()}
+
     def loss(self, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The model's own loss, averaged over the labels of a batch."""
         loss: Tensor = self(weights, batch).loss
@@ -54,6 +58,11 @@ def predictions(output: Any) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
     return next(v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """Floating point numbers in single precision; whole numbers as they are."""
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def batches(data: Batch, rows: int = 32) -> Iterator[Batch]:

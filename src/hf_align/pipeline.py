@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -78,7 +77,7 @@ def merge(
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result, fit), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         clock.lap("match")
@@ -112,7 +111,7 @@ def align(
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result, fit), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         if match is None:
@@ -190,7 +189,7 @@ def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix
     """One honest sentence on a method that is not the mean."""
     evaluator = Evaluator(pair.config, held_out, device_of(options))
     a, b = aligned_weights(pair, options, match)
-    found = evaluator.loss({n: mix(n, options.weight).float() for n in pair.spec.parameters})
+    found = evaluator.loss({n: mix(n, options.weight) for n in pair.spec.parameters})
     mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
@@ -234,10 +233,6 @@ def search_of(options: Options, state: State | None) -> Search:
     """How the options look for a match; `state` is where learned matching keeps how far it got."""
     return Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
                   quiet=options.quiet)  # fmt: skip
-
-
-def _digest(data: Path | None) -> dict[str, str]:
-    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
 
 
 def device_of(options: Options) -> str:

@@ -61,9 +61,9 @@ class Several:
         yield self.pairs[0].a
         yield from (pair.b for pair in self.pairs)
 
-    def record(self, options: Options) -> dict[str, str]:
+    def record(self, options: Options, examples: Batch | None) -> dict[str, str]:
         """What the result depends on, by name."""
-        return {k: v for pair in self.pairs for k, v in record(pair, options.result).items()}
+        return {k: v for pair in self.pairs for k, v in record(pair, options.result, examples).items()}
 
 
 def merge(
@@ -95,7 +95,7 @@ def merge(
     spec = search_spec(first, options)
     certificate = certified(first.config, options.specs, say) if certify and options.match != "none" else None
     draft = Draft.build(first, first.a, options.dtype, options.max_shard_size)
-    with claimed(output, several.record(options), overwrite=options.overwrite) as claim:
+    with claimed(output, several.record(options, fit), overwrite=options.overwrite) as claim:
         claim.require_room(draft.plan)
         matches = _matches(several, spec, claim, options, fit, say)
         aligned = list(_aligned(several, spec, matches))
@@ -145,7 +145,7 @@ def _verdict(several: Several, aligned: Sequence[Mapping[str, Tensor]], options:
 
     def loss(models: Sequence[Mapping[str, Tensor]]) -> float:
         mean = Mean(models)
-        return evaluator.loss({n: mean[n].float() for n in first.spec.parameters})
+        return evaluator.loss({n: mean[n] for n in first.spec.parameters})
 
     apart = [loss([m.weights]) for m in several.models]
     naive, found = loss([m.weights for m in several.models]), loss(aligned)

@@ -54,5 +54,5 @@ def agreement(moments: Mapping[Site, Moments]) -> dict[str, float]:
 
 def correlations(network: Network, a: Weights, b: Weights, data: Batch) -> dict[str, float]:
     """The mean correlation of what A and B read on the same inputs, by the weight that reads it."""
-    ours, theirs = ({n: t.to(network.device, torch.float32) for n, t in w.items()} for w in (a, b))
-    return agreement(compare(network, ours, theirs, batches({k: t for k, t in data.items() if k != "labels"})))
+    inputs = batches({k: t for k, t in data.items() if k != "labels"})
+    return agreement(compare(network, network.placed(a), network.placed(b), inputs))

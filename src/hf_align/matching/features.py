@@ -81,16 +81,19 @@ class Watch(TorchFunctionMode):
         self.seen[site] = torch.cat([self.seen[site], rows]) if site in self.seen else rows
 
 
+_NONE = torch.zeros((), dtype=torch.float64)
+
+
 @dataclass
 class Moments:
     """Sums over samples of what a site reads in two models, float64, in one pass; x, y [rows, n]."""
 
     count: int = 0
-    sum_a: Tensor | float = 0.0
-    sum_b: Tensor | float = 0.0
-    square_a: Tensor | float = 0.0
-    square_b: Tensor | float = 0.0
-    product: Tensor | float = 0.0
+    sum_a: Tensor = _NONE
+    sum_b: Tensor = _NONE
+    square_a: Tensor = _NONE
+    square_b: Tensor = _NONE
+    product: Tensor = _NONE
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count more samples."""
@@ -103,18 +106,15 @@ class Moments:
     @property
     def second_moment(self) -> Tensor:
         """E[x yᵀ] / √(E|x|² E|y|²), [n, n]."""
-        return torch.as_tensor(self.product) / torch.sqrt(
-            torch.as_tensor(self.square_a).sum() * torch.as_tensor(self.square_b).sum()
-        )
+        return self.product / torch.sqrt(self.square_a.sum() * self.square_b.sum())
 
     @property
     def correlation(self) -> Tensor:
         """The correlation of every entry of x with every entry of y, [n, n]; zero for an entry that is constant."""
-        mean_a, mean_b = torch.as_tensor(self.sum_a) / self.count, torch.as_tensor(self.sum_b) / self.count
-        covariance = torch.as_tensor(self.product) / self.count - mean_a[:, None] * mean_b
-        variances = (torch.as_tensor(self.square_a) / self.count - mean_a.square())[:, None] * (
-            torch.as_tensor(self.square_b) / self.count - mean_b.square()
-        )
+        mean_a, mean_b = self.sum_a / self.count, self.sum_b / self.count
+        covariance = self.product / self.count - mean_a[:, None] * mean_b
+        variance_a, variance_b = self.square_a / self.count - mean_a**2, self.square_b / self.count - mean_b**2
+        variances = variance_a[:, None] * variance_b
         return torch.where(variances > 1e-24, covariance / variances.clamp_min(1e-24).sqrt(), 0.0)
 
 

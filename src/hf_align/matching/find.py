@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
-from hf_align.generate import own_inputs
+from hf_align.generate import noise, own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
@@ -23,7 +23,6 @@ from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
-from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.elements import Element
 from hf_align.trace import trace
 
@@ -91,7 +90,7 @@ def _by_weights(models: Balanced, say: Say) -> Found:
 
 def _by_activations(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
     """Each model to the first: features have no mean to match to before they are matched."""
-    placed = _placed(models, network)
+    placed = [network.placed(m) for m in models.models]
     if data is None:
         written = own(network, search, placed, max(1, search.own // 4), say)
         data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
@@ -109,28 +108,21 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
 def _objective(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
     if data is not None and "labels" in data:
         return OnLabels(data)
-    placed = _placed(models, network)
+    placed = tuple(network.placed(m) for m in models.models)
     if data is not None:
         return TowardsSources(placed, (data,) * len(placed))
     return TowardsSources(placed, tuple(own(network, search, placed, search.own, say)))
 
 
-def own(network: Network, search: Search, sources: tuple[dict[str, Tensor], ...], count: int, say: Say) -> list[Batch]:
+def own(network: Network, search: Search, sources: Sequence[dict[str, Tensor]], count: int, say: Say) -> list[Batch]:
     """What each source writes by itself, `count` rows each."""
     say(f"no data: each model writes {count} sequences of {search.length} tokens, where it writes")
     seed, config = search.schedule.seed, network.config
     return [own_inputs(config, w, count, search.length, seed + i) for i, w in enumerate(sources)]
 
 
-def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], ...]:
-    """All models' weights in float32 where the network is."""
-    return tuple({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
-
-
 def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:
     """All sites of an architecture in the order in which they run, seen on random inputs."""
     program = trace(config)
-    inputs = random_inputs(program, torch.Generator().manual_seed(0))
-    example = {**program.example.arguments, **inputs}
-    batch = {n: t.float() if t.is_floating_point() else t for n, t in example.items()}
-    return list(watch(Network(config), {n: weights[n].float() for n in program.shapes}, batch))
+    network = Network(config)
+    return list(watch(network, network.placed({n: weights[n] for n in program.shapes}), noise(program)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_align.matching.features import Site, watch
 from hf_align.merging.aligned import Aligned, Mix, Weights
-from hf_align.merging.samples import Samples, placed
+from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
 from hf_align.network import Batch, Network, batches
 
@@ -26,8 +26,8 @@ def regression_mean(models: Aligned, samples: Samples, off_diagonal: float = OFF
 
     All Gram matrices are held in memory, float64.
     """
-    grams_a = grams(samples.network, placed(models.a, samples.network), samples.a)
-    grams_b = grams(samples.network, placed(models.b, samples.network), samples.b)
+    grams_a = grams(samples.network, samples.network.placed(models.a), samples.a)
+    grams_b = grams(samples.network, samples.network.placed(models.b), samples.b)
     read = [site for site in grams_a if len(models.spec.parameters[site.weight]) == 2]
     tied = set(models.spec.ties.values())
     sites = {site.weight: site for site in read if site.weight not in tied}
