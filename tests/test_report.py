@@ -74,11 +74,34 @@ def test_the_page_says_what_was_measured(merged: Path) -> None:
     assert "vit.layers.*.attention.q_proj.weight" in text or "attention.query.weight" in text
     assert "OrthogonalFixingOnes" in text and "GeneralLinear" in text
     assert re.search(r"turned by \d+° on average", text) and re.search(r"\d+% of the entries elsewhere", text)
-    assert text.count('<circle cx="') == 96 + 1  # the residual stream, and the circle itself
+    angles = text[text.index('id="angles"') : text.index('id="spec"')]
+    assert angles.count('<circle cx="') == 96 + 1  # the residual stream, and the circle itself
     assert "kernel: conv2d" in text  # why patches do not move
     atlas = text[text.index('class="atlas"') :]
     token = atlas[: atlas.index("cls_token<br>")]
     assert "<title>96: residual</title>" in token[token.rindex("<svg") :]  # the axis that moves, not those of size 1
+
+
+def test_features_are_drawn_by_layer(merged: Path) -> None:
+    """One dot for each layer and side, as high as the mean of what the provenance has."""
+    text = (merged / "report.html").read_text()
+    section = text[text.index('id="features"') : text.index('id="agreement"')]
+    made = Provenance.load(merged)
+    assert made.comparison
+    for side in ("naive", "aligned"):
+        for layer in range(4):
+            found = {(f[side]): name for name, f in made.comparison["features"].items() if f".{layer}." in name}
+            mean = sum(found) / len(found)
+            assert f"<title>{mean:.3f}</title>" in section, (side, layer)
+    dots = [tuple(map(float, xy)) for xy in re.findall(r'<circle cx="([^"]*)" cy="([^"]*)" r="3.5"', section)]
+    assert len(dots) == 2 * 4 and all(22 <= y <= 192 for _, y in dots)
+    assert re.search(r">[^<]*q_proj, k_proj, v_proj<", section) or "query, " in section  # what they read is one feature
+
+
+def test_reasons_are_in_words(merged: Path) -> None:
+    text = (merged / "report.html").read_text()
+    assert "moved into what reads it: vit.layers.0.attention.q_proj.weight" in text
+    assert "FoldNorm" not in text and "fixed by" not in text
 
 
 def test_a_merge_without_data_or_alignment(tmp_path: Path) -> None:
@@ -86,7 +109,7 @@ def test_a_merge_without_data_or_alignment(tmp_path: Path) -> None:
     assert run("merge", *models, "-o", tmp_path / "out", "--match", "none", "--quiet") == 0
     assert run("report", tmp_path / "out", "-o", tmp_path / "page.html") == 0
     text = (tmp_path / "page.html").read_text()
-    assert text.count("Not measured") == 2 and "not moved" in text and "No map that all layers share" in text
+    assert text.count("Not measured") == 3 and "not moved" in text and "No map that all layers share" in text
     assert Page(text).open == []
 
 

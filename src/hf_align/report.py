@@ -18,6 +18,15 @@ from hf_align.matching.match import Match
 from hf_align.provenance import FOLDER, Provenance
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
+from hf_align.symmetry.gauges.canonical import (
+    CentreRows,
+    CentreWriter,
+    DropKeyBias,
+    FoldIntoWriter,
+    FoldNorm,
+    FoldStatistics,
+    MoveValueBias,
+)
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
 from hf_align.trace import read_config
@@ -36,6 +45,17 @@ _COLOURS = (
     "#7a8a3b",
     "#6b7a90",
 )
+_APART = 16
+"""Units of the chart that two labels must be apart."""
+_GAUGES = {
+    FoldNorm.__name__: "a norm's gain and bias, moved into what reads it",
+    FoldIntoWriter.__name__: "a gain, moved into what writes it",
+    FoldStatistics.__name__: "statistics of a norm, moved into its gain and bias",
+    CentreWriter.__name__: "centred, as every norm downstream does",
+    CentreRows.__name__: "centred, as every norm downstream does",
+    DropKeyBias.__name__: "softmax is blind to it, so it is zero",
+    MoveValueBias.__name__: "moved into the output's bias",
+}
 _PINNED = "var(--pinned)"
 
 
@@ -97,11 +117,13 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
             made=made,
             title=made.title,
             chart=_chart(made.comparison) if made.comparison else None,
-            heat=_heat(spec, made.agreement),
+            heat=_heat(_of_moving(spec, made.agreement)),
+            features=_features(made.comparison["features"]) if made.comparison else None,
             kinds=_kinds(spec, elements, colours),
             turns=_turns(spec, elements),
             pinned=_pinned(spec),
             weights=_weights(spec, colours),
+            options={k: v for k, v in made.strategy.items() if v not in ("", False, None)},
             legend=[(name, colour) for name, colour in colours.items()],
         ),
         encoding="utf-8",
@@ -125,11 +147,17 @@ def _chart(comparison: Mapping[str, Any]) -> dict[str, Any]:
         points = (at(x, y) for x, y in zip(comparison["lambdas"], losses, strict=True))
         return " ".join(f"{x},{y}" for x, y in points)
 
+    def peak(name: str) -> tuple[float, float, str]:
+        x, y = max(zip(comparison["lambdas"], paths[name], strict=True), key=lambda point: point[1])
+        return at(x, y)[0], at(x, y)[1] - 8, f"{y:.3f}"
+
     ends = (comparison["loss_a"], comparison["loss_b"])
+    peaks = [peak(name) for name in paths]
     return {
         "naive": line(paths["naive"]),
         "aligned": line(paths["aligned"]),
         "base": " ".join(f"{x},{y}" for x, y in (at(i, end) for i, end in enumerate(ends))),
+        "peaks": peaks if abs(peaks[0][1] - peaks[1][1]) > _APART else peaks[:1],
         "y": [(at(0, tick)[1], f"{tick:g}") for tick in ticks],
         "x": [(at(x, 0)[0], f"{x:g}") for x in (0, 0.25, 0.5, 0.75, 1)],
     }
@@ -147,12 +175,17 @@ def _ticks(low: float, high: float) -> list[float]:
 # Weights that are alike ----------------------------------------------------------------------------------------------
 
 
-def _heat(spec: SymmetrySpec, agreement: Mapping[str, tuple[float, float]]) -> dict[str, Any] | None:
-    """Cosines by kind of weight and by layer; only of weights that something moves."""
+def _of_moving(spec: SymmetrySpec, agreement: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Only weights that something moves."""
+    return {n: v for n, v in agreement.items()
+            if any(f.space for axis in spec.parameters.get(n, ()) for segment in axis for f in segment)}  # fmt: skip
+
+
+def _heat(found: Mapping[str, tuple[float, float]]) -> dict[str, Any] | None:
+    """Pairs of numbers, as they are and aligned, by kind of weight and by layer."""
     rows: dict[str, dict[int, tuple[str, float, float]]] = {}
-    for name, (naive, aligned) in agreement.items():
-        if any(f.space for axis in spec.parameters.get(name, ()) for segment in axis for f in segment):
-            rows.setdefault(_starred(name), {})[_layer(name)] = (name, naive, aligned)
+    for name, (naive, aligned) in found.items():
+        rows.setdefault(_starred(name), {})[_layer(name)] = (name, naive, aligned)
     if not rows:
         return None
     columns = max(max(row) for row in rows.values()) + 1
@@ -160,6 +193,35 @@ def _heat(spec: SymmetrySpec, agreement: Mapping[str, tuple[float, float]]) -> d
     in_layers = {kind: row for kind, row in rows.items() if "*" in kind}
     outside = {kind: row for kind, row in rows.items() if "*" not in kind}
     return {"rows": {**outside, **in_layers}, "columns": columns, "cell": cell, "width": cell * columns}
+
+
+def _features(found: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
+    """How features correlate, by what reads them and by layer; and their mean in each layer, as two lines."""
+    readers: dict[tuple[int, float, float], list[str]] = {}
+    for name, each in found.items():  # what several weights read is one feature
+        readers.setdefault((_layer(name), each["naive"], each["aligned"]), []).append(name)
+    heat = _heat({_joined(names): (naive, aligned) for (_, naive, aligned), names in readers.items()})
+    if heat is None:
+        return None
+    layers = sorted({layer for kind, row in heat["rows"].items() if "*" in kind for layer in row})
+    lines = {}
+    for side, name in enumerate(("naive", "aligned"), start=1):
+        means = []
+        for layer in layers:
+            values = [row[layer][side] for kind, row in heat["rows"].items() if "*" in kind and layer in row]
+            means.append(sum(values) / len(values))
+        lines[name] = [(round(56 + 560 * (i + 0.5) / len(layers), 1), round(192 - 170 * max(mean, 0), 1), mean)
+                       for i, mean in enumerate(means)]  # fmt: skip
+    every = max(1, len(layers) // 12)
+    ticks = [(x, layer) for (x, _, _), layer in zip(lines["aligned"], layers, strict=True)][::every] if layers else []
+    return {"heat": heat, "lines": lines, "layers": ticks}
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Weights of one module that read the same, in one name: `layers.0.attn.q_proj, k_proj, v_proj`."""
+    bare = [name.removesuffix(".weight") for name in names]
+    module = bare[0].rpartition(".")[0]
+    return ", ".join([bare[0], *(n.removeprefix(f"{module}.") for n in bare[1:3])]) + (", …" if len(bare) > 3 else "")
 
 
 def _layer(name: str) -> int:
@@ -249,12 +311,18 @@ def _pinned(spec: SymmetrySpec) -> list[tuple[str, str, list[str]]]:
     """(weight, axis, reasons), once for each kind of weight."""
     rows = []
     for kind, name in _representatives(spec.parameters).items():
-        rows += [(kind, axis, list(map(_short, why))) for axis, why in explain(spec, name)["pinned"].items()]
+        rows += [
+            (kind, axis, [_short(reason, name) for reason in why])
+            for axis, why in explain(spec, name)["pinned"].items()
+        ]
     return rows
 
 
-def _short(reason: str) -> str:
-    """A reason with no more than two of the weights that it lists."""
+def _short(reason: str, weight: str) -> str:
+    """A reason in plain words, with no more than two of the other weights that it lists."""
+    if found := re.fullmatch(r"fixed by (\w+): (.*)", reason):
+        others = ", ".join(name for name in found[2].split(", ") if name != weight)
+        reason = f"{_GAUGES.get(found[1], 'a free choice, fixed')}{': ' if others else ''}{others}"
     first, *others = reason.split(", ")
     return ", ".join([first, *others[:1]]) + (f" and {len(others) - 1} more" if len(others) > 1 else "")
 
