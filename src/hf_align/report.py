@@ -319,10 +319,11 @@ def _pinned(spec: SymmetrySpec) -> list[tuple[str, str, list[str]]]:
 
 
 def _short(reason: str, weight: str) -> str:
-    """A reason in plain words, with no more than two of the other weights that it lists."""
+    """A reason in plain words, with no more than two of the weights of other modules that it lists."""
     if found := re.fullmatch(r"fixed by (\w+): (.*)", reason):
-        others = ", ".join(name for name in found[2].split(", ") if name != weight)
-        reason = f"{_GAUGES.get(found[1], 'a free choice, fixed')}{': ' if others else ''}{others}"
+        module = weight.rpartition(".")[0]
+        elsewhere = ", ".join(name for name in found[2].split(", ") if name.rpartition(".")[0] != module)
+        reason = f"{_GAUGES.get(found[1], 'a free choice, fixed')}{': ' if elsewhere else ''}{elsewhere}"
     first, *others = reason.split(", ")
     return ", ".join([first, *others[:1]]) + (f" and {len(others) - 1} more" if len(others) > 1 else "")
 
