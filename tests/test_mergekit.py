@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hf_align.mergekit import loaders
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import merge_here
+from hf_align.mergekit.slices import stack_here
 from hf_align.options import Options
 from hf_align.provenance import Provenance
 
@@ -229,6 +231,94 @@ def test_architectures_that_mergekit_does_not_give_whole(
     else:
         first, second = weights(a), weights(b)
         assert_same(weights(tmp_path / "out"), {n: (first[n] + second[n]) / 2 for n in first}, rtol=1e-5, atol=1e-6)
+
+
+# Slices of architectures that mergekit does not know ----------------------------------------------------------------
+
+
+def cut(*pieces: list[tuple[Path, int, int]], **more: Any) -> dict[str, Any]:
+    """A recipe with slices, each of (model, first layer, layer after the last)."""
+    slices = [{"sources": [{"model": str(m), "layer_range": [start, stop]} for m, start, stop in p]} for p in pieces]
+    return {"slices": slices, "merge_method": "passthrough", **more}
+
+
+STACKED = cut([(LLAMA / "0", 0, 2)], [(LLAMA / "1", 1, 3)], [(LLAMA / "0", 2, 3)])
+BLENDED = cut(
+    [(LLAMA / "0", 0, 2), (LLAMA / "1", 1, 3)], [(LLAMA / "1", 0, 1), (LLAMA / "0", 2, 3)],
+    merge_method="slerp", base_model=str(LLAMA / "0"),
+    parameters={"t": [{"filter": "mlp", "value": [0, 0.3]}, {"value": [0.9, 0.4]}]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [STACKED, BLENDED], ids=["stacked", "blended"])
+def test_slices_are_what_mergekit_makes_of_them(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """In an architecture that both know: the same tensors to the last bit, and the same number of layers."""
+    config, names = parse(recipe), models_of(recipe)
+    inputs = open_inputs(str(LLAMA / "0"), {n: n for n in names}, Options(match="none", untie=False))
+    stack_here(config, inputs, tmp_path / "ours", Options(quiet=True), lambda _: None)
+    assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+    ours, theirs = (json.loads((tmp_path / n / "config.json").read_text()) for n in ("ours", "theirs"))
+    assert ours["num_hidden_layers"] == theirs["num_hidden_layers"] != 0
+    assert_whole(tmp_path / "ours", transformers.LlamaForCausalLM)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "config", "stack"),
+    [
+        (transformers.ViTForImageClassification, tiny_vit(num_hidden_layers=3), "layer"),
+        (transformers.BertForMaskedLM, tiny_bert(num_hidden_layers=3), "layer"),
+        (transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**{**NEOX.to_dict(), "num_hidden_layers": 3}),
+         "layers"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)  # fmt: skip
+def test_layers_stacked_where_mergekit_cannot(
+    kind: type[transformers.PreTrainedModel], config: transformers.PretrainedConfig, stack: str, aligned: bool,
+    tmp_path: Path, random_pairs: Callable[..., list[Path]],
+) -> None:  # fmt: skip
+    a, b = random_pairs(kind, config)
+    recipe = cut([(a, 0, 2)], [(b, 1, 3)], **({"align": True} if aligned else {}))
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe), tmp_path / "out") == 0
+    model = assert_whole(tmp_path / "out", kind)
+    assert model.config.num_hidden_layers == 4
+    if aligned:
+        return
+    found, first, second = map(weights, (tmp_path / "out", a, b))
+    for name, tensor in found.items():
+        number = re.search(rf"(?<=\b{stack}\.)\d+", name)
+        if number is None:
+            assert torch.equal(tensor, first[name]) or torch.equal(tensor, second[name]), name
+            continue
+        place = int(number[0])
+        source, layer = (first, place) if place < 2 else (second, place - 1)
+        assert torch.equal(tensor, source[name[: number.start()] + str(layer) + name[number.end() :]]), name
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ([("0", 0, 2), ("1", 1, 2)], "its sources are not as many layers"),
+        ([("0", 0, 2), ("0", 2, 4)], "layers of each of different models"),
+        ([("0", 2, 9)], "goes beyond the 4 layers that there are"),
+    ],
+)
+def test_slices_that_are_none(
+    slices: list[tuple[str, int, int]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces = [(MODELS / "vit" / seed, start, stop) for seed, start, stop in slices]
+    method = "passthrough" if len(slices) == 1 else "linear"
+    recipe = write_recipe(tmp_path / "r.yml", **cut(pieces, merge_method=method, align=True))
+    assert message in refused(recipe, tmp_path / "out", capsys)
+
+
+def test_slices_of_an_encoder_and_a_decoder(
+    tmp_path: Path, random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = random_pairs(transformers.T5ForConditionalGeneration, T5)
+    capsys.readouterr()
+    recipe = write_recipe(tmp_path / "r.yml", **cut([(a, 0, 1)], [(b, 0, 1)]))
+    assert "has encoder.block, decoder.block; use models:" in refused(recipe, tmp_path / "out", capsys)
 
 
 def test_a_recipe_with_models_from_the_hub(hub: Hub, tmp_path: Path, random_pairs: Callable[..., list[Path]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,10 +46,9 @@ def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say:
     Raises:
         HfAlignError: the recipe does not fit its method, or the output cannot be written.
     """
-    settings = _settings(config, inputs)
+    settings = Settings.of_models(config, config.models or whole_slice(config, inputs) or ())
     _require_bound(config, settings, inputs)
     before = dtype_of(config, "dtype")
-    base = str(config.base_model) if config.base_model else None
     on_disk = {name: link.sources[0] for name, link in inputs.pair.a.names.by_memory().items()}
 
     def produce(name: str) -> Tensor:
@@ -58,7 +57,9 @@ def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say:
             tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
         known = on_disk.get(name, name)
         torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        return merge_tensors(tensors, config.merge_method, settings.of(known, _depth(name, inputs)), base, known)
+        return merge_tensors(
+            tensors, config.merge_method, settings.of(known, _depth(name, inputs)), settings.base, known
+        )
 
     draft = Draft.build(inputs.pair, inputs.pair.a, options.dtype, options.max_shard_size)
     made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
@@ -68,13 +69,12 @@ def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say:
         write(claim, draft, produce, say, quiet=options.quiet)
 
 
-def _require_bound(config: Any, settings: _Settings, inputs: Inputs) -> None:
+def _require_bound(config: Any, settings: Settings, inputs: Inputs) -> None:
     """See that the method takes these models, and that every tensor has its parameters, before anything is written."""
     from mergekit import merge_methods
 
-    base = str(config.base_model) if config.base_model else None
     try:
-        merge_methods.get(config.merge_method).validate_inputs(settings.models, base)
+        merge_methods.get(config.merge_method).validate_inputs(settings.models, settings.base)
         for name in inputs.pair.spec.parameters:
             settings.of(name, 0.0)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -82,69 +82,83 @@ def _require_bound(config: Any, settings: _Settings, inputs: Inputs) -> None:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """The parameters of a recipe: `of` a tensor's name and its depth, 0 for the first layer and 1 for the last."""
+class Settings:
+    """The parameters of a recipe.
+
+    Attributes:
+        of: they, by a tensor's name, its depth (0 for the first layer and 1 for the last), and its name in each model
+            where that is another.
+        models: that go into each tensor; the base model among them, if there is one.
+        base: which of them that is.
+    """
 
     models: tuple[str, ...]
-    of: Callable[[str, float], dict[str, Any]]
+    base: str | None
+    of: Callable[..., dict[str, Any]]
+
+    @classmethod
+    def of_models(cls, config: Any, given: Sequence[Any]) -> Settings:
+        """Of models, or of the sources of a slice; the base model joins them."""
+        entries = list(given)
+        if config.base_model and all(entry.model != config.base_model for entry in entries):
+            entries.append(SimpleNamespace(model=config.base_model, parameters=None))
+        return cls.of_slice(config, entries, config.slices[0].parameters if config.slices else None, config.base_model)
+
+    @classmethod
+    def of_slice(cls, config: Any, sources: Sequence[Any], parameters: Any, base: Any) -> Settings:
+        """Of entries with a model and its parameters, and of the slice that they are in."""
+        from mergekit import merge_methods
+        from mergekit.config import ConfigReader, InputSliceDefinition, OutputSliceDefinition
+        from mergekit.parameter_resolver import resolve_parameters
+
+        spec = merge_methods.get(config.merge_method).spec
+        ends = (0, 1)
+        inputs = [InputSliceDefinition(model=e.model, layer_range=ends, parameters=e.parameters) for e in sources]
+        out = OutputSliceDefinition(sources=inputs, parameters=parameters)
+
+        def of(name: str, depth: float, named: Mapping[str, str] | None = None) -> dict[str, Any]:
+            each_name = {e.model: (named or {}).get(str(e.model), name) for e in sources}
+            reader = ConfigReader(config=config, t=depth, slice_out=out)
+            shared, each = resolve_parameters(
+                spec, tensor_name=name, inputs=each_name, sources=reader.parameter_sources, base_model=base, t=depth
+            )  # fmt: skip
+            by_name: dict[str, dict[str, Any]] = {}
+            for model, values in each.items():
+                for parameter, value in values.items():
+                    by_name.setdefault(parameter, {})[str(model)] = value
+            return {**shared, **by_name}
+
+        return cls(tuple(str(e.model) for e in sources), str(base) if base else None, of)
 
 
-def _settings(config: Any, inputs: Inputs) -> _Settings:
-    from mergekit import merge_methods
-    from mergekit.config import ConfigReader, InputSliceDefinition, OutputSliceDefinition
-    from mergekit.parameter_resolver import resolve_parameters
-
-    given = list(config.models or _whole_slice(config, inputs))
-    if config.base_model and all(entry.model != config.base_model for entry in given):
-        given.append(SimpleNamespace(model=config.base_model, parameters=None))
-    spec = merge_methods.get(config.merge_method).spec
-    ends = (0, 1)
-    sources = [InputSliceDefinition(model=e.model, layer_range=ends, parameters=e.parameters) for e in given]
-    slice_parameters = config.slices[0].parameters if config.slices else None
-    out = OutputSliceDefinition(sources=sources, parameters=slice_parameters)
-
-    def of(name: str, depth: float) -> dict[str, Any]:
-        reader = ConfigReader(config=config, t=depth, slice_out=out)
-        shared, each = resolve_parameters(
-            spec, tensor_name=name, inputs={e.model: name for e in given}, sources=reader.parameter_sources,
-            base_model=config.base_model, t=depth,
-        )  # fmt: skip
-        by_name: dict[str, dict[str, Any]] = {}
-        for model, values in each.items():
-            for parameter, value in values.items():
-                by_name.setdefault(parameter, {})[str(model)] = value
-        return {**shared, **by_name}
-
-    return _Settings(tuple(str(e.model) for e in given), of)
-
-
-def _whole_slice(config: Any, inputs: Inputs) -> list[Any]:
-    """The sources of a recipe whose only slice is all layers."""
-    layers = max((len(family) for family in _families(inputs.pair.spec.parameters).values()), default=0)
+def whole_slice(config: Any, inputs: Inputs) -> list[Any] | None:
+    """The sources of a recipe whose only slice is all layers; None of one that cuts and stacks them."""
+    layers = max((len(family) for family in layers_of(inputs.pair.spec.parameters).values()), default=0)
     slices = config.slices or []
     if len(slices) != 1 or any(tuple(source.layer_range) != (0, layers) for source in slices[0].sources):
-        raise HfAlignError("mergekit does not know this architecture well enough to cut it into slices; use models:")
+        return None
     return list(slices[0].sources)
 
 
 def _depth(name: str, inputs: Inputs) -> float:
     """Where the layer of a parameter stands, from 0 to 1; 0 for what is in no layer."""
-    found = _layer(name)
+    found = layer_of(name)
     if found is None:
         return 0.0
-    last = max(_families(inputs.pair.spec.parameters)[found[0]])
+    last = max(layers_of(inputs.pair.spec.parameters)[found[0]])
     return found[1] / last if last else 1.0
 
 
-def _families(names: Iterable[str]) -> dict[str, set[int]]:
+def layers_of(names: Iterable[str]) -> dict[str, set[int]]:
     """The numbers of the layers below each list of modules."""
     families: dict[str, set[int]] = {}
-    for found in map(_layer, names):
+    for found in map(layer_of, names):
         if found is not None:
             families.setdefault(found[0], set()).add(found[1])
     return families
 
 
-def _layer(name: str) -> tuple[str, int] | None:
+def layer_of(name: str) -> tuple[str, int] | None:
+    """The outermost list of modules that a tensor is in, and its number there."""
     found = re.match(r"(.*?)\.(\d+)\.", name)
     return (found[1], int(found[2])) if found else None

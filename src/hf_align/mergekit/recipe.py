@@ -19,7 +19,8 @@ from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
 from hf_align.mergekit.folders import run_command, write_inputs
 from hf_align.mergekit.loaders import renamed, run_mergekit
-from hf_align.mergekit.methods import merge_here
+from hf_align.mergekit.methods import merge_here, whole_slice
+from hf_align.mergekit.slices import stack_here
 from hf_align.options import Options
 from hf_align.pipeline import Say
 from hf_align.provenance import public_name
@@ -135,7 +136,8 @@ def _by_loaders(plan: _Plan, stage: Path, overwrite: bool) -> tuple[str, Inputs 
     plan.say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
     inputs, config = inputs or plan.open(), parse(plan.recipe)
     here = replace(options, overwrite=overwrite, dtype=dtype_of(config, "out_dtype", "dtype"))
-    merge_here(config, inputs, plan.output, here, plan.say, plan.seed or 0)
+    stacks = config.slices and whole_slice(config, inputs) is None
+    (stack_here if stacks else merge_here)(config, inputs, plan.output, here, plan.say, plan.seed or 0)
     return "merged by the methods of mergekit, tensor by tensor", inputs
 
 
