@@ -242,7 +242,7 @@ def cut(*pieces: list[tuple[Path, int, int]], **more: Any) -> dict[str, Any]:
     return {"slices": slices, "merge_method": "passthrough", **more}
 
 
-STACKED = cut([(LLAMA / "0", 0, 2)], [(LLAMA / "1", 1, 3)], [(LLAMA / "0", 2, 3)])
+STACKED = cut([(LLAMA / "0", 0, 2)], [(LLAMA / "2", 1, 3)], [(LLAMA / "1", 2, 3)])
 BLENDED = cut(
     [(LLAMA / "0", 0, 2), (LLAMA / "1", 1, 3)], [(LLAMA / "1", 0, 1), (LLAMA / "0", 2, 3)],
     merge_method="slerp", base_model=str(LLAMA / "0"),
