@@ -20,7 +20,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.processes import current
+from hf_align.processes import alone_by_mistake, current
 
 app = typer.Typer(
     name="hf-align",
@@ -239,6 +239,9 @@ def merge(
     """Align B with A and merge the two into one checkpoint.
 
     Example: hf-align merge org/a org/b --data held_out.txt --push
+
+    On several processes, with the same bytes: accelerate launch --multi_gpu --num_processes 4 -m hf_align merge A B.
+    --multi_gpu is how accelerate starts more than one process on a machine, also on one without GPUs.
     """
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
@@ -617,6 +620,8 @@ def _root(
     ] = False,
 ) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if (warning := alone_by_mistake()) is not None:
+        typer.echo(f"hf-align: {warning}", err=True)
 
 
 def _with_values(arguments: list[str]) -> list[str]:

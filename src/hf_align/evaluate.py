@@ -144,7 +144,7 @@ class Evaluator:
         data: arguments of `forward`, [examples, ...]; without `labels`, the tokens themselves are predicted.
     """
 
-    def __init__(self, config: PretrainedConfig, data: Batch, device: str = "cpu") -> None:
+    def __init__(self, config: PretrainedConfig, data: Batch, device: str | torch.device = "cpu") -> None:
         self.network = Network(config, device)
         self.data = with_labels(data)
 

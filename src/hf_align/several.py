@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hf_align.card import document
+from hf_align.devices import Devices
 from hf_align.documenting import certified
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Evaluator
@@ -21,7 +22,7 @@ from hf_align.models import Model, Pair
 from hf_align.network import Batch, Network
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.pipeline import device_of, examples, open_models, search_of, search_spec
+from hf_align.pipeline import examples, open_models, search_of, search_spec
 from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
@@ -96,9 +97,12 @@ def merge(
     certificate = certified(first.config, options.specs, say) if certify and options.match != "none" else None
     draft = Draft.build(first, first.a, options.dtype, options.max_shard_size)
     with claimed(output, several.record(options), overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            say(f"{output} is already complete")
+            return Report.again(output)
         claim.require_room(draft.plan)
         matches = _matches(several, spec, claim, options, fit, say)
-        aligned = list(_aligned(several, spec, matches))
+        aligned = list(_aligned(several, spec, matches, options))
         write(claim, draft, Mean(aligned).__getitem__, say, quiet=options.quiet)
         report = Report(str(output), spec.model_type, untied=first.untied, certificate=certificate)
         if claim.processes.leads:
@@ -116,20 +120,25 @@ def _matches(
     """The match of every model but the first with the first; none under --match none."""
     if options.match == "none":
         return []
-    models = Balanced.of(spec, *(m.weights for m in several.models))
+    devices = Devices.choose(options.device)
+    models = Balanced.of(spec, *(m.weights for m in several.models), processes=claim.processes,
+                         device=devices.solving)  # fmt: skip
     search = search_of(options, State(claim.progress, made_of=repr(claim.record)))
-    found, sweeps = find(models, Network(several.pairs[0].config, device_of(options)), search, fit, say)
+    found, sweeps = find(models, Network(several.pairs[0].config, devices.running), search, fit, say)
     return [models.match(elements, sweeps, i) for i, elements in enumerate(found, start=1)]
 
 
-def _aligned(several: Several, spec: SymmetrySpec, matches: list[Match]) -> Iterator[Mapping[str, Tensor]]:
+def _aligned(
+    several: Several, spec: SymmetrySpec, matches: list[Match], options: Options
+) -> Iterator[Mapping[str, Tensor]]:
     raw = [m.weights for m in several.models]
     if not matches:
         yield from raw
         return
-    yield AlignedWeights(raw[0], spec, matches[0].a)
+    device = Devices.choose(options.device).running
+    yield AlignedWeights(raw[0], spec, matches[0].a, device)
     for weights, match in zip(raw[1:], matches, strict=True):
-        yield AlignedWeights(weights, spec, match.b)
+        yield AlignedWeights(weights, spec, match.b, device)
 
 
 def _save(matches: list[Match], folder: Path, spec: SymmetrySpec) -> None:
@@ -141,7 +150,7 @@ def _save(matches: list[Match], folder: Path, spec: SymmetrySpec) -> None:
 def _verdict(several: Several, aligned: Sequence[Mapping[str, Tensor]], options: Options, held_out: Batch) -> str:
     """One honest sentence."""
     first = several.pairs[0]
-    evaluator = Evaluator(first.config, held_out, device_of(options))
+    evaluator = Evaluator(first.config, held_out, Devices.choose(options.device).running)
 
     def loss(models: Sequence[Mapping[str, Tensor]]) -> float:
         mean = Mean(models)

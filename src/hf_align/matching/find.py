@@ -22,6 +22,7 @@ from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.network import Batch, Network, batches
+from hf_align.processes import ALONE
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.elements import Element
@@ -60,15 +61,29 @@ Found = tuple[list[dict[str, Element]], int]
 def find(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say = lambda _: None) -> Found:
     """The elements that bring every balanced model but the first to the first, and the number of sweeps or steps.
 
+    Weights are matched by all processes; what runs the models runs on the first one.
+
     Args:
         network: of their architecture, on the device to compute on.
         data: arguments of `forward`, for strategies that run the models; without it the models' own inputs are used.
     """
     if search.strategy == "activation":
-        return _by_activations(models, network, search, data, say)
+        alone = replace(models, processes=ALONE)
+        return models.processes.by_the_first(lambda: _by_activations(alone, network, search, data, say))
     found, sweeps = _by_weights(models, say)
     if search.strategy == "weight":
         return found, sweeps
+    return models.processes.by_the_first(lambda: _learned(models, found, network, search, data, say))
+
+
+def _learned(
+    models: Balanced,
+    found: list[dict[str, Element]],
+    network: Network,
+    search: Search,
+    data: Batch | None,
+    say: Say,
+) -> Found:
     objective = _objective(models, network, search, data, say)
     with tqdm(total=search.schedule.steps, desc="matching", unit="step", disable=search.quiet) as bar:
 
