@@ -155,7 +155,19 @@ Mixings = Annotated[
     Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
+    str | None,
+    typer.Option(
+        help="Where models run, and weights are compared and moved, such as cpu or cuda:1. By default an accelerator "
+        "if there is one."
+    ),
+]
+Offload = Annotated[
+    bool | None,
+    typer.Option(
+        "--offload/--no-offload",
+        help="Run models module by module, with weights read from their files as they are needed, and statistics in "
+        "temporary files. By default where they do not fit into memory.",
+    ),
 ]
 Untie = Annotated[
     bool | None,
@@ -206,6 +218,7 @@ def merge(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -255,6 +268,7 @@ def merge(
         baseline=baseline,
         schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
+        offload=offload,
         untie=untie,
         method=method.value,
         weight=weight,
@@ -312,6 +326,7 @@ def align(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -328,7 +343,7 @@ def align(
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
@@ -348,6 +363,7 @@ def evaluate(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -363,7 +379,7 @@ def evaluate(
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip

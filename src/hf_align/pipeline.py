@@ -28,7 +28,8 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Computed, Network
+from hf_align.offload import network_for
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.processes import ALONE, Processes
@@ -170,10 +171,10 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
 
 def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, points: int = 21) -> Comparison:
     """As `evaluate`, for models that are open and matched."""
-    evaluator = Evaluator(pair.config, held_out, Devices.choose(options.device).running)
-    names = list(pair.spec.parameters)
-    raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
-    moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
+    network = _network(pair, options)
+    evaluator = Evaluator(network, held_out)
+    ends = (pair.a.weights, pair.b.weights, *aligned_weights(pair, options, match))
+    raw_a, raw_b, moved_a, moved_b = (network.place(Computed(pair.spec.parameters, w.__getitem__)) for w in ends)
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
         aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
@@ -193,16 +194,16 @@ def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None,
         say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
     if options.method in FROM_WEIGHTS:
         return FROM_WEIGHTS[options.method](models)
-    network = Network(pair.config, Devices.choose(options.device).running)
+    network = _network(pair, options)
     return FROM_SAMPLES[options.method](models, Samples.of(models, network, fit, say))
 
 
 def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> str:
     """One honest sentence on a method that is not the mean."""
-    evaluator = Evaluator(pair.config, held_out, Devices.choose(options.device).running)
+    evaluator, names = Evaluator(_network(pair, options), held_out), pair.spec.parameters
     a, b = aligned_weights(pair, options, match)
-    found = evaluator.loss({n: mix(n, options.weight).float() for n in pair.spec.parameters})
-    mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
+    found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
+    mean = evaluator.loss(Computed(names, lambda n: torch.lerp(a[n].float(), b[n].float(), options.weight)))
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
     return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
@@ -239,9 +240,12 @@ def find_match(
         return Match.load(options.alignment, spec)
     devices = Devices.choose(options.device)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights, processes=processes, device=devices.solving)
-    network = Network(pair.config, devices.running)
-    (elements,), sweeps = find(models, network, search_of(options, state), fit, say)
+    (elements,), sweeps = find(models, _network(pair, options), search_of(options, state), fit, say)
     return models.match(elements, sweeps)
+
+
+def _network(pair: Pair, options: Options) -> Network:
+    return network_for(pair.config, Devices.choose(options.device).running, options.offload)
 
 
 def search_of(options: Options, state: State | None) -> Search:

@@ -19,7 +19,8 @@ from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
 from hf_align.models import Model, Pair
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Computed
+from hf_align.offload import network_for
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.pipeline import examples, open_models, search_of, search_spec
@@ -124,7 +125,9 @@ def _matches(
     models = Balanced.of(spec, *(m.weights for m in several.models), processes=claim.processes,
                          device=devices.solving)  # fmt: skip
     search = search_of(options, State(claim.progress, made_of=repr(claim.record)))
-    found, sweeps = find(models, Network(several.pairs[0].config, devices.running), search, fit, say)
+    found, sweeps = find(
+        models, network_for(several.pairs[0].config, devices.running, options.offload), search, fit, say
+    )
     return [models.match(elements, sweeps, i) for i, elements in enumerate(found, start=1)]
 
 
@@ -150,11 +153,12 @@ def _save(matches: list[Match], folder: Path, spec: SymmetrySpec) -> None:
 def _verdict(several: Several, aligned: Sequence[Mapping[str, Tensor]], options: Options, held_out: Batch) -> str:
     """One honest sentence."""
     first = several.pairs[0]
-    evaluator = Evaluator(first.config, held_out, Devices.choose(options.device).running)
+    network = network_for(first.config, Devices.choose(options.device).running, options.offload)
+    evaluator = Evaluator(network, held_out)
 
     def loss(models: Sequence[Mapping[str, Tensor]]) -> float:
         mean = Mean(models)
-        return evaluator.loss({n: mean[n].float() for n in first.spec.parameters})
+        return evaluator.loss(Computed(first.spec.parameters, mean.__getitem__))
 
     apart = [loss([m.weights]) for m in several.models]
     naive, found = loss([m.weights for m in several.models]), loss(aligned)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
+from hf_align.errors import HfAlignError
 from hf_align.generate import own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
@@ -73,6 +73,8 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
     found, sweeps = _by_weights(models, say)
     if search.strategy == "weight":
         return found, sweeps
+    if not network.holds:
+        raise HfAlignError("--match learned holds all models in memory, where they do not fit or --offload is given")
     return models.processes.by_the_first(lambda: _learned(models, found, network, search, data, say))
 
 
@@ -106,7 +108,7 @@ def _by_weights(models: Balanced, say: Say) -> Found:
 
 def _by_activations(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
     """Each model to the first: features have no mean to match to before they are matched."""
-    placed = _placed(models, network)
+    placed = tuple(network.place(m) for m in models.models)
     if data is None:
         written = own(network, search, placed, max(1, search.own // 4), say)
         data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
@@ -124,22 +126,17 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
 def _objective(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
     if data is not None and "labels" in data:
         return OnLabels(data)
-    placed = _placed(models, network)
+    placed = tuple(network.place(m) for m in models.models)
     if data is not None:
         return TowardsSources(placed, (data,) * len(placed))
     return TowardsSources(placed, tuple(own(network, search, placed, search.own, say)))
 
 
-def own(network: Network, search: Search, sources: tuple[dict[str, Tensor], ...], count: int, say: Say) -> list[Batch]:
+def own(network: Network, search: Search, sources: tuple[Weights, ...], count: int, say: Say) -> list[Batch]:
     """What each source writes by itself, `count` rows each."""
     say(f"no data: each model writes {count} sequences of {search.length} tokens, where it writes")
-    seed, config = search.schedule.seed, network.config
-    return [own_inputs(config, w, count, search.length, seed + i) for i, w in enumerate(sources)]
-
-
-def _placed(models: Balanced, network: Network) -> tuple[dict[str, Tensor], ...]:
-    """All models' weights in float32 where the network is."""
-    return tuple({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
+    seed = search.schedule.seed
+    return [own_inputs(network, w, count, search.length, seed + i) for i, w in enumerate(sources)]
 
 
 def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:

@@ -14,7 +14,7 @@ from hf_align.matching.cross import cross
 from hf_align.matching.features import Site, as_weights, compare, watch
 from hf_align.matching.soft import blends, favourites, likeness, sinkhorn, units
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.samples import Samples, placed
+from hf_align.merging.samples import Samples
 from hf_align.network import batches
 from hf_align.symmetry.action import Elements, act
 
@@ -30,7 +30,7 @@ def transport(models: Aligned, temperature: float = TEMPERATURE) -> Mix:
 
 def transport_of_activations(models: Aligned, samples: Samples, temperature: float = TEMPERATURE) -> Mix:
     """Units mixed by doubly stochastic maps that follow how their activations correlate; both models on A's samples."""
-    a, b = (placed(w, samples.network) for w in (models.a, models.b))
+    a, b = (samples.network.place(w) for w in (models.a, models.b))
     spec, first, second = as_weights(models.spec, compare(samples.network, a, b, batches(samples.a)))
     maps = {}
     for name in units(models.spec):
@@ -54,7 +54,7 @@ def semi_permuted(models: Aligned, samples: Samples) -> Mix:
     shared = {n: m / m.sum(-2, keepdim=True).clamp_min(1) for n, m in chosen.items()}
     writing, reading = blends(models.spec, chosen), blends(models.spec, shared)
     one = next(batches(samples.a, 1))
-    sites = set(watch(samples.network, placed(models.a, samples.network), one))
+    sites = set(watch(samples.network, samples.network.place(models.a), one))
 
     def mix(name: str, weight: float) -> Tensor:
         read = {f.space for axis, segments in enumerate(models.spec.parameters[name]) if Site(name, axis) in sites

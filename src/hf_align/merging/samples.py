@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from hf_align.generate import own_inputs
-from hf_align.merging.aligned import Aligned, Weights
+from hf_align.merging.aligned import Aligned
 from hf_align.network import Batch, Network
 
 MOST = 256
@@ -38,13 +35,7 @@ class Samples:
             return cls(network, some, some)
         say(f"no data: each model is run on {MOST} inputs of its own, noise where it does not write")
         written = [
-            own_inputs(network.config, placed(weights, network), MOST, _LENGTH, seed)
+            own_inputs(network, network.place(weights), MOST, _LENGTH, seed)
             for seed, weights in enumerate((models.a, models.b))
         ]
         return cls(network, *written)
-
-
-def placed(weights: Weights, network: Network) -> dict[str, Tensor]:
-    """Weights where the network is, float32 where they are floating point."""
-    device = network.device
-    return {n: t.to(device, torch.float32) if t.is_floating_point() else t.to(device) for n, t in weights.items()}
