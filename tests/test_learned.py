@@ -170,10 +170,10 @@ def test_models_write_their_own_inputs(pairs: dict[str, Pair]) -> None:
     """What a model writes it finds likely; another model's random tokens it does not."""
     pair = pairs["llama"]
     weights = {n: pair.a.weights[n] for n in pair.spec.parameters}
-    written = own_inputs(pair.config, weights, count=32, length=48, seed=3)
+    written = own_inputs(Network(pair.config), weights, count=32, length=48, seed=3)
     assert written["input_ids"].shape == (32, 48)
-    assert torch.equal(written["input_ids"], own_inputs(pair.config, weights, 32, 48, seed=3)["input_ids"])
-    assert not torch.equal(written["input_ids"], own_inputs(pair.config, weights, 32, 48, seed=4)["input_ids"])
+    assert torch.equal(written["input_ids"], own_inputs(Network(pair.config), weights, 32, 48, seed=3)["input_ids"])
+    assert not torch.equal(written["input_ids"], own_inputs(Network(pair.config), weights, 32, 48, seed=4)["input_ids"])
     tokens = torch.randint(pair.config.vocab_size, (32, 48), generator=torch.Generator().manual_seed(0))
     losses = [Evaluator(Network(pair.config), {"input_ids": x}).loss(weights) for x in (written["input_ids"], tokens)]
     assert losses[0] < 4 < losses[1] - 2

@@ -43,22 +43,22 @@ def test_statistics_are_those_of_models_in_memory(family: str) -> None:
     pair, inputs = pair_of(family), some(family)
     models = Balanced.of(pair.spec, pair.a.weights, pair.b.weights)
     here, there = Network(pair.config), OffloadedNetwork(pair.config)
-    held, streamed = (compare(n, n.place(models.a), n.place(models.b), batches(inputs, 2)) for n in (here, there))
+    held, streamed = (compare(n, n.placed(models.a), n.placed(models.b), batches(inputs, 2)) for n in (here, there))
     assert list(held) == list(streamed) and len(held) > 12
     for site, moments in held.items():
         assert torch.equal(moments.correlation, streamed[site].correlation), site
         assert torch.equal(moments.second_moment, streamed[site].second_moment), site
-    ours, theirs = (grams(n, n.place(pair.a.weights), inputs) for n in (here, there))
+    ours, theirs = (grams(n, n.placed(pair.a.weights), inputs) for n in (here, there))
     assert list(ours) == list(theirs) and all(torch.equal(ours[s], theirs[s]) for s in ours)
     assert Evaluator(here, inputs).loss(pair.a.weights) == Evaluator(there, inputs).loss(pair.a.weights)
-    written = [own_inputs(n, n.place(pair.a.weights), 3, 8, seed=1)["input_ids"] for n in (here, there)]
+    written = [own_inputs(n, n.placed(pair.a.weights), 3, 8, seed=1)["input_ids"] for n in (here, there)]
     assert torch.equal(*written)
 
 
 def test_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pair_of("llama")
     network = OffloadedNetwork(pair.config)
-    placed = network.place(pair.a.weights)
+    placed = network.placed(pair.a.weights)
     network(placed, some("llama"))
     assert all(p.is_meta for p in network.module(placed).parameters()) and not network.names(placed)
 
@@ -107,7 +107,7 @@ pair = open_pair(*sys.argv[2:])
 network = {"held": Network, "offloaded": OffloadedNetwork}[sys.argv[1]](pair.config)
 before = peak()
 inputs = {"input_ids": torch.arange(32).view(2, 16)}
-found = compare(network, network.place(pair.a.weights), network.place(pair.b.weights), batches(inputs))
+found = compare(network, network.placed(pair.a.weights), network.placed(pair.b.weights), batches(inputs))
 print(peak() - before, sum(float(m.second_moment.sum()) for m in found.values()))
 """
 

@@ -19,6 +19,8 @@ from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean, match_universe
 from hf_align.models import Pair, open_pair
 from hf_align.network import Network
+from hf_align.options import Options
+from hf_align.several import Several
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.certificate.random_copy import random_elements
@@ -109,6 +111,13 @@ def test_three_models_are_merged_from_the_command_line(
         torch.testing.assert_close(written[name], weight.float(), atol=1e-5, rtol=1e-4)
     assert len(list((tmp_path / "out" / "hf-align").glob("alignment-*.safetensors"))) == 2
     assert "llama" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_killed_run_on_other_examples_is_another_run() -> None:
+    several = Several.open([str(MODELS / "llama" / str(i)) for i in range(3)], Options(), lambda _: None)
+    records = [several.record(Options(), {"input_ids": torch.full((2, 8), i)}) for i in (1, 1, 2)]
+    assert records[0] == records[1] != records[2]
+    assert several.record(Options(), None).keys() < records[0].keys()
 
 
 @pytest.mark.parametrize(

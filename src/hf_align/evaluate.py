@@ -167,7 +167,7 @@ class Evaluator:
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """The model's own loss with these weights, averaged over the data."""
         device = self.network.device
-        placed = self.network.place(weights)
+        placed = self.network.placed(weights)
         total = count = 0.0
         for batch in batches(self.data, _BATCH):
             size = len(next(iter(batch.values())))

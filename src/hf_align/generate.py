@@ -6,9 +6,9 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import GenerationConfig
 
-from hf_align.network import Batch, Network, Weights
+from hf_align.network import Batch, Network, Weights, in_float32
 from hf_align.symmetry.certificate.random_copy import random_inputs
-from hf_align.trace import quiet, trace
+from hf_align.trace import Program, quiet, trace
 
 _AT_ONCE = 256
 
@@ -28,9 +28,7 @@ def own_inputs(network: Network, weights: Weights, count: int, length: int, seed
     """
     config, model = network.config, network.module(weights)
     if not _writes(model):
-        program = trace(config, batch=count, length=length)
-        return {k: t.float() if t.is_floating_point() else t
-                for k, t in random_inputs(program, Generator().manual_seed(seed)).items()}  # fmt: skip
+        return noise(trace(config, batch=count, length=length), seed)
     text = config.get_text_config()
     length = min(length, getattr(text, "max_position_embeddings", None) or length)
     first = torch.randint(text.vocab_size, (count, 1), generator=Generator().manual_seed(seed)).to(network.device)
@@ -39,6 +37,12 @@ def own_inputs(network: Network, weights: Weights, count: int, length: int, seed
         torch.manual_seed(seed)
         chunks = [_written(model, chunk, length) for chunk in first.split(_AT_ONCE)]
     return {"input_ids": torch.cat(chunks).cpu()}
+
+
+def noise(program: Program, seed: int = 0) -> Batch:
+    """The arguments that a program was traced with, random where they are free: tokens, or Gaussian noise."""
+    free = random_inputs(program, Generator().manual_seed(seed))
+    return {n: in_float32(t) for n, t in {**program.example.arguments, **free}.items()}
 
 
 def _writes(model: nn.Module) -> bool:

@@ -74,10 +74,9 @@ class Network:
         """Whether it runs with weights in memory, by which its outputs can be differentiated."""
         return True
 
-    def place(self, weights: Weights) -> Weights:
+    def placed(self, weights: Weights) -> Weights:
         """Weights as this runs with them: where it is, float32 where they are floating point."""
-        device = self.device
-        return {n: t.to(device, torch.float32) if t.is_floating_point() else t.to(device) for n, t in weights.items()}
+        return {n: in_float32(t.to(self.device)) for n, t in weights.items()}
 
     def names(self, weights: Weights) -> Mapping[int, str]:
         """Identity -> name of the weights that ops may meet while this runs."""
@@ -128,6 +127,11 @@ def predictions(output: Any) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
     return next(v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """Floating point numbers in single precision; whole numbers as they are."""
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def batches(data: Batch, rows: int = 32) -> Iterator[Batch]:

@@ -20,7 +20,7 @@ from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.network import Batch, Gram, Network, Weights
+from hf_align.network import Batch, Gram, Network, Weights, in_float32
 from hf_align.trace import build_without_weights, inventory, quiet
 
 _COPIES = 4
@@ -84,8 +84,7 @@ class Streamed(Mapping[str, Tensor]):
                 add_hook_to_module(module, _Naming(own, self.running), append=True)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._weights[name]
-        return tensor.to(self._device, torch.float32) if tensor.is_floating_point() else tensor.to(self._device)
+        return in_float32(self._weights[name].to(self._device))
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights
@@ -155,7 +154,7 @@ class OffloadedNetwork(Network):
     def holds(self) -> bool:
         return False
 
-    def place(self, weights: Weights) -> Weights:
+    def placed(self, weights: Weights) -> Weights:
         return Streamed(weights, self.config, self.device)
 
     def names(self, weights: Weights) -> Mapping[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -37,7 +36,7 @@ from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.writing import Draft, record, write
+from hf_align.writing import Draft, record, reported, write
 
 Say = Callable[[str], None]
 _ALIGNMENT = "alignment.safetensors"
@@ -82,7 +81,8 @@ def merge(
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
+    made_with = options.result | reported(held_out, certify=certify)
+    with claimed(output, record(pair, made_with, fit), overwrite=options.overwrite) as claim:
         if claim.is_complete:
             say(f"{output} is already complete")
             return Report.again(output)
@@ -119,7 +119,7 @@ def align(
     fit, _ = examples(pair, options, data)
     clock.lap("open")
     draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result | _digest(data)), overwrite=options.overwrite) as claim:
+    with claimed(output, record(pair, options.result, fit), overwrite=options.overwrite) as claim:
         if claim.is_complete:
             say(f"{output} is already complete")
             return _report(output, pair, options, Match.load(output / _ALIGNMENT, search_spec(pair, options)))
@@ -174,7 +174,7 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     network = _network(pair, options)
     evaluator = Evaluator(network, held_out)
     ends = (pair.a.weights, pair.b.weights, *aligned_weights(pair, options, match))
-    raw_a, raw_b, moved_a, moved_b = (network.place(Computed(pair.spec.parameters, w.__getitem__)) for w in ends)
+    raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(pair.spec.parameters, w.__getitem__)) for w in ends)
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
         aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
@@ -252,10 +252,6 @@ def search_of(options: Options, state: State | None) -> Search:
     """How the options look for a match; `state` is where learned matching keeps how far it got."""
     return Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
                   quiet=options.quiet)  # fmt: skip
-
-
-def _digest(data: Path | None) -> dict[str, str]:
-    return {} if data is None or not data.is_file() else {"--data": hashlib.sha256(data.read_bytes()).hexdigest()}
 
 
 def search_spec(pair: Pair, options: Options) -> SymmetrySpec:

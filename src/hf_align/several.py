@@ -28,7 +28,7 @@ from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.writing import Draft, record, write
+from hf_align.writing import Draft, record, reported, write
 
 Say = Callable[[str], None]
 
@@ -63,9 +63,9 @@ class Several:
         yield self.pairs[0].a
         yield from (pair.b for pair in self.pairs)
 
-    def record(self, options: Options) -> dict[str, str]:
+    def record(self, options: Options, examples: Batch | None) -> dict[str, str]:
         """What the result depends on, by name."""
-        return {k: v for pair in self.pairs for k, v in record(pair, options.result).items()}
+        return {k: v for pair in self.pairs for k, v in record(pair, options.result, examples).items()}
 
 
 def merge(
@@ -97,7 +97,8 @@ def merge(
     spec = search_spec(first, options)
     certificate = certified(first.config, options.specs, say) if certify and options.match != "none" else None
     draft = Draft.build(first, first.a, options.dtype, options.max_shard_size)
-    with claimed(output, several.record(options), overwrite=options.overwrite) as claim:
+    made_with = several.record(options, fit) | reported(held_out, certify=certify)
+    with claimed(output, made_with, overwrite=options.overwrite) as claim:
         if claim.is_complete:
             say(f"{output} is already complete")
             return Report.again(output)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
+from hf_align.generate import noise
 from hf_align.network import Network, predictions
-from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import STRETCHES, WidenedWeights, grown
 from hf_align.trace import trace
@@ -41,8 +41,7 @@ def widen(raw: Mapping[str, Tensor], narrow: Architecture, wide: Architecture) -
         IncompatibleModels: a space has no room to grow, or the outputs change by more than rounding.
     """
     widened = [WidenedWeights(raw, narrow.spec, wide.spec, stretch) for stretch in STRETCHES]
-    inputs = random_inputs(trace(narrow.config), Generator().manual_seed(0))
-    inputs = {n: t.float() if t.is_floating_point() else t for n, t in inputs.items()}
+    inputs = noise(trace(narrow.config))
     before = _outputs(raw, narrow, inputs)
     changes = []
     for weights in widened:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from hf_align.companions import write_companions
 from hf_align.models import Model, Pair
 from hf_align.naming import DiskLayout, DiskWeights
+from hf_align.network import Batch
 from hf_align.shards import Claim, ShardPlan, whole, write_with_bar
 
 
@@ -42,15 +44,23 @@ class Draft:
         return cls(pair, names_from, dtype, plan)
 
 
-def record(pair: Pair, made_with: Mapping[str, str]) -> dict[str, str]:
+def record(pair: Pair, made_with: Mapping[str, str], examples: Batch | None = None) -> dict[str, str]:
     """What the result depends on, by name: a run goes on only with what one of the same record wrote.
 
     Args:
         made_with: options.
+        examples: that the models are run on to match or to merge.
     """
-    symmetries = hashlib.sha256(json.dumps(pair.spec.as_json()).encode()).hexdigest()
+    ran_on = {} if examples is None else {"--data": sha256(save(examples)).hexdigest()}
+    symmetries = sha256(json.dumps(pair.spec.as_json()).encode()).hexdigest()
     inputs = pair.a.checkpoint.record(pair.a.ref) | pair.b.checkpoint.record(pair.b.ref)
-    return {**made_with, "the derived symmetries": symmetries, **inputs}
+    return {**made_with, **ran_on, "the derived symmetries": symmetries, **inputs}
+
+
+def reported(held_out: Batch | None, *, certify: bool) -> dict[str, str]:
+    """What the report depends on besides, by name."""
+    on = {} if held_out is None else {"the examples of the report": sha256(save(held_out)).hexdigest()}
+    return {"--certify": str(certify), **on}
 
 
 def write(

@@ -51,14 +51,15 @@ def with_heads(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     Raises:
         HfAlignError: heads cannot be ignored where several query heads share one.
     """
+    if choice == "two-stage":
+        return spec
     families = trees(spec)
     if choice == "monotonic":
         return _without_groups(spec, [s for t in families for s in (t.heads, t.subheads) if s is not None])
-    if choice == "ignore-heads":
-        for tree in families:
-            if tree.subheads is not None:
-                raise HfAlignError("--heads ignore-heads needs as many key as query heads")
-            spec = _without_heads(spec, tree.heads, tree.inner)
+    for tree in families:
+        if tree.subheads is not None:
+            raise HfAlignError("--heads ignore-heads needs as many key as query heads")
+        spec = _without_heads(spec, tree.heads, tree.inner)
     return spec
 
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.generate import own_inputs
+from hf_align.generate import noise, own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
@@ -24,7 +24,6 @@ from hf_align.matching.weights import match_weights
 from hf_align.network import Batch, Network, batches
 from hf_align.processes import ALONE
 from hf_align.symmetry.alignment import compose, inverse
-from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.symmetry.elements import Element
 from hf_align.trace import trace
 
@@ -108,7 +107,7 @@ def _by_weights(models: Balanced, say: Say) -> Found:
 
 def _by_activations(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
     """Each model to the first: features have no mean to match to before they are matched."""
-    placed = tuple(network.place(m) for m in models.models)
+    placed = tuple(network.placed(m) for m in models.models)
     if data is None:
         written = own(network, search, placed, max(1, search.own // 4), say)
         data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
@@ -126,7 +125,7 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
 def _objective(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
     if data is not None and "labels" in data:
         return OnLabels(data)
-    placed = tuple(network.place(m) for m in models.models)
+    placed = tuple(network.placed(m) for m in models.models)
     if data is not None:
         return TowardsSources(placed, (data,) * len(placed))
     return TowardsSources(placed, tuple(own(network, search, placed, search.own, say)))
@@ -142,7 +141,5 @@ def own(network: Network, search: Search, sources: tuple[Weights, ...], count: i
 def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:
     """All sites of an architecture in the order in which they run, seen on random inputs."""
     program = trace(config)
-    inputs = random_inputs(program, torch.Generator().manual_seed(0))
-    example = {**program.example.arguments, **inputs}
-    batch = {n: t.float() if t.is_floating_point() else t for n, t in example.items()}
-    return list(watch(Network(config), {n: weights[n].float() for n in program.shapes}, batch))
+    network = Network(config)
+    return list(watch(network, network.placed({n: weights[n] for n in program.shapes}), noise(program)))

@@ -70,7 +70,7 @@ def learn(
     Raises:
         HfAlignError: the loss is not finite.
     """
-    first, *others = ({n: t.to(network.device, torch.float32) for n, t in m.items()} for m in models.models)
+    first, *others = (network.placed(m) for m in models.models)
     latents = [dict(_latents(models, elements, schedule, network.device)) for elements in start]
     run = _Run(latents, schedule, state)
     for step in run.steps():

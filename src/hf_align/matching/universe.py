@@ -54,7 +54,7 @@ def match_universe(models: Balanced, progress: Progress | None = None) -> tuple[
     elements = _from_medoid(models)
     best, rounds = float("-inf"), 0
     for rounds in range(1, _ROUNDS + 1):
-        mean = _kept(Mean([MovedWeights(m, models.spec, e) for m, e in zip(models.models, elements, strict=True)]))
+        mean = dict(Mean([MovedWeights(m, models.spec, e) for m, e in zip(models.models, elements, strict=True)]))
         length = len(elements) ** 2 * sum(float(t.square().sum()) for t in mean.values())
         if progress is not None:
             progress(rounds, length)
@@ -85,7 +85,3 @@ def _from_medoid(models: Balanced) -> list[dict[str, Element]]:
         {} if i == centre else found[centre, i] if centre < i else inverse(spec, found[i, centre])
         for i in range(len(models.models))
     ]
-
-
-def _kept(weights: Weights) -> dict[str, Tensor]:
-    return {name: weights[name] for name in weights}

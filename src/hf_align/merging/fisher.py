@@ -28,8 +28,8 @@ def fisher_mean(models: Aligned, samples: Samples) -> Mix:
     network = samples.network
     if not network.holds:
         raise HfAlignError("--method fisher holds as much as both models, where they do not fit or --offload is given")
-    first = information(network, network.place(models.a), samples.a, Generator().manual_seed(0))
-    second = information(network, network.place(models.b), samples.b, Generator().manual_seed(0))
+    first = information(network, network.placed(models.a), samples.a, Generator().manual_seed(0))
+    second = information(network, network.placed(models.b), samples.b, Generator().manual_seed(0))
 
     def mix(name: str, weight: float) -> Tensor:
         a, b = models.a[name], models.b[name]

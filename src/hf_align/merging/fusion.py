@@ -30,7 +30,7 @@ def transport(models: Aligned, temperature: float = TEMPERATURE) -> Mix:
 
 def transport_of_activations(models: Aligned, samples: Samples, temperature: float = TEMPERATURE) -> Mix:
     """Units mixed by doubly stochastic maps that follow how their activations correlate; both models on A's samples."""
-    a, b = (samples.network.place(w) for w in (models.a, models.b))
+    a, b = (samples.network.placed(w) for w in (models.a, models.b))
     spec, first, second = as_weights(models.spec, compare(samples.network, a, b, batches(samples.a)))
     maps = {}
     for name in units(models.spec):
@@ -54,7 +54,7 @@ def semi_permuted(models: Aligned, samples: Samples) -> Mix:
     shared = {n: m / m.sum(-2, keepdim=True).clamp_min(1) for n, m in chosen.items()}
     writing, reading = blends(models.spec, chosen), blends(models.spec, shared)
     one = next(batches(samples.a, 1))
-    sites = set(watch(samples.network, samples.network.place(models.a), one))
+    sites = set(watch(samples.network, samples.network.placed(models.a), one))
 
     def mix(name: str, weight: float) -> Tensor:
         read = {f.space for axis, segments in enumerate(models.spec.parameters[name]) if Site(name, axis) in sites
