@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 import sys
+import textwrap
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,8 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.processes import current
+from hf_align.processes import alone_by_mistake, current
+from hf_align.progress import waiting
 
 app = typer.Typer(
     name="hf-align",
@@ -157,7 +159,19 @@ Mixings = Annotated[
     Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
+    str | None,
+    typer.Option(
+        help="Where models run, and weights are compared and moved, such as cpu or cuda:1. By default an accelerator "
+        "if there is one."
+    ),
+]
+Offload = Annotated[
+    bool | None,
+    typer.Option(
+        "--offload/--no-offload",
+        help="Run models module by module, with weights read from their files as they are needed, and statistics in "
+        "temporary files. By default where they do not fit into memory.",
+    ),
 ]
 Untie = Annotated[
     bool | None,
@@ -208,6 +222,7 @@ def merge(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -241,6 +256,9 @@ def merge(
     """Align B with A and merge the two into one checkpoint.
 
     Example: hf-align merge org/a org/b --data held_out.txt --push
+
+    On several processes, with the same bytes: accelerate launch --multi_gpu --num_processes 4 -m hf_align merge A B.
+    --multi_gpu is how accelerate starts more than one process on a machine, also on one without GPUs.
     """
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
@@ -254,6 +272,7 @@ def merge(
         baseline=baseline,
         schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
+        offload=offload,
         untie=untie,
         method=method.value,
         weight=weight,
@@ -311,6 +330,7 @@ def align(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -324,10 +344,11 @@ def align(
     quiet: Quiet = False,
 ) -> None:
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
+    _bars(quiet)
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
@@ -347,6 +368,7 @@ def evaluate(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -359,15 +381,16 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Measure the loss between A and B, with and without alignment."""
+    _bars(quiet)
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
     comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
-    _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", pipeline.verdict(comparison)])
+    _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", *_wrapped(pipeline.verdict(comparison))])
 
 
 @app.command()
@@ -421,12 +444,15 @@ def report(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
+    _bars(quiet)
     from hf_align.report import write_report
 
     page = output or folder / "report.html"
-    write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    with waiting("drawing"):
+        write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
     _emit({"output": str(page)}, as_json, [f"{page} is written"])
 
 
@@ -437,12 +463,16 @@ def spec(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
+    _bars(quiet)
     from hf_align.symmetry.overrides import symmetries
     from hf_align.trace import read_config
 
-    found = symmetries(read_config(_config_of(model), trust_remote_code=trust_remote_code), specs).as_json()
+    config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
+    with waiting("deriving the symmetries"):
+        found = symmetries(config, specs).as_json()
     text = json.dumps(found, indent=2) if as_json else yaml.safe_dump(found, sort_keys=False, width=120)
     if output is None:
         typer.echo(text)
@@ -457,18 +487,22 @@ def explain(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
+    _bars(quiet)
     from hf_align.symmetry.explain import explain as describe
     from hf_align.symmetry.overrides import symmetries
     from hf_align.trace import read_config
 
-    found = symmetries(read_config(_config_of(model), trust_remote_code=trust_remote_code), specs)
+    config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
+    with waiting("deriving the symmetries"):
+        found = symmetries(config, specs)
     parameter = found.ties.get(parameter, parameter)
     if parameter not in found.parameters:
         raise HfAlignError(f"{model} has no parameter {parameter}; hf-align spec lists them")
     result = describe(found, parameter)
-    _emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=120).splitlines())
+    _emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=80).splitlines())
 
 
 @app.command()
@@ -478,11 +512,13 @@ def certify(
     specs: Specs = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Prove the derived symmetries on a small copy: none changes the function, none is missing. Reads no weights.
 
     Exit status 1 if a symmetry is unsound or missing.
     """
+    _bars(quiet)
     from hf_align.reduce import reduced
     from hf_align.shrink import shrink
     from hf_align.symmetry.certificate.certify import certify as measure
@@ -491,7 +527,8 @@ def certify(
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
     review = reviewer(config.model_type, specs)
-    result = measure(reduced(config, layers) or shrink(config, layers), review=review)
+    with waiting("certifying on a small copy"):
+        result = measure(reduced(config, layers) or shrink(config, layers), review=review)
     whole = "complete" if result.complete else "NOT COMPLETE"
     lines = [
         f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",
@@ -576,7 +613,13 @@ def _merged(models: list[str], output: Path, options: Options, data: Path | None
 
 
 def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet or not current().leads else (lambda line: typer.echo(line, err=True))
+    return (lambda _: None) if quiet or not current().leads else _above_bars
+
+
+def _above_bars(line: str) -> None:
+    from huggingface_hub.utils import tqdm
+
+    tqdm.write(line, file=sys.stderr)
 
 
 def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
@@ -591,7 +634,12 @@ def _merge_lines(report: dict[str, Any]) -> list[str]:
     if report["comparison"]:
         lines += [*_table(report["comparison"]), ""]
     seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
-    return [*lines, *report["notes"], f"{report['output']} is written (seconds: {seconds})"]
+    notes = [line for note in report["notes"] for line in _wrapped(note)]
+    return [*lines, *notes, f"{report['output']} is written (seconds: {seconds})"]
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, 80, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(comparison: dict[str, Any]) -> list[str]:
@@ -625,6 +673,8 @@ def _root(
     ] = False,
 ) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if (warning := alone_by_mistake()) is not None:
+        typer.echo(f"hf-align: {warning}", err=True)
 
 
 def _with_values(arguments: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.models import Pair
+from hf_align.progress import waiting
 from hf_align.reduce import reduced
 from hf_align.shrink import shrink
 from hf_align.symmetry.certificate.certify import certify
@@ -31,7 +32,8 @@ def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str],
     """
     say("certifying the symmetries on a small copy")
     try:
-        result = certify(reduced(config) or shrink(config), review=reviewer(config.model_type, specs))
+        with waiting("certifying"):
+            result = certify(reduced(config) or shrink(config), review=reviewer(config.model_type, specs))
     except IncompatibleModels as error:
         say(f"no certificate: {error}")
         return None

@@ -17,6 +17,7 @@ from hf_align.companions import require_same_vocabulary
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.hub import Source, resolve
 from hf_align.naming import NamedWeights, Names, match_names
+from hf_align.progress import waiting
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import is_wider
@@ -116,12 +117,13 @@ def open_pair(
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
     require_same_vocabulary((a, b), folders)
-    config, spec, untied = choose_heads(configs[0], untie, specs)
-    first = Architecture(config, spec)
-    if _shapes(configs[0]) == _shapes(configs[1]):
-        second = first
-    else:
-        second = Architecture(*choose_heads(configs[1], untied, specs)[:2])
+    with waiting("deriving the symmetries"):
+        config, spec, untied = choose_heads(configs[0], untie, specs)
+        first = Architecture(config, spec)
+        if _shapes(configs[0]) == _shapes(configs[1]):
+            second = first
+        else:
+            second = Architecture(*choose_heads(configs[1], untied, specs)[:2])
     models = [_open(s, own, a, untied) for s, own, a in zip(sources, configs, (first, second), strict=True)]
     if second is first:
         return Pair(models[0], models[1], config, spec, untied)

@@ -90,7 +90,7 @@ def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: E
                 continue
             inner, x = _arrange(block, tree, block.factored(a[name]))
             _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, spec, others))
-            fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double()
+            fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
             yield _Pairs(inner, power, x.shape[1] > 1, fit)
 

@@ -2,28 +2,35 @@
 Theus et al., 2506.22712, section 4), over whatever groups the spec has.
 
 The spaces are visited in turn, each solved exactly with all others held still, until the objective ⟨A, gB⟩ no longer
-rises. It never falls.
+rises. It never falls. Steps that meet in no weight, layers mostly, are spread over processes, and over the threads of
+each; of a step by itself, the residual stream, the weights are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from hf_align.devices import CPU
 from hf_align.matching.anchors import anchored, start
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights, cross, inner_product
+from hf_align.matching.cross import Weights, cross, inner_product, nearest
 from hf_align.matching.heads import Tree, match_heads, trees
+from hf_align.matching.memory import Step, at_once, room
+from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
-from hf_align.symmetry.elements import Element
+from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
 _STILL = 1e-7
 
 Progress = Callable[[int, float], None]
-Step = Tree | str
-"""What is solved at once: heads with all that is inside, or a space by itself."""
 
 
 def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[dict[str, Element], int]:
@@ -32,13 +39,17 @@ def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[d
     Args:
         progress: called after each sweep with its number and the objective.
     """
-    return descend(models.spec, models.a, models.b, start_residual(models.spec, models.a, models.b), progress=progress)
+    first = start_residual(models.spec, models.a, models.b, models.processes, models.device)
+    return descend(models.spec, models.a, models.b, first, progress=progress, processes=models.processes,
+                   device=models.device)  # fmt: skip
 
 
-def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Element]:
+def start_residual(
+    spec: SymmetrySpec, a: Weights, b: Weights, processes: Processes = ALONE, device: torch.device = CPU
+) -> dict[str, Element]:
     """The element of the residual stream that fits what both models share by construction."""
     stream = residual(spec)
-    first = start(spec, stream, a, b) if stream is not None else None
+    first = start(spec, stream, a, b, processes, device) if stream is not None else None
     return {stream: first} if stream is not None and first is not None else {}
 
 
@@ -46,6 +57,12 @@ def residual(spec: SymmetrySpec) -> str | None:
     """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
     wide = [s for s in _alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
     return wide[0] if wide else None
+
+
+def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
+    """What a sweep solves, in order: heads with what is inside them, then spaces by themselves, the residual last."""
+    families = [t for t in trees(spec) if not t.spaces & set(still)]
+    return [*families, *(s for s in reversed(_alone(spec, families)) if s not in still)]
 
 
 def _alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
@@ -63,25 +80,27 @@ def descend(
     *,
     still: Collection[str] = (),
     progress: Progress | None = None,
+    processes: Processes = ALONE,
+    device: torch.device = CPU,
 ) -> tuple[dict[str, Element], int]:
     """Coordinate descent over spaces; the elements for B, and the number of sweeps.
 
     Args:
         elements: where it starts; spaces that are not named start from the identity.
         still: spaces that stay there. Of a tree of heads all move, or each by itself.
+        processes: that solve it together, and all end with the same.
+        device: where polar factors are computed; products are where the weights are.
     """
     elements = dict(elements)
-    families = [t for t in trees(spec) if not t.spaces & set(still)]
-    single = [s for s in _alone(spec, families) if s not in still]
     best = float("-inf")
     sweep = 0
-    steps: list[Step] = [*families, *reversed(single)]
+    steps = steps_of(spec, still)
+    solver = _Solver(spec, a, b, processes, device, room(spec, steps))
     for sweep in range(1, _SWEEPS + 1):
         for together in _independent(spec, steps):
-            with ThreadPoolExecutor() as threads:
-                for found in threads.map(lambda step: _solved(spec, step, a, b, elements), together):
-                    elements.update(found)
-        objective = inner_product(spec, a, b, elements)
+            for found in solver.solve(together, elements):
+                elements.update(found)
+        objective = inner_product(spec, a, b, elements, processes)
         assert objective >= best - 1e-9 * abs(best), "coordinate descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
@@ -91,12 +110,50 @@ def descend(
     return elements, sweep
 
 
-def _solved(spec: SymmetrySpec, step: Step, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:
-    if isinstance(step, Tree):
-        return match_heads(spec, step, a, b, elements)
-    group = spec.spaces[step].group
-    assert group is not None
-    return {step: group.nearest(cross(spec, step, a, b, elements))}
+@dataclass(frozen=True)
+class _Solver:
+    """Two models, and with what they are matched.
+
+    Attributes:
+        most: bytes for steps side by side.
+    """
+
+    spec: SymmetrySpec
+    a: Weights
+    b: Weights
+    processes: Processes
+    device: torch.device
+    most: int
+
+    def solve(self, together: list[Step], elements: Elements) -> Sequence[dict[str, Element]]:
+        """Steps that do not see each other; by itself, the products of one are shared out."""
+        if len(together) == 1 and isinstance(space := together[0], str):
+            matrices = cross(self.spec, space, self.a, self.b, elements, processes=self.processes)
+            return [{space: self.processes.by_the_first(lambda: self._nearest(space, matrices))}]
+
+        def solved(own: Sequence[Step]) -> list[dict[str, Element]]:
+            at_a_time = at_once(self.spec, together, self.most)
+            if at_a_time == 1:
+                return [self.one(step, elements) for step in own]
+            with ThreadPoolExecutor(at_a_time) as threads:
+                return list(threads.map(lambda step: self.one(step, elements), own))
+
+        return self.processes.spread(together, lambda step: _work(self.spec, step), solved)
+
+    def one(self, step: Step, elements: Elements) -> dict[str, Element]:
+        """The best elements of a step, all others held."""
+        if isinstance(step, Tree):
+            return match_heads(self.spec, step, self.a, self.b, elements)
+        return {step: self._nearest(step, cross(self.spec, step, self.a, self.b, elements))}
+
+    def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Element:
+        return nearest(self.spec.group(space), matrices, self.device)
+
+
+def _work(spec: SymmetrySpec, step: Step) -> int:
+    """About how much there is to do: products of weights along the step's spaces."""
+    spaces = step.spaces if isinstance(step, Tree) else (step,)
+    return sum(math.prod(spec.shape(name)) * spec.spaces[s].size for s in spaces for name in spec.uses(s))
 
 
 def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:

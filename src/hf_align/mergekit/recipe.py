@@ -66,8 +66,6 @@ def run_recipe(
         shutil.rmtree(stage, ignore_errors=True)
         if output.is_dir() and not any(output.iterdir()):
             output.rmdir()
-    if inputs is not None:
-        _document(output, recipe, align, inputs, say)
     return [how, *([f"all models are in the basis of {reference}"] if align is not None and inputs else [])]
 
 
@@ -119,6 +117,11 @@ class _Plan:
             return True
         return any(resolve(name).adapter is not None for name in self.names)
 
+    def document(self, inputs: Inputs | None) -> None:
+        """Card and provenance; those of mergekit itself where it read the models itself."""
+        if inputs is not None:
+            _document(self.output, self.recipe, self.align, inputs, self.say)
+
     def open(self) -> Inputs:
         data = self.align.data if self.align else None
         return open_inputs(self.reference, {name: name for name in self.names}, self.options, data, self.say)
@@ -131,14 +134,16 @@ def _by_loaders(plan: _Plan, stage: Path, overwrite: bool) -> tuple[str, Inputs 
     fault = run_mergekit(plan.recipe, inputs, stage, plan.seed, options.trust_remote_code, options.quiet)
     if fault is None:
         _move(stage, plan.output)
+        plan.document(inputs)
         return "merged by mergekit", inputs
     shutil.rmtree(stage, ignore_errors=True)
     plan.say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
-    inputs, config = inputs or plan.open(), parse(plan.recipe)
+    opened, config = inputs or plan.open(), parse(plan.recipe)
     here = replace(options, overwrite=overwrite, dtype=dtype_of(config, "out_dtype", "dtype"))
-    stacks = config.slices and whole_slice(config, inputs) is None
-    (stack_here if stacks else merge_here)(config, inputs, plan.output, here, plan.say, plan.seed or 0)
-    return "merged by the methods of mergekit, tensor by tensor", inputs
+    stacks = config.slices and whole_slice(config, opened) is None
+    (stack_here if stacks else merge_here)(config, opened, plan.output, here, plan.say, plan.seed or 0,
+                                           lambda: plan.document(opened))  # fmt: skip
+    return "merged by the methods of mergekit, tensor by tensor", opened
 
 
 def _by_folders(plan: _Plan, stage: Path, overwrite: bool) -> tuple[str, Inputs | None]:
@@ -151,6 +156,7 @@ def _by_folders(plan: _Plan, stage: Path, overwrite: bool) -> tuple[str, Inputs 
         inputs = plan.open()
         folders = write_inputs(inputs, stage / "inputs", plan.options, plan.say)
     _move(run_command(plan.recipe, folders, stage, plan.seed, plan.options.trust_remote_code), plan.output)
+    plan.document(inputs)
     return f"merged by mergekit {version()}", inputs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,16 @@ class Stack:
                         raise HfAlignError(f"{other} and {parameter} differ in kind or size; they cannot be one layer")
 
 
-def stack_here(config: Any, inputs: Inputs, output: Path, options: Options, say: Say, seed: int = 0) -> None:
-    """Every tensor of the stacked model, by the method and the parameters that a recipe gives it.
+def stack_here(
+    config: Any,
+    inputs: Inputs,
+    output: Path,
+    options: Options,
+    say: Say,
+    seed: int = 0,
+    document: Callable[[], object] = lambda: None,
+) -> None:
+    """Every tensor of the stacked model, by the method and the parameters that a recipe gives it; see `merge_here`.
 
     Raises:
         HfAlignError: as `Stack.of`; the output cannot be written.
@@ -144,11 +152,15 @@ def stack_here(config: Any, inputs: Inputs, output: Path, options: Options, say:
     made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
     made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
     with claimed(output, record(pair, made_of), overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            return say(f"{output} is already complete")
         claim.require_room(plan)
         say(f"writing {len(tensors)} tensors in {len(stack.layers)} layers to {output}")
         write_with_bar(claim, plan, whole(tensors.__getitem__), quiet=options.quiet)
-        untied = {"tie_word_embeddings": False} if pair.untied else {}
-        write_companions(output, pair.a.folder, {**untied, **stack.changed})
+        if claim.processes.leads:
+            untied = {"tie_word_embeddings": False} if pair.untied else {}
+            write_companions(output, pair.a.folder, {**untied, **stack.changed})
+            document()
 
 
 class _Stacked(Mapping[str, Tensor]):
