@@ -107,6 +107,8 @@ def main(
         table.append(row(name, *(bench.best(method, parameters, SCALES) for bench in (plain, aligned))))
         typer.echo(table[-1], err=True)
     table.append(row("task arithmetic", *(b.best("task_arithmetic", {}, [1.0]) for b in (plain, aligned))))
+    other = {**named, "b": str(models / "llama/1")}
+    apart, brought = (Bench.of(other, data, match, rows) for match in ("none", "weight"))
     text = [
         "# Fine-tunes of one base",
         "",
@@ -123,6 +125,17 @@ def main(
         "Fine-tunes of one base share its basis: there is little to find, and the mean is as good without alignment.",
         "TIES gains from it at every density; task arithmetic does not, and suffers beyond its best scale.",
         f"The cosine of the two task vectors is {plain.cosine():.2f} as they are, {aligned.cosine():.2f} aligned.",
+        "",
+        "## Different seeds and different data",
+        "",
+        "The fine-tune on jargon, and a model that was trained from another seed on the King James Bible alone. Their",
+        "mean comes closer to what both have learned, and stays far from what one of them has.",
+        "",
+        "| merge | | jargon | py | kjv | aligned | jargon | py | kjv |",
+        "| --- " * 9 + "|",
+        row(labels["a"], apart.losses(apart.models["a"]), None),
+        row("the other seed", apart.losses(apart.models["b"]), None),
+        row("mean", apart.mean(), brought.mean()),
         "",
     ]
     output.write_text("\n".join(text), encoding="utf-8")
