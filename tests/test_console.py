@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 def on_a_terminal(out: Path, *arguments: object) -> str:
     """What a terminal at standard error shows; standard output goes to a file."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
     shown = b""
     with out.open("w") as file, subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=file, stderr=theirs) as child:
         os.close(theirs)

@@ -10,21 +10,21 @@ from huggingface_hub.utils import tqdm
 
 from hf_align.processes import current
 
-_PATIENCE = 1.0
-"""Seconds before there is anything to see."""
+_TICK = 1.0
+"""Seconds."""
 
 
 @contextmanager
 def waiting(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show what is going on and for how long, from the first second to the end of the block; on a terminal only."""
+    """Show what is going on and for how long, until the end of the block; on a terminal only."""
     if quiet or not current().leads:
         yield
         return
-    bar = tqdm(desc=what, bar_format="{desc} {elapsed}", leave=False, delay=_PATIENCE, disable=None)
+    bar = tqdm(desc=what, bar_format="{desc} {elapsed}", leave=False, disable=None)
     done = threading.Event()
 
     def tick() -> None:
-        while not done.wait(_PATIENCE):
+        while not done.wait(_TICK):
             bar.refresh()
 
     clock = threading.Thread(target=tick, daemon=True)
