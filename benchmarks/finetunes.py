@@ -18,6 +18,7 @@ from torch import Tensor
 from hf_align.evaluate import Evaluator, load_data
 from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.methods import merge_tensors
+from hf_align.network import Network
 from hf_align.options import Options
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -52,8 +53,9 @@ class Bench:
     def of(cls, named: Mapping[str, str], data: Path, match: str, rows: int) -> Bench:
         inputs = open_inputs("a", named, Options(match=match, quiet=True))
         names, config = list(inputs.pair.spec.parameters), inputs.pair.config
+        network = Network(config)
         texts = [load_data(data / f"eval_lm_{t}.safetensors", None, config) for t in TEXTS]
-        first, second = ([Evaluator(config, {k: x[start : start + rows] for k, x in t.items()}) for t in texts]
+        first, second = ([Evaluator(network, {k: x[start : start + rows] for k, x in t.items()}) for t in texts]
                          for start in (rows, 0))  # fmt: skip
         models = {m: {n: w[n].float() for n in names} for m, w in inputs.weights.items()}
         return cls(inputs, models, first[:2], second)
