@@ -6,16 +6,26 @@ ops ran there, in which dtypes, is noted.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
 
 NAME = "elsewhere"
-_setup_privateuseone_for_python_backend(NAME)
+_ON: list[object] = []
+
+
+class _Hooks(_DummyPrivateUse1Hook):
+    """The device is there only while a test says so: what is registered stays for all tests of the process."""
+
+    def is_available(self) -> bool:
+        return bool(_ON)
+
+
+_setup_privateuseone_for_python_backend(NAME, hook=_Hooks())
 _BETWEEN = ("aten._to_copy", "aten.copy_")
 _INDEXED = ("aten.index", "aten.index_put_", "aten._index_put_impl_")
 
@@ -48,6 +58,14 @@ class Elsewhere(TorchDispatchMode):
         super().__init__()
         self.ran: dict[str, set[torch.dtype]] = {}
         self._has_double = has_double
+
+    def __enter__(self) -> Self:
+        _ON.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        _ON.remove(self)
+        super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), str(func).rpartition(".")[0]
