@@ -1,31 +1,22 @@
 """A device that is not the CPU and needs no hardware: real tensors that say they are elsewhere, and refuse company.
 
 As on a GPU, an op takes tensors of one device (single numbers and indices may come from the CPU), and numpy none. Which
-ops ran there, in which dtypes, is noted.
+ops ran there, in which dtypes, is noted. Once loaded the device is there for the whole process: the tests that use it
+(elsewhere_checks.py) run in one of their own.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "elsewhere"
-_ON: list[object] = []
-
-
-class _Hooks(_DummyPrivateUse1Hook):
-    """The device is there only while a test says so: what is registered stays for all tests of the process."""
-
-    def is_available(self) -> bool:
-        return bool(_ON)
-
-
-_setup_privateuseone_for_python_backend(NAME, hook=_Hooks())
+_setup_privateuseone_for_python_backend(NAME)
 _BETWEEN = ("aten._to_copy", "aten.copy_")
 _INDEXED = ("aten.index", "aten.index_put_", "aten._index_put_impl_")
 
@@ -58,14 +49,6 @@ class Elsewhere(TorchDispatchMode):
         super().__init__()
         self.ran: dict[str, set[torch.dtype]] = {}
         self._has_double = has_double
-
-    def __enter__(self) -> Self:
-        _ON.append(self)
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        _ON.remove(self)
-        super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), str(func).rpartition(".")[0]
