@@ -164,7 +164,7 @@ def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None
 
 
 def only_pickled(folder: Path) -> None:
-    for file in folder.iterdir():
+    for file in folder.glob("*.*"):
         file.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
 
