@@ -2,6 +2,7 @@
 
 Two synthetic Llama checkpoints of random weights, bfloat16, in shards; every command in a process of its own, peers in
 turn; medians of `--runs`. Each part prints its tables as it goes, and benchmarks/engine.md has the last run of each.
+What it writes is in a temporary folder, under `--folder`, that is gone when it ends.
 
 This process holds nothing large: what a child is said to have taken at most is never less than its parent.
 """
@@ -9,6 +10,7 @@ This process holds nothing large: what a child is said to have taken at most is 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import resource
@@ -19,10 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +32,8 @@ HERE = Path(__file__)
 OURS = [sys.executable, "-m", "hf_align"]
 LAYERS = {0.25: 3, 0.5: 8, 1.0: 20, 2.0: 43}
 """Billions of parameters -> layers of width 2048."""
+ASSIGNMENTS, POLAR = (4096, 11008, 14336), (1024, 2048, 4096)
+"""Hidden units, and widths of the residual stream, of models that are used."""
 MERGE = "models:\n  - model: {}\n    parameters: {{weight: 0.5}}\n  - model: {}\n    parameters: {{weight: 0.5}}\n" \
         "merge_method: linear\ndtype: bfloat16\n"  # fmt: skip
 
@@ -68,6 +72,20 @@ def models(folder: Path, billions: float) -> list[Path]:
     return pair
 
 
+def moved_pair(folder: Path, billions: float) -> list[Path]:
+    """A checkpoint of a size, and the same model in another basis: what matching finds in a few sweeps."""
+    first, second = models(folder, billions)[0], folder / f"{billions}-moved"
+    if not (second / "config.json").is_file():
+        inside("move", first, folder=second)
+    return [first, second]
+
+
+def inside(what: str, *arguments: object, folder: Path | None = None) -> None:
+    """A part of this script in a process of its own."""
+    where = [] if folder is None else ["--folder", folder]
+    subprocess.run([sys.executable, HERE, what, *map(str, arguments), *map(str, where)], check=True)
+
+
 def plain(pair: list[Path], out: Path, *more: object) -> list[object]:
     return [*OURS, "merge", *pair, "-o", out, "--match", "none", "--quiet", "--overwrite", *more]
 
@@ -81,9 +99,9 @@ def table(head: str, rows: Sequence[Sequence[object]]) -> None:
 # Parts --------------------------------------------------------------------------------------------------------------
 
 
-def speed(folder: Path, runs: int, peer: str | None) -> None:
-    """Plain linear merge of 1 B against the peer, and against reading both and writing one."""
-    pair, out = models(folder, 1.0), folder / "out"
+def speed(folder: Path, runs: int, peer: str | None, size: float) -> None:
+    """Plain linear merge against the peer, and against reading both and writing one."""
+    pair, out = models(folder, size), folder / "out"
     (folder / "merge.yml").write_text(MERGE.format(*pair))
     theirs = [peer, folder / "merge.yml", out, "--no-copy-tokenizer", "--quiet"]
     commands: dict[str, Sequence[object]] = {
@@ -110,34 +128,49 @@ def speed(folder: Path, runs: int, peer: str | None) -> None:
 
 
 def growth(folder: Path, runs: int, sizes: Sequence[float]) -> None:
-    """Plain linear merge of 0.25 to 2 B."""
+    """Plain linear merge of growing models."""
     rows = []
     for size in sizes:
         pair, out = models(folder, size), folder / "out"
         taken = median([measure(plain(pair, out)) for _ in range(runs)])
         rows.append((f"{size} B", taken.seconds, taken.cpu, taken.gib))
-        shutil.rmtree(out)
-        if size != 1.0:
-            for path in pair:
-                shutil.rmtree(path)
+        for path in (out, *pair):
+            shutil.rmtree(path)
     table("parameters | seconds | CPU seconds | peak GiB", rows)
 
 
-def processes(folder: Path, runs: int) -> None:
-    """Two processes against one, a thread each; the bytes of both."""
-    pair, rows, digests = models(folder, 1.0), [], set()
-    for count in (1, 2):
-        out = folder / "out"
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no",
-                  "--dynamo_backend", "no", "--main_process_port", "0", *(["--multi_gpu"] if count > 1 else []),
-                  "--num_processes", count, "-m", "hf_align"]  # fmt: skip
-        command = ["env", "OMP_NUM_THREADS=1", *launch, *plain(pair, out, "--max-shard-size", "250MB")[3:]]
-        taken = median([measure(command) for _ in range(runs)])
-        rows.append((count, taken.seconds, taken.cpu))
-        digests.add(digest(out))
-        shutil.rmtree(out)
-    table("processes | seconds | CPU seconds", rows)
-    typer.echo(f"\nThe bytes are {'the same' if len(digests) == 1 else 'DIFFERENT'}.")
+def processes(folder: Path, runs: int, size: float) -> None:
+    """Two processes against one, a thread each: a plain merge, and matching by weights; the bytes of both."""
+    for what, at, matching in (("plain", size, "none"), ("matched by weights", size / 4, "weight")):
+        pair = models(folder, at) if matching == "none" else moved_pair(folder, at)
+        rows, digests = [], set()
+        for count in (1, 2):
+            out = folder / "out"
+            launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision",
+                      "no", "--dynamo_backend", "no", "--main_process_port", "0",
+                      *(["--multi_gpu"] if count > 1 else []), "--num_processes", count, "-m", "hf_align"]  # fmt: skip
+            merged = plain(pair, out, "--max-shard-size", "250MB")[3:]
+            merged[merged.index("none")] = matching
+            command = ["env", "OMP_NUM_THREADS=1", *launch, *merged]
+            taken = median([measure(command) for _ in range(runs if matching == "none" else 1)])
+            rows.append((count, taken.seconds, taken.cpu))
+            digests.add(digest(out))
+            shutil.rmtree(out)
+        typer.echo(f"\n{at} B, {what}; the bytes are {'the same' if len(digests) == 1 else 'DIFFERENT'}.")
+        table("processes | seconds | CPU seconds", rows)
+
+
+def aligned(folder: Path, size: float) -> None:
+    """A whole aligned merge of a model with itself in another basis, rounded: each stage, and its transforms."""
+    pair, out = moved_pair(folder, size), folder / "out"
+    planned = [*OURS, "merge", *pair, "-o", out, "--dry-run", "--json"]
+    bound = json.loads(subprocess.run(list(map(str, planned)), check=True, capture_output=True, text=True).stdout)
+    inside("whole", *pair, folder=folder)
+    typer.echo(f"\n--dry-run: at most {bound['peak_bytes'] / 2**30:.2f} GiB beside the program ({bound['largest']})")
+    alignment = out / "hf-align" / "alignment.safetensors"
+    shutil.copyfile(alignment, folder / alignment.name)
+    inside("products", *pair, folder=folder)
+    shutil.rmtree(out)
 
 
 def faults(folder: Path, points: int) -> None:
@@ -153,10 +186,8 @@ def faults(folder: Path, points: int) -> None:
         time.sleep(rng.uniform(0.2, 1.0) * whole.seconds)
         child.send_signal(signal.SIGKILL)
         child.wait()
-        # One that was killed on its way out, all written, is not run again: it would be refused as finished runs are.
-        finished = out.exists() and not (out / ".hf-align").exists()
-        early += not finished
-        same += (finished or measure(command).status == 0) and digest(out) == expected
+        early += not out.exists() or (out / ".hf-align").exists()
+        same += measure(command).status == 0 and digest(out) == expected
     shutil.rmtree(out)
     full = measure(command, limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, 50_000_000)))
     again = measure(command).status == 0 and digest(out) == expected
@@ -177,23 +208,9 @@ def faults(folder: Path, points: int) -> None:
     table("fault | outcome", rows)
 
 
-def transforms(folder: Path, size: float) -> None:
-    """Merging with a given alignment: the transforms of both models against the matrix products that they are."""
-    pair, out = models(folder, size), folder / "out"
-    subprocess.run([sys.executable, HERE, "elements", *pair, "--folder", folder], check=True, stderr=subprocess.DEVNULL)
-    command = [*OURS, "merge", *pair, "-o", out, "--alignment", folder / "alignment.safetensors", "--no-certify",
-               "--quiet", "--overwrite", "--json"]  # fmt: skip
-    taken = measure(command)
-    assert taken.status == 0
-    typer.echo(f"\nMerge: {taken.seconds:.1f} s, CPU {taken.cpu:.1f} s, peak {taken.gib:.2f} GiB")
-    shutil.rmtree(out)
-    measured = [sys.executable, HERE, "products", *pair, "--folder", folder]
-    subprocess.run(measured, check=True, stderr=subprocess.DEVNULL)
-
-
 def solvers(sizes: Sequence[int]) -> None:
     """What matching solves, at the widths of real models."""
-    subprocess.run([sys.executable, HERE, "solve", *map(str, sizes)], check=True)
+    inside("solve", *map(str, sizes))
 
 
 # What runs in a process of its own ----------------------------------------------------------------------------------
@@ -237,17 +254,59 @@ def copy(pair: list[Path], out: Path) -> None:
             os.fsync(o.fileno())
 
 
-def elements(pair: list[Path], folder: Path) -> None:
-    """Random elements of every group, as an alignment file."""
+def move(model: list[Path], folder: Path) -> None:
+    """A model in a random basis."""
     import torch
 
-    from hf_align.matching.match import Match
     from hf_align.models import open_pair
+    from hf_align.shards import claimed
+    from hf_align.symmetry.alignment import AlignedWeights
+    from hf_align.writing import Draft, write
 
-    spec = open_pair(*map(str, pair)).spec
-    rng = torch.Generator().manual_seed(0)
-    sides = [{n: s.group.random(spec.index_shape(n), rng) for n, s in spec.spaces.items() if s.group} for _ in "ab"]
-    Match(*sides).save(folder / "alignment.safetensors", spec)
+    pair = open_pair(str(model[0]), str(model[0]))
+    spec, rng = pair.spec, torch.Generator().manual_seed(0)
+    elements = {n: s.group.random(spec.index_shape(n), rng) for n, s in spec.spaces.items() if s.group}
+    weights = AlignedWeights(pair.a.weights, spec, elements)
+    draft = Draft.build(pair, pair.a, torch.bfloat16, "600MB")
+    with claimed(folder, {}) as claim:
+        write(claim, draft, weights.__getitem__, lambda _: None, quiet=True)
+
+
+def whole(pair: list[Path], folder: Path) -> None:
+    """A whole merge: seconds, CPU seconds and the most memory of each stage."""
+    import resource as used
+
+    from hf_align import pipeline
+    from hf_align.options import Options
+
+    rows: list[tuple[object, ...]] = []
+
+    def memory() -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+        Path("/proc/self/clear_refs").write_text("5")  # the most so far is counted anew from here
+        return peak
+
+    def cpu() -> float:
+        so_far = used.getrusage(used.RUSAGE_SELF)
+        return so_far.ru_utime + so_far.ru_stime
+
+    typer.echo(f"\nThe program itself: {memory():.2f} GiB")
+    began = [cpu()]
+
+    class Clock(pipeline._Clock):
+        def lap(self, name: str) -> None:
+            super().lap(name)
+            rows.append((name, self.laps[name], cpu() - began[0], memory()))
+            began[0] = cpu()
+
+    pipeline._Clock = Clock  # type: ignore[misc]
+    started = time.perf_counter()
+    said: list[str] = []
+    pipeline.merge(*map(str, pair), folder / "out", Options(quiet=True, device="cpu"),
+                   say=lambda line: said.append(f"{time.perf_counter() - started:.0f} s: {line}"))  # fmt: skip
+    table("stage | seconds | CPU seconds | peak GiB", rows)
+    typer.echo("\n" + "\n".join(said))
 
 
 def products(pair: list[Path], folder: Path) -> None:
@@ -285,34 +344,155 @@ def products(pair: list[Path], folder: Path) -> None:
 
 
 def solve(sizes: Sequence[int]) -> None:
-    """Assignments and polar factors of cross matrices as matching has them."""
+    """Assignments and polar factors of cross matrices as matching has them, and other ways to solve them."""
     import torch
 
-    from hf_align.symmetry.groups import assign, polar
-
     rng = torch.Generator().manual_seed(0)
-
-    def timed(work: Callable[[torch.Tensor], object], on: torch.Tensor) -> float:
-        began = time.perf_counter()
-        work(on)
-        return time.perf_counter() - began
 
     def gain(n: int, noise: float) -> torch.Tensor:
         """Of n units that are alike up to noise, in 512 features."""
         a, b = (torch.randn(n, 512, generator=rng, dtype=torch.float64) for _ in range(2))
         return a @ (a + noise * b)[torch.randperm(n, generator=rng)].T
 
-    rows: list[tuple[object, ...]] = []
-    for n in (s for s in sizes if s in (4096, 11008, 14336)):
-        for kind, noise in (("models alike", 1.0), ("models unlike", 1e3)):
-            rows.append((f"assignment, {kind}", n, timed(assign, gain(n, noise))))
-    for n in (s for s in sizes if s in (1024, 2048, 4096)):
-        m = torch.randn(n, n, generator=rng, dtype=torch.float64)
-        rows.append(("polar factor", n, timed(polar, m)))
-        if n < 4096:
-            rows.append(("polar factor by singular values", n, timed(torch.linalg.svd, m)))
-        rows.append(("one product of two such matrices", n, timed(lambda m: m @ m, m)))
-    table("problem | n | seconds", rows)
+    for n in sizes:
+        assigning, turning = n in ASSIGNMENTS, n in POLAR
+        if assigning or not turning:
+            for kind, noise in (("alike", 1.0), ("unlike", 1e3)):
+                table(f"assignment, {n} units {kind} | seconds | gain missed",
+                      list(assignments(gain(n, noise).numpy(), n <= 4096)))  # fmt: skip
+        if turning or not assigning:
+            m = torch.randn(n, n, generator=rng, dtype=torch.float64)
+            table(f"polar factor, {n}, Gaussian | seconds | off an orthogonal map by | step",
+                  list(polar_factors(m)))  # fmt: skip
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    found = work()
+    return time.perf_counter() - began, found
+
+
+def assignments(gain: Any, every: bool) -> Iterator[tuple[object, ...]]:
+    """Ways to the assignment of most gain, [n, n] float64: what is used first; some only where `every`."""
+    import numpy
+    from scipy.optimize import linear_sum_assignment
+
+    rows = numpy.arange(len(gain))
+
+    def row(name: str, work: Callable[[], Any]) -> tuple[object, ...]:
+        seconds, order = timed(work)
+        return name, seconds, f"{1 - gain[rows, order].sum() / best:.0e}"
+
+    seconds, order = timed(lambda: linear_sum_assignment(gain, maximize=True)[1])
+    best = gain[rows, order].sum()
+    yield "scipy (used)", seconds, "0"
+    near = gain + 0.01 * gain.std() * numpy.random.default_rng(0).standard_normal(gain.shape)
+    last = linear_sum_assignment(near, maximize=True)[1]
+    yield row("scipy, units in the last sweep's order", lambda: last[linear_sum_assignment(gain[:, last], True)[1]])
+    yield row("Sinkhorn first, scipy on what is left", lambda: linear_sum_assignment(reduced(gain), maximize=True)[1])
+    try:
+        import lap
+
+        yield row("lapx (lap.lapjv)", lambda: lap.lapjv(-gain)[1])
+    except ImportError:
+        pass
+    if every:
+        yield row("auction, ε-scaling, to 1e-4", lambda: auction(gain))
+
+
+def reduced(gain: Any) -> Any:
+    """Gains less the potentials of an entropic transport, which change no assignment's rank; near zero where it is."""
+    import torch
+
+    m, temperature = torch.from_numpy(gain).float(), 0.05 * float(gain.std())
+    u, v = torch.zeros(len(m), 1), torch.zeros(1, len(m))
+    for _ in range(20):
+        u = temperature * torch.logsumexp((m - v) / temperature, 1, keepdim=True)
+        v = temperature * torch.logsumexp((m - u) / temperature, 0, keepdim=True)
+    return gain - u.double().numpy() - v.double().numpy()
+
+
+def auction(gain: Any) -> Any:
+    """Bertsekas' auction (Jacobi), all who have nothing bidding at once."""
+    import torch
+
+    m = torch.from_numpy(gain)
+    n, prices, owner = len(m), torch.zeros(len(m), dtype=torch.float64), torch.full((len(m),), -1)
+    step, least = float(m.std()), 1e-4 * float(m.std())
+    while True:
+        owner.fill_(-1)
+        has = torch.full((n,), -1)
+        while (free := (has < 0).nonzero().squeeze(1)).numel():
+            values, wanted = (m[free] - prices).topk(2, 1)
+            bids, wanted = values[:, 0] - values[:, 1] + step, wanted[:, 0]
+            # Of those who want the same, the highest bid has it: the last one written.
+            order = bids.argsort()
+            winner = torch.full((n,), -1)
+            winner[wanted[order]] = order
+            won = (winner >= 0).nonzero().squeeze(1)
+            lost = owner[won]
+            has[lost[lost >= 0]] = -1
+            owner[won] = free[winner[won]]
+            has[free[winner[won]]] = won
+            prices[won] += bids[winner[won]]
+        if step <= least:
+            return has.numpy()
+        step = max(step / 5, least)
+
+
+def polar_factors(m: Any) -> Iterator[tuple[object, ...]]:
+    """Ways to the polar factor of m, [n, n] float64: what is used first."""
+    import torch
+
+    from hf_align.symmetry.groups import polar
+
+    eye = torch.eye(len(m), dtype=m.dtype)
+
+    def row(name: str, work: Callable[[], tuple[torch.Tensor, object]]) -> tuple[object, ...]:
+        seconds, (found, steps) = timed(work)
+        return name, seconds, f"{float((found.T @ found - eye).norm() / len(m) ** 0.5):.0e}", steps
+
+    yield row("Newton, scaled (used)", lambda: (polar(m), ""))
+    last = polar(m + 0.01 * torch.randn(m.shape, generator=torch.Generator().manual_seed(1), dtype=m.dtype))
+    yield row("the same, turned by the last sweep's factor", lambda: (polar(m @ last.T) @ last, ""))
+    yield row("QDWH", lambda: qdwh(m))
+    yield row("Newton–Schulz", lambda: newton_schulz(m))
+    yield row("singular values", lambda: (lambda u, _, v: (u @ v, ""))(*torch.linalg.svd(m)))
+    yield row("one product of two such matrices", lambda: (eye if (m @ m) is not None else m, ""))
+
+
+def newton_schulz(m: Any) -> tuple[Any, int]:
+    """X ← X (3 - XᵀX) / 2, from where it converges; products alone, so that it suits an accelerator."""
+    x, steps = m / (m.norm(1) if m.dim() == 1 else (m.abs().sum(0).max() * m.abs().sum(1).max()).sqrt()), 0
+    while True:
+        gram = x.T @ x
+        x, steps = 1.5 * x - 0.5 * x @ gram, steps + 1
+        gram.diagonal().sub_(1)
+        if float(gram.norm()) < 1e-7 * len(m) ** 0.5 or steps == 60:
+            return x, steps
+
+
+def qdwh(m: Any) -> tuple[Any, int]:
+    """Nakatsukasa, Bai & Gygi (SIAM J. Matrix Anal. Appl. 31, 2010): by QR while it is ill-conditioned, then by
+    Cholesky."""
+    import torch
+
+    x = m / (m.abs().sum(0).max() * m.abs().sum(1).max()).sqrt()
+    eye = torch.eye(len(m), dtype=m.dtype)
+    low, steps = 1 / float((x.abs().sum(0).max() * torch.linalg.inv(x).abs().sum(1).max()) * len(m) ** 0.5), 0
+    while abs(1 - low) > 1e-15 and steps < 12:
+        d = (4 * (1 - low**2) / low**4) ** (1 / 3)
+        a = (1 + d) ** 0.5 + (8 - 4 * d + 8 * (2 - low**2) / (low**2 * (1 + d) ** 0.5)) ** 0.5 / 2
+        b = (a - 1) ** 2 / 4
+        c = a + b - 1
+        if c > 100:
+            q, _ = torch.linalg.qr(torch.cat([c**0.5 * x, eye]))
+            x = b / c * x + (a - b / c) / c**0.5 * q[: len(m)] @ q[len(m) :].T
+        else:
+            factor = torch.linalg.cholesky(eye + c * x.T @ x)
+            x = b / c * x + (a - b / c) * torch.cholesky_solve(x.T, factor).T
+        low, steps = min(1.0, low * (a + b * low**2) / (1 + c * low**2)), steps + 1
+    return x, steps
 
 
 def digest(folder: Path) -> str:
@@ -328,36 +508,42 @@ def digest(folder: Path) -> str:
 def main(
     part: Annotated[
         list[str] | None,
-        typer.Argument(help="speed, growth, processes, faults, transforms, solvers; by default all."),
+        typer.Argument(help="speed, aligned, growth, processes, faults, solvers; by default all."),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="For the models: 15 GB; by default a temporary one.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where its temporary folder of up to 12 GB goes.")] = None,
     peer: Annotated[str | None, typer.Option(help="mergekit-yaml of mergekit 0.1.5.")] = None,
     runs: int = 3,
     billions: float = 1.0,
     seed: int = 0,
-    heavy: Annotated[bool, typer.Option("--heavy", help="The largest sizes too.")] = False,
+    size: Annotated[float, typer.Option(help="Billions of parameters, the largest: 0.25, 0.5, 1 or 2.")] = 1.0,
+    sizes: Annotated[list[int] | None, typer.Option(help="Of what solvers solves; by default those of models.")] = None,
 ) -> None:
-    part = part or ["speed", "growth", "processes", "faults", "transforms", "solvers"]
-    inside: dict[str, Callable[[list[Path], Path], None]] = {"copy": copy, "elements": elements, "products": products}
+    part = part or ["speed", "aligned", "growth", "processes", "faults", "solvers"]
+    within: dict[str, Callable[[list[Path], Path], None]] = {
+        "copy": copy, "move": move, "whole": whole, "products": products,
+    }  # fmt: skip
     if part[0] == "make":
         return make(Path(str(folder)), billions, seed)
     if part[0] == "solve":
         return solve([int(n) for n in part[1:]])
-    if part[0] in inside:
-        return inside[part[0]]([Path(p) for p in part[1:]], Path(str(folder)))
+    if part[0] in within:
+        return within[part[0]]([Path(p) for p in part[1:]], Path(str(folder)))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        place = folder or Path(temporary)
-        place.mkdir(exist_ok=True)
+        place = Path(temporary)
         parts: dict[str, Callable[[], None]] = {
-            "speed": lambda: speed(place, runs, peer),
-            "growth": lambda: growth(place, runs, [0.25, 0.5, 1.0, *([2.0] if heavy else [])]),
-            "processes": lambda: processes(place, runs),
+            "speed": lambda: speed(place, runs, peer, size),
+            "aligned": lambda: aligned(place, size),
+            "growth": lambda: growth(place, runs, [s for s in LAYERS if s <= 2 * size]),
+            "processes": lambda: processes(place, runs, size),
             "faults": lambda: faults(place, 20),
-            "transforms": lambda: transforms(place, 1.0 if heavy else 0.25),
-            "solvers": lambda: solvers([4096, 1024, 2048, *([11008, 14336] if heavy else [])]),
+            "solvers": lambda: solvers(sizes or sorted({*ASSIGNMENTS, *POLAR})),
         }
         for name in part:
             typer.echo(f"\n## {name}")
+            room = 14e9 * size
+            if name != "solvers" and shutil.disk_usage(place).free < room:
+                typer.echo(f"hf-align benchmarks: {place} has no room for {room / 1e9:.0f} GB", err=True)
+                raise typer.Exit(2)
             parts[name]()
 
 

@@ -1,7 +1,8 @@
 """A device that is not the CPU and needs no hardware: real tensors that say they are elsewhere, and refuse company.
 
 As on a GPU, an op takes tensors of one device (single numbers and indices may come from the CPU), and numpy none. Which
-ops ran there, in which dtypes, is noted.
+ops ran there, in which dtypes, is noted. Once loaded the device is there for the whole process: the tests that use it
+(elsewhere_checks.py) run in one of their own.
 """
 
 from __future__ import annotations

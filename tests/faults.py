@@ -76,8 +76,10 @@ def main(points: int, seed: int, out: Path, arguments: list[str]) -> None:
     assert status == 0 and changes, "the run that is not killed"
     whole = contents(out)
     rng = random.Random(seed)
-    # The last one is before the run says that it is done, when all is written and the folder is no longer claimed.
-    for kill_at in sorted([changes, *rng.sample(range(1, changes), min(points, changes) - 1)]):
+    # The last ones are when all is written: as the claim is given up, and before the run says that it is done.
+    late = range(max(1, changes - 4), changes + 1)
+    early = rng.sample(range(1, late.start), min(points - len(late), late.start - 1))
+    for kill_at in sorted([*early, *late]):
         shutil.rmtree(out)
         killed, _ = run(arguments, out, kill_at=kill_at)
         status, again = run(arguments, out)

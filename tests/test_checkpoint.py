@@ -164,7 +164,7 @@ def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None
 
 
 def only_pickled(folder: Path) -> None:
-    for file in folder.iterdir():
+    for file in folder.glob("*.*"):
         file.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
 
@@ -193,7 +193,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index not JSON": (lambda f: (f / INDEX).write_text("{"), f"{INDEX} is not valid JSON"),
     "index a list": (lambda f: (f / INDEX).write_text("[]"), f"{INDEX} holds no JSON object"),
     "pickled only": (only_pickled, "pickled weights only; convert them to safetensors"),
-    "no weights": (lambda f: [p.unlink() for p in f.iterdir()], f"has neither {SINGLE} nor {INDEX}"),
+    "no weights": (lambda f: [p.unlink() for p in f.iterdir() if p.is_file()], f"has neither {SINGLE} nor {INDEX}"),
     "no folder": (shutil.rmtree, f"has neither {SINGLE} nor {INDEX}"),
     "quantised": (lambda f: (f / "config.json").write_text('{"quantization_config": {"bits": 4}}'), "is quantised"),
     "config not JSON": (lambda f: (f / "config.json").write_bytes(b"\xff"), "config.json is not valid JSON"),
@@ -377,10 +377,10 @@ def test_shards_of_other_inputs_are_never_kept(tmp_path: Path) -> None:
 def test_overwriting_leaves_no_weights_of_the_old_model(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="is not empty; choose another -o"):
-        write({"w": torch.ones(2)}, folder)
+        write({"w": torch.ones(2)}, folder, inputs="other")
     assert len(Checkpoint.open(folder)) == len(weights())
-    write({"w": torch.ones(2)}, folder, overwrite=True)
-    assert {p.name for p in folder.iterdir()} == {SINGLE, "notes.txt"}
+    write({"w": torch.ones(2)}, folder, inputs="other", overwrite=True)
+    assert {p.name for p in folder.iterdir()} == {SINGLE, "notes.txt", "hf-align"}
 
 
 def test_bad_weights_leave_nothing_behind(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_models_write_their_own_inputs(pairs: dict[str, Pair]) -> None:
     losses = [Evaluator(Network(pair.config), {"input_ids": x}).loss(weights) for x in (written["input_ids"], tokens)]
     assert losses[0] < 4 < losses[1] - 2
     noise = own_inputs(
-        pairs["vit"].config, {n: pairs["vit"].a.weights[n] for n in pairs["vit"].spec.parameters}, 5, 0, 0
+        Network(pairs["vit"].config), {n: pairs["vit"].a.weights[n] for n in pairs["vit"].spec.parameters}, 5, 0, 0
     )
     assert noise["pixel_values"].shape == (5, 1, 8, 8) and float(noise["pixel_values"].std()) > 0.5
 

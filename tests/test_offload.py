@@ -10,37 +10,33 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DATA, MODELS, run, tiny_llama
-from safetensors.torch import load_file
+from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from transformers import PretrainedConfig
 
 from hf_align import offload
 from hf_align.evaluate import Evaluator
-from hf_align.generate import own_inputs
+from hf_align.generate import noise, own_inputs
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.features import compare
+from hf_align.matching.features import compare, watch
 from hf_align.merging.regmean import grams
 from hf_align.models import Pair, open_pair
 from hf_align.network import Network, batches
 from hf_align.offload import OffloadedNetwork, network_for
-from hf_align.trace import build_without_weights
-
-INPUTS = {"llama": "input_ids", "gpt2": "input_ids", "vit": "pixel_values"}
+from hf_align.trace import build_without_weights, inventory, trace
 
 
 def pair_of(family: str) -> Pair:
     return open_pair(str(MODELS / family / "0"), str(MODELS / family / "1"))
 
 
-def some(family: str) -> dict[str, torch.Tensor]:
-    if family == "vit":
-        return {"pixel_values": load_file(DATA / "vit.safetensors")["pixel_values"][:6]}
+def some() -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(60, (6, 12), generator=torch.Generator().manual_seed(0))}
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_statistics_are_those_of_models_in_memory(family: str) -> None:
     """Of balanced models, made from the files as they run; what weights read is known by which weight reads it."""
-    pair, inputs = pair_of(family), some(family)
+    pair, inputs = pair_of(family), some()
     models = Balanced.of(pair.spec, pair.a.weights, pair.b.weights)
     here, there = Network(pair.config), OffloadedNetwork(pair.config)
     held, streamed = (compare(n, n.placed(models.a), n.placed(models.b), batches(inputs, 2)) for n in (here, there))
@@ -55,11 +51,27 @@ def test_statistics_are_those_of_models_in_memory(family: str) -> None:
     assert torch.equal(*written)
 
 
-def test_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [tiny_llama(tie_word_embeddings=True), tiny_gpt2(tie_word_embeddings=True), tiny_bert(), tiny_vit()],
+    ids=lambda config: config.model_type,
+)
+def test_what_weights_read_is_known_by_their_names(config: PretrainedConfig) -> None:
+    """Tied weights too, which two modules load."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = inventory(build_without_weights(config)).shapes
+    weights = {name: 0.1 * torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+    batch = noise(trace(config))
+    here, there = (watch(n, n.placed(weights), batch) for n in (Network(config), OffloadedNetwork(config)))
+    assert list(here) == list(there) and len(here) > 4
+    assert all(torch.equal(here[site], there[site]) for site in here)
+
+
+def test_nothing_is_held() -> None:
     pair = pair_of("llama")
     network = OffloadedNetwork(pair.config)
     placed = network.placed(pair.a.weights)
-    network(placed, some("llama"))
+    network(placed, some())
     assert all(p.is_meta for p in network.module(placed).parameters()) and not network.names(placed)
 
 
@@ -94,7 +106,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 import torch
-from hf_align.matching.features import compare
+from hf_align.matching.features import compare, watch
 from hf_align.models import open_pair
 from hf_align.network import Network, batches
 from hf_align.offload import OffloadedNetwork

@@ -105,7 +105,7 @@ def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
         dimensions=spec.dimensions(),
         pinned_by_unknown_ops=dict(spec.unknown_ops),
         peak_bytes=of_matching(spec, steps_of(spec)),
-        holds_models=options.match in ("activation", "learned"),
+        holds_models=options.match in ("activation", "learned") and not options.offload,
         largest=largest,
         **_traffic(pair.a.checkpoint, pair.b.checkpoint, plan, output),
     )

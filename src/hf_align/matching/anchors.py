@@ -76,23 +76,26 @@ def _extend(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tens
 
 
 def _image(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, inner: str) -> Tensor | None:
-    """What the circuits through an inner space make of points, both ways; None where there are none."""
+    """What the circuits through an inner space make of points, both ways; None where there are none.
+
+    In float32, for it is most of the work and only says where to start.
+    """
     seen: Tensor | None = None
     for x, y in zip(_circuits(spec, space, inner, a), _circuits(spec, space, inner, b), strict=True):
-        points = points.to(x.device)
+        points = points.to(x)
         image = x @ points @ y.T + x.T @ points @ y
         seen = image if seen is None else seen + image
-    return None if seen is None else seen.cpu()
+    return None if seen is None else seen.cpu().double()
 
 
 def _circuits(spec: SymmetrySpec, space: str, inner: str, weights: Weights) -> Iterator[Tensor]:
-    """Maps [n, n] of a space into itself, through an inner one, that no other space can change, of unit norm."""
-    sides = [(p, r) for name in spec.uses(inner) for p, r in _sides(spec, name, space, inner, weights[name])]
+    """Maps [n, n] of a space into itself, through an inner one, that nothing else changes; of unit norm, float32."""
+    sides = [(p, r.float()) for name in spec.uses(inner) for p, r in _sides(spec, name, space, inner, weights[name])]
     free = isinstance(spec.group(inner), ScaledPermutation) and not spec.group(inner).has_gauge
     for (p, x), (q, y) in itertools.combinations_with_replacement(sides, 2):
         if x.shape == y.shape and (p == dual(q) or free):
-            circuit = (x @ y.T).double()
-            yield circuit / circuit.norm().clamp_min(1e-300)
+            circuit = x @ y.T
+            yield circuit / circuit.norm().clamp_min(1e-30)
 
 
 def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor) -> Iterator[tuple[Power, Tensor]]:

@@ -12,6 +12,7 @@ from hf_align.devices import CPU
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.elements import Element, Monomial, Power, load_element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 
@@ -92,9 +93,11 @@ def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor], name: str) -> Ele
     """The gauge of a general linear, rotary or scaled space in which what writes it and what reads it have the same
     Gram matrix, so that what is left to match is an orthogonal map, a phase, a sign."""
     grams: dict[Power, Tensor] = {}
+    lengths_alone = isinstance(spec.group(name), ScaledPermutation)
     for parameter in spec.uses(name):
         for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
-            grams[power] = grams.get(power, torch.zeros(())) + rows @ rows.mT
+            gram = torch.diag_embed(rows.square().sum(-1)) if lengths_alone else rows @ rows.mT
+            grams[power] = grams.get(power, torch.zeros(())) + gram
     return spec.group(name).balance({power: gram.cpu() for power, gram in grams.items()})
 
 
