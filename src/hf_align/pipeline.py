@@ -231,8 +231,8 @@ def find_match(
 
 def search_of(options: Options, state: State | None) -> Search:
     """How the options look for a match; `state` is where learned matching keeps how far it got."""
-    return Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
-                  quiet=options.quiet)  # fmt: skip
+    return Search(options.match, options.schedule, residual=options.residual, heads=options.heads, own=options.own,
+                  state=state, quiet=options.quiet)  # fmt: skip
 
 
 def device_of(options: Options) -> str:

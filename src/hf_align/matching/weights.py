@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hf_align.matching.anchors import anchored, start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, cross, inner_product
-from hf_align.matching.heads import Tree, match_heads, trees
+from hf_align.matching.heads import Pairing, Tree, best_fit, match_heads, trees
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
@@ -26,13 +26,17 @@ Step = Tree | str
 """What is solved at once: heads with all that is inside, or a space by itself."""
 
 
-def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[dict[str, Element], int]:
+def match_weights(
+    models: Balanced, progress: Progress | None = None, pairing: Pairing = best_fit
+) -> tuple[dict[str, Element], int]:
     """The elements that bring the balanced B closest to A, and the number of sweeps.
 
     Args:
         progress: called after each sweep with its number and the objective.
+        pairing: how heads are paired.
     """
-    return descend(models.spec, models.a, models.b, start_residual(models.spec, models.a, models.b), progress=progress)
+    start = start_residual(models.spec, models.a, models.b)
+    return descend(models.spec, models.a, models.b, start, progress=progress, pairing=pairing)
 
 
 def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Element]:
@@ -63,12 +67,14 @@ def descend(
     *,
     still: Collection[str] = (),
     progress: Progress | None = None,
+    pairing: Pairing = best_fit,
 ) -> tuple[dict[str, Element], int]:
     """Coordinate descent over spaces; the elements for B, and the number of sweeps.
 
     Args:
         elements: where it starts; spaces that are not named start from the identity.
         still: spaces that stay there. Of a tree of heads all move, or each by itself.
+        pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
     """
     elements = dict(elements)
     families = [t for t in trees(spec) if not t.spaces & set(still)]
@@ -79,21 +85,23 @@ def descend(
     for sweep in range(1, _SWEEPS + 1):
         for together in _independent(spec, steps):
             with ThreadPoolExecutor() as threads:
-                for found in threads.map(lambda step: _solved(spec, step, a, b, elements), together):
+                for found in threads.map(lambda step: _solved(spec, step, a, b, elements, pairing), together):
                     elements.update(found)
         objective = inner_product(spec, a, b, elements)
-        assert objective >= best - 1e-9 * abs(best), "coordinate descent lowered its objective"
+        assert pairing is not best_fit or objective >= best - 1e-9 * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
-        if objective - best <= _STILL * abs(objective):
+        if abs(objective - best) <= _STILL * abs(objective):
             break
         best = objective
     return elements, sweep
 
 
-def _solved(spec: SymmetrySpec, step: Step, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:
+def _solved(
+    spec: SymmetrySpec, step: Step, a: Weights, b: Weights, elements: Elements, pairing: Pairing
+) -> dict[str, Element]:
     if isinstance(step, Tree):
-        return match_heads(spec, step, a, b, elements)
+        return match_heads(spec, step, a, b, elements, pairing)
     group = spec.spaces[step].group
     assert group is not None
     return {step: group.nearest(cross(spec, step, a, b, elements))}
