@@ -33,8 +33,8 @@ LENGTH, WIDTH = 64, 128
 UNLABELLED = -100
 SHARED = 12
 """Tokens in a row that no window of training may have in common with the held-out text."""
-ROWS, STEPS, RATE, WARMUP = 32, 3000, 1e-3, 200
-CONTEXT = {8: 600, 16: 1000, 32: 1500, LENGTH: STEPS}
+ROWS, STEPS, RATE, WARMUP = 32, 2000, 1e-3, 200
+CONTEXT = {8: 500, 16: 850, 32: 1150, LENGTH: STEPS}
 """Tokens that see each other, and the step until which."""
 MASKED = (0.15, 0.3)
 """Share of tokens that are masked, drawn anew for each batch."""

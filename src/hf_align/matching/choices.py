@@ -12,7 +12,7 @@ from dataclasses import replace
 from hf_align.errors import HfAlignError
 from hf_align.matching.features import Moments, Site
 from hf_align.matching.heads import PAIRINGS, trees
-from hf_align.matching.weights import residual as residual_stream
+from hf_align.matching.stream import residual as residual_stream
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 

@@ -54,7 +54,7 @@ def trees(spec: SymmetrySpec) -> list[Tree]:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class Pairs:
     """The fit of every head of A with every head of B over one block: [h, h', g, g', n, n'] (g, n of size one where
     the block has no sub-heads or no inner space).
 
@@ -69,7 +69,7 @@ class _Pairs:
     grams: tuple[Tensor, Tensor]
 
 
-Pairing = Callable[[SymmetrySpec, Tree, list[_Pairs], Tensor | None], Tensor]
+Pairing = Callable[[SymmetrySpec, Tree, list[Pairs], Tensor | None], Tensor]
 """How well every head of A goes with every head of B [h, h'], with sub-heads in an order [h, h', g]."""
 
 
@@ -77,7 +77,7 @@ def match_heads(
     spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements, pairing: Pairing
 ) -> dict[str, Element]:
     """The best elements of a tree's spaces, all others held at `elements`."""
-    pairs = list(_compare(spec, tree, a, b, elements))
+    pairs = list(compare_heads(spec, tree, a, b, elements))
     count = spec.spaces[tree.heads].size
     order = _best_orders(spec, tree, pairs, pairing) if tree.subheads else None
     heads = assign(pairing(spec, tree, pairs, order))
@@ -91,7 +91,8 @@ def match_heads(
     return found
 
 
-def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[_Pairs]:
+def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
+    """Every head of A with every head of B, weight by weight, all spaces but the tree's held at `elements`."""
     others = {s: e for s, e in elements.items() if s not in tree.spaces}
     names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
     for name in names:
@@ -103,7 +104,7 @@ def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: E
             fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double()
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
             grams = tuple(torch.einsum("hgnr,hgmr->hnm", t, t).double() for t in (x, y))
-            yield _Pairs(inner, power, x.shape[1] > 1, fit, grams)  # type: ignore[arg-type]
+            yield Pairs(inner, power, x.shape[1] > 1, fit, grams)  # type: ignore[arg-type]
 
 
 def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:
@@ -120,7 +121,7 @@ def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor
     return inner, view.reshape(*view.shape[:3], -1)
 
 
-def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[Power, Tensor]:
+def _inner_cross(space: str, pairs: list[Pairs], order: Tensor | None) -> dict[Power, Tensor]:
     """[h, h', n, n'] by power, sub-heads paired by `order` [h, h', g]."""
     total: dict[Power, Tensor] = {}
     for p in pairs:
@@ -129,21 +130,21 @@ def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[
     return total
 
 
-def _paired(p: _Pairs, order: Tensor | None) -> Tensor:
+def _paired(p: Pairs, order: Tensor | None) -> Tensor:
     if not p.has_subheads or order is None:
         return p.fit.sum((2, 3)) if not p.has_subheads else p.fit.diagonal(dim1=2, dim2=3).sum(-1)
     chosen = torch.take_along_dim(p.fit, order[:, :, :, None, None, None], 3)
     return chosen.squeeze(3).sum(2)
 
 
-def best_fit(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], order: Tensor | None) -> Tensor:
+def best_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """⟨A, gB⟩ of the weights of every pair of heads, under the best inner elements g."""
     return _outside(pairs, order) + sum(
         (_group(spec, s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(())
     )
 
 
-def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], order: Tensor | None) -> Tensor:
+def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """⟨DᵀP, D'ᵀP'⟩ of every pair of heads, for the weights P that write an inner space and D that read it, over the
     root of |DᵀP| |D'ᵀP'|, which makes it of the degree of a fit; the best fit for an inner space without circuits.
 
@@ -165,7 +166,7 @@ PAIRINGS: dict[str, Pairing] = {"two-stage": best_fit, "circuits": likest_circui
 """What heads are paired by."""
 
 
-def _outside(pairs: list[_Pairs], order: Tensor | None) -> Tensor:
+def _outside(pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """The fit of what has a place for each head but lies in no inner space [h, h']."""
     found = [_paired(p, order)[..., 0, 0] for p in pairs if p.inner is None]
     return torch.stack(found).sum(0) if found else torch.zeros(())
@@ -181,7 +182,7 @@ def _size(group: Group, grams: Mapping[Power, Tensor]) -> Tensor:
     return _common(group, grams).sqrt()
 
 
-def _inner_grams(space: str, pairs: list[_Pairs], side: int) -> dict[Power, Tensor]:
+def _inner_grams(space: str, pairs: list[Pairs], side: int) -> dict[Power, Tensor]:
     total: dict[Power, Tensor] = {}
     for p in pairs:
         if p.inner == space:
@@ -195,7 +196,7 @@ def _group(spec: SymmetrySpec, space: str) -> Group:
     return group
 
 
-def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], pairing: Pairing) -> Tensor:
+def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> Tensor:
     """For every pair of heads, the order [h, h', g] of sub-heads that allows the best fit."""
     assert tree.subheads is not None
     heads, size = spec.spaces[tree.heads].size, spec.spaces[tree.subheads].size
@@ -207,7 +208,7 @@ def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], pairing: P
     return _alternate(spec, tree, pairs, size)
 
 
-def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], size: int) -> Tensor:
+def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], size: int) -> Tensor:
     """Too many orders to try: from the inner elements of the weights that have no sub-heads, back and forth."""
     shared = [p for p in pairs if not p.has_subheads]
     order: Tensor | None = None

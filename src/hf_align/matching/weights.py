@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from hf_align.matching.anchors import anchored, start
+from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, cross, inner_product
 from hf_align.matching.heads import Pairing, Tree, best_fit, match_heads, trees
+from hf_align.matching.metric import weighted
+from hf_align.matching.stream import alone, residual
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
@@ -35,6 +37,7 @@ def match_weights(
         progress: called after each sweep with its number and the objective.
         pairing: how heads are paired.
     """
+    models = weighted(models)
     start = start_residual(models.spec, models.a, models.b)
     return descend(models.spec, models.a, models.b, start, progress=progress, pairing=pairing)
 
@@ -44,19 +47,6 @@ def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Elem
     stream = residual(spec)
     first = start(spec, stream, a, b) if stream is not None else None
     return {stream: first} if stream is not None and first is not None else {}
-
-
-def residual(spec: SymmetrySpec) -> str | None:
-    """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
-    wide = [s for s in _alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
-    return wide[0] if wide else None
-
-
-def _alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
-    """The spaces that move by themselves, not with the heads they lie in; those of most weights first."""
-    grouped = frozenset[str]().union(*(t.spaces for t in families))
-    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
-    return [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]
 
 
 def descend(
@@ -78,7 +68,7 @@ def descend(
     """
     elements = dict(elements)
     families = [t for t in trees(spec) if not t.spaces & set(still)]
-    single = [s for s in _alone(spec, families) if s not in still]
+    single = [s for s in alone(spec, families) if s not in still]
     best = float("-inf")
     sweep = 0
     steps: list[Step] = [*families, *reversed(single)]
