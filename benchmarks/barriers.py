@@ -57,7 +57,7 @@ _PREAMBLE = (
     "held-out examples, 11 mixing weights. The barrier is the largest rise over the line between the endpoint losses "
     "(nats). Mean ± standard error over pairs of seeds and over seeds of the search. Distance is that of the weights "
     "in the gauge in which they are averaged (*ignore-heads* and *separate* are baselines of Verma & Elbayad, which "
-    "change B: their loss B is not that of B); seconds are those of matching, on one CPU thread. *Data* is text that "
+    "change B: their loss B is not that of B); seconds are CPU time of matching, on one thread. *Data* is text that "
     "the models were trained on (masked for BERT), or labelled training images; with *no data* each model writes 512 "
     "sequences itself (BERT does not write: random tokens). The residual stream of BERT, which is normalised after "
     "every block, moves by permutations at most: for it *orthogonal* is *permuted*."
@@ -168,9 +168,9 @@ def measure(family: str, name: str, label: str, seed: int, which: str, points: i
     """Match one pair by one strategy, and walk along the line between its models."""
     strategy, pair = STRATEGIES[name], opened(family, label)
     spec = _spec(pair, strategy)
-    began = time.perf_counter()
+    began = time.process_time()
     match = _match(family, pair, strategy, seed)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     raw = (pair.a.weights, pair.b.weights)
     sides = (match.a, match.b) if match is not None else None
     ends = raw if sides is None else tuple(AlignedWeights(w, spec, e) for w, e in zip(raw, sides, strict=True))

