@@ -52,6 +52,7 @@ class Heads(StrEnum):
     """--heads."""
 
     two_stage = "two-stage"
+    circuits = "circuits"
     monotonic = "monotonic"
     ignore_heads = "ignore-heads"
 
@@ -140,7 +141,10 @@ Residuals = Annotated[
 ]
 HeadChoice = Annotated[
     Heads,
-    typer.Option(help="Pair heads by what is inside, keep their order, or (a baseline) ignore where heads end."),
+    typer.Option(
+        help="Pair heads by the best fit of their weights or by what they compute (circuits), keep their order, or (a "
+        "baseline) ignore where heads end."
+    ),
 ]
 Spaces = Annotated[
     list[str] | None,

@@ -21,7 +21,7 @@ class Options:
     Attributes:
         residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it, or which of
             its features to match by.
-        heads: "two-stage", "monotonic" or "ignore-heads".
+        heads: "two-stage", "circuits", "monotonic" or "ignore-heads".
         spaces: patterns of the names of spaces that may move; all without one.
         baseline: allow choices that change B's function.
         match: "weight", "activation", "learned", or "none" for plain averaging.

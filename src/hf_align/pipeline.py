@@ -252,8 +252,8 @@ def _network(pair: Pair, options: Options) -> Network:
 
 def search_of(options: Options, state: State | None) -> Search:
     """How the options look for a match; `state` is where learned matching keeps how far it got."""
-    return Search(options.match, options.schedule, residual=options.residual, own=options.own, state=state,
-                  quiet=options.quiet)  # fmt: skip
+    return Search(options.match, options.schedule, residual=options.residual, heads=options.heads, own=options.own,
+                  state=state, quiet=options.quiet)  # fmt: skip
 
 
 def search_spec(pair: Pair, options: Options) -> SymmetrySpec:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from hf_align.errors import HfAlignError
 from hf_align.matching.features import Moments, Site
-from hf_align.matching.heads import trees
-from hf_align.matching.weights import residual as residual_stream
+from hf_align.matching.heads import PAIRINGS, trees
+from hf_align.matching.stream import residual as residual_stream
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 
 RESIDUALS = ("orthogonal", "permutation", "identity", "first", "last", "all", "separate")
-HEADS = ("two-stage", "monotonic", "ignore-heads")
+HEADS = (*PAIRINGS, "monotonic", "ignore-heads")
 BY_SITE = frozenset(("first", "last", "all", "separate"))
 BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""
@@ -46,12 +46,12 @@ def with_residual(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
 
 
 def with_heads(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
-    """The spec with heads matched in two stages, in the order they are in, or as if there were none.
+    """The spec with heads that are paired, that stay in the order they are in, or as if there were none.
 
     Raises:
         HfAlignError: heads cannot be ignored where several query heads share one.
     """
-    if choice == "two-stage":
+    if choice in PAIRINGS:
         return spec
     families = trees(spec)
     if choice == "monotonic":

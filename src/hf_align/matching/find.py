@@ -16,6 +16,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
 from hf_align.matching.cross import Weights
 from hf_align.matching.features import Site, compare, watch
+from hf_align.matching.heads import PAIRINGS, best_fit
 from hf_align.matching.learned import State, learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
@@ -37,6 +38,7 @@ class Search:
     Attributes:
         strategy: "weight", "activation" or "learned".
         residual: which features of the residual stream to match by: "first", "last", or any other for all.
+        heads: a key of `PAIRINGS`, by which weight matching pairs heads; any other for the best fit.
         own: sequences that each model writes where there is no data, for learned matching; a quarter of them serves
             activation matching.
         length: tokens of each.
@@ -47,6 +49,7 @@ class Search:
     strategy: str = "weight"
     schedule: Schedule = field(default_factory=Schedule)
     residual: str = "all"
+    heads: str = "two-stage"
     own: int = 512
     length: int = 64
     examples: int = 256
@@ -69,7 +72,7 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
     if search.strategy == "activation":
         alone = replace(models, processes=ALONE)
         return models.processes.by_the_first(lambda: _by_activations(alone, network, search, data, say))
-    found, sweeps = _by_weights(models, say)
+    found, sweeps = _by_weights(models, search, say)
     if search.strategy == "weight":
         return found, sweeps
     if not network.holds:
@@ -96,9 +99,12 @@ def _learned(
     return learned, search.schedule.steps
 
 
-def _by_weights(models: Balanced, say: Say) -> Found:
+def _by_weights(models: Balanced, search: Search, say: Say) -> Found:
+    pairing = PAIRINGS.get(search.heads, best_fit)
     if len(models.models) == 2:
-        found, sweeps = match_weights(models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"))
+        found, sweeps = match_weights(
+            models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"), pairing
+        )
         return [found], sweeps
     elements, rounds = match_universe(models, lambda number, value: say(f"round {number}: agreement {value:.6g}"))
     home = inverse(models.spec, elements[0])

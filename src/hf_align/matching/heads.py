@@ -3,14 +3,15 @@
 Which head of B is which of A depends on the best map between their interiors (query-key and value spaces, the order of
 the query heads that share a key), so for every pair of heads the interior is solved first; the pairing is the
 assignment that maximises the sum of these best fits. The two-stage scheme of Verma & Elbayad (arXiv 2403.00986,
-section 3.2), with the inner permutation replaced by the nearest element of whatever group the interior has.
+section 3.2), with the inner permutation replaced by the nearest element of whatever group the interior has. Or the
+pairing is by circuits, what a head does whatever its inner basis: W_Qᵀ W_K and W_O W_V (Theus et al., 2506.22712).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from hf_align.matching.cross import Weights
 from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
-from hf_align.symmetry.elements import PRIMAL, Element, Monomial, Power
-from hf_align.symmetry.groups import ScaledPermutation, assign
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
+from hf_align.symmetry.groups import Group, ScaledPermutation, assign
 from hf_align.symmetry.spec import SymmetrySpec
 
 _MOST_ORDERS = 24
@@ -53,35 +54,45 @@ def trees(spec: SymmetrySpec) -> list[Tree]:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class Pairs:
     """The fit of every head of A with every head of B over one block: [h, h', g, g', n, n'] (g, n of size one where
-    the block has no sub-heads or no inner space)."""
+    the block has no sub-heads or no inner space).
+
+    Attributes:
+        grams: the fit of every head of A, and of B, with itself, over all sub-heads: [h, n, n].
+    """
 
     inner: str | None
     power: Power
     has_subheads: bool
     fit: Tensor
+    grams: tuple[Tensor, Tensor]
 
 
-def match_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:
+Pairing = Callable[[SymmetrySpec, Tree, list[Pairs], Tensor | None], Tensor]
+"""How well every head of A goes with every head of B [h, h'], with sub-heads in an order [h, h', g]."""
+
+
+def match_heads(
+    spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements, pairing: Pairing
+) -> dict[str, Element]:
     """The best elements of a tree's spaces, all others held at `elements`."""
-    pairs = list(_compare(spec, tree, a, b, elements))
+    pairs = list(compare_heads(spec, tree, a, b, elements))
     count = spec.spaces[tree.heads].size
-    order = _best_orders(spec, tree, pairs) if tree.subheads else None
-    cost = _score(spec, tree, pairs, order)
-    heads = assign(cost)
+    order = _best_orders(spec, tree, pairs, pairing) if tree.subheads else None
+    heads = assign(pairing(spec, tree, pairs, order))
     rows = torch.arange(count)
     found: dict[str, Element] = {tree.heads: Monomial.permutation(heads)}
     if tree.subheads and order is not None:
         found[tree.subheads] = Monomial.permutation(order[rows, heads])
     for space in tree.inner:
-        group = spec.spaces[space].group
-        assert group is not None
-        found[space] = group.nearest({p: m[rows, heads] for p, m in _inner_cross(space, pairs, order).items()})
+        fit = {p: m[rows, heads] for p, m in _inner_cross(space, pairs, order).items()}
+        found[space] = _group(spec, space).nearest(fit)
     return found
 
 
-def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[_Pairs]:
+def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
+    """Every head of A with every head of B, weight by weight, all spaces but the tree's held at `elements`."""
     others = {s: e for s, e in elements.items() if s not in tree.spaces}
     names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
     for name in names:
@@ -92,7 +103,8 @@ def _compare(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: E
             _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, spec, others))
             fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
-            yield _Pairs(inner, power, x.shape[1] > 1, fit)
+            grams = tuple(torch.einsum("hgnr,hgmr->hnm", t, t).double() for t in (x, y))
+            yield Pairs(inner, power, x.shape[1] > 1, fit, grams)  # type: ignore[arg-type]
 
 
 def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:
@@ -109,7 +121,7 @@ def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor
     return inner, view.reshape(*view.shape[:3], -1)
 
 
-def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[Power, Tensor]:
+def _inner_cross(space: str, pairs: list[Pairs], order: Tensor | None) -> dict[Power, Tensor]:
     """[h, h', n, n'] by power, sub-heads paired by `order` [h, h', g]."""
     total: dict[Power, Tensor] = {}
     for p in pairs:
@@ -118,48 +130,95 @@ def _inner_cross(space: str, pairs: list[_Pairs], order: Tensor | None) -> dict[
     return total
 
 
-def _paired(p: _Pairs, order: Tensor | None) -> Tensor:
+def _paired(p: Pairs, order: Tensor | None) -> Tensor:
     if not p.has_subheads or order is None:
         return p.fit.sum((2, 3)) if not p.has_subheads else p.fit.diagonal(dim1=2, dim2=3).sum(-1)
     chosen = torch.take_along_dim(p.fit, order[:, :, :, None, None, None], 3)
     return chosen.squeeze(3).sum(2)
 
 
-def _score(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], order: Tensor | None) -> Tensor:
-    """The best fit of every pair of heads [h, h']."""
-    total = torch.stack([_paired(p, order)[..., 0, 0] for p in pairs if p.inner is None] or [torch.zeros(())]).sum(0)
+def best_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
+    """⟨A, gB⟩ of the weights of every pair of heads, under the best inner elements g."""
+    return _outside(pairs, order) + sum(
+        (_group(spec, s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(())
+    )
+
+
+def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
+    """⟨DᵀP, D'ᵀP'⟩ of every pair of heads, for the weights P that write an inner space and D that read it, over the
+    root of |DᵀP| |D'ᵀP'|, which makes it of the degree of a fit; the best fit for an inner space without circuits.
+
+    As ⟨DᵀP, D'ᵀP'⟩ = ⟨PP'ᵀ, DD'ᵀ⟩, no circuit is ever formed. Between P and D a rotary embedding turns by the distance
+    of two tokens; the mean over all distances is that over the part of PP'ᵀ that commutes with it.
+    """
+    total = _outside(pairs, order)
     for space in tree.inner:
-        group = spec.spaces[space].group
-        assert group is not None
-        total = total + group.score(_inner_cross(space, pairs, order))
+        group, fit = _group(spec, space), _inner_cross(space, pairs, order)
+        if isinstance(group, ScaledPermutation) or not group.has_gauge or fit.keys() != {PRIMAL, DUAL}:
+            total = total + group.score(fit)
+            continue
+        a, b = (_size(group, _inner_grams(space, pairs, side)) for side in (0, 1))
+        total = total + _common(group, fit) / (a[:, None] * b).clamp_min(1e-300).sqrt()
     return total
 
 
-def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs]) -> Tensor:
+PAIRINGS: dict[str, Pairing] = {"two-stage": best_fit, "circuits": likest_circuits}
+"""What heads are paired by."""
+
+
+def _outside(pairs: list[Pairs], order: Tensor | None) -> Tensor:
+    """The fit of what has a place for each head but lies in no inner space [h, h']."""
+    found = [_paired(p, order)[..., 0, 0] for p in pairs if p.inner is None]
+    return torch.stack(found).sum(0) if found else torch.zeros(())
+
+
+def _common(group: Group, fit: Mapping[Power, Tensor]) -> Tensor:
+    """The inner product of two circuits."""
+    return (group.algebra(fit[PRIMAL]) * fit[DUAL]).sum((-1, -2))
+
+
+def _size(group: Group, grams: Mapping[Power, Tensor]) -> Tensor:
+    """The norm of the circuit of each head [h]."""
+    return _common(group, grams).sqrt()
+
+
+def _inner_grams(space: str, pairs: list[Pairs], side: int) -> dict[Power, Tensor]:
+    total: dict[Power, Tensor] = {}
+    for p in pairs:
+        if p.inner == space:
+            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + p.grams[side]
+    return total
+
+
+def _group(spec: SymmetrySpec, space: str) -> Group:
+    group = spec.spaces[space].group
+    assert group is not None
+    return group
+
+
+def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> Tensor:
     """For every pair of heads, the order [h, h', g] of sub-heads that allows the best fit."""
     assert tree.subheads is not None
     heads, size = spec.spaces[tree.heads].size, spec.spaces[tree.subheads].size
     if math.factorial(size) <= _MOST_ORDERS:
         orders = [torch.tensor(o).expand(heads, heads, -1) for o in itertools.permutations(range(size))]
-        scores = torch.stack([_score(spec, tree, pairs, o) for o in orders])
+        scores = torch.stack([pairing(spec, tree, pairs, o) for o in orders])
         best = scores.argmax(0)
         return torch.stack(orders).gather(0, best[None, :, :, None].expand(1, -1, -1, size)).squeeze(0)
     return _alternate(spec, tree, pairs, size)
 
 
-def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[_Pairs], size: int) -> Tensor:
+def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], size: int) -> Tensor:
     """Too many orders to try: from the inner elements of the weights that have no sub-heads, back and forth."""
     shared = [p for p in pairs if not p.has_subheads]
     order: Tensor | None = None
     for _ in range(_ALTERNATIONS):
         cost = torch.zeros(1, dtype=torch.float64)
         for space in tree.inner:
-            group = spec.spaces[space].group
-            assert group is not None
             matrices = _inner_cross(space, shared if order is None else pairs, order)
             if not matrices:
                 matrices = {p.power: p.fit.sum((2, 3)) for p in pairs if p.inner == space}
-            element = group.nearest(matrices).as_matrix()
+            element = _group(spec, space).nearest(matrices).as_matrix()
             for p in pairs:
                 if p.inner == space and p.has_subheads:
                     cost = cost + (p.fit * element[:, :, None, None]).sum((-1, -2))

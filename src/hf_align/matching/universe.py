@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, inner_product
+from hf_align.matching.metric import weighted
 from hf_align.matching.weights import Progress, descend, start_residual
 from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
@@ -51,6 +52,7 @@ def match_universe(models: Balanced, progress: Progress | None = None) -> tuple[
     Args:
         progress: called after each round with its number and |Σ g_i W_i|².
     """
+    models = weighted(models)
     elements = _from_medoid(models)
     best, rounds = float("-inf"), 0
     for rounds in range(1, _ROUNDS + 1):

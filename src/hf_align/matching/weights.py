@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from hf_align.devices import CPU
-from hf_align.matching.anchors import anchored, start
+from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, cross, inner_product, nearest
-from hf_align.matching.heads import Tree, match_heads, trees
+from hf_align.matching.heads import Pairing, Tree, best_fit, match_heads, trees
 from hf_align.matching.memory import Step, at_once, room
+from hf_align.matching.metric import weighted
+from hf_align.matching.stream import alone, residual
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
@@ -33,15 +35,19 @@ _STILL = 1e-7
 Progress = Callable[[int, float], None]
 
 
-def match_weights(models: Balanced, progress: Progress | None = None) -> tuple[dict[str, Element], int]:
+def match_weights(
+    models: Balanced, progress: Progress | None = None, pairing: Pairing = best_fit
+) -> tuple[dict[str, Element], int]:
     """The elements that bring the balanced B closest to A, and the number of sweeps.
 
     Args:
         progress: called after each sweep with its number and the objective.
+        pairing: how heads are paired.
     """
+    models = weighted(models)
     first = start_residual(models.spec, models.a, models.b, models.processes, models.device)
-    return descend(models.spec, models.a, models.b, first, progress=progress, processes=models.processes,
-                   device=models.device)  # fmt: skip
+    return descend(models.spec, models.a, models.b, first, progress=progress, pairing=pairing,
+                   processes=models.processes, device=models.device)  # fmt: skip
 
 
 def start_residual(
@@ -53,23 +59,10 @@ def start_residual(
     return {stream: first} if stream is not None and first is not None else {}
 
 
-def residual(spec: SymmetrySpec) -> str | None:
-    """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
-    wide = [s for s in _alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
-    return wide[0] if wide else None
-
-
 def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
     """What a sweep solves, in order: heads with what is inside them, then spaces by themselves, the residual last."""
     families = [t for t in trees(spec) if not t.spaces & set(still)]
-    return [*families, *(s for s in reversed(_alone(spec, families)) if s not in still)]
-
-
-def _alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
-    """The spaces that move by themselves, not with the heads they lie in; those of most weights first."""
-    grouped = frozenset[str]().union(*(t.spaces for t in families))
-    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
-    return [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]
+    return [*families, *(s for s in reversed(alone(spec, families)) if s not in still)]
 
 
 def descend(
@@ -80,6 +73,7 @@ def descend(
     *,
     still: Collection[str] = (),
     progress: Progress | None = None,
+    pairing: Pairing = best_fit,
     processes: Processes = ALONE,
     device: torch.device = CPU,
 ) -> tuple[dict[str, Element], int]:
@@ -88,6 +82,7 @@ def descend(
     Args:
         elements: where it starts; spaces that are not named start from the identity.
         still: spaces that stay there. Of a tree of heads all move, or each by itself.
+        pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
         processes: that solve it together, and all end with the same.
         device: where polar factors are computed; products are where the weights are.
     """
@@ -95,16 +90,17 @@ def descend(
     best = float("-inf")
     sweep = 0
     steps = steps_of(spec, still)
-    solver = _Solver(spec, a, b, processes, device, room(spec, steps))
+    runs = list(_independent(spec, steps))
+    solver = _Solver(spec, a, b, pairing, processes, device, room(spec, steps))
     for sweep in range(1, _SWEEPS + 1):
-        for together in _independent(spec, steps):
+        for together in runs:
             for found in solver.solve(together, elements):
                 elements.update(found)
         objective = inner_product(spec, a, b, elements, processes)
-        assert objective >= best - 1e-9 * abs(best), "coordinate descent lowered its objective"
+        assert pairing is not best_fit or objective >= best - 1e-9 * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
-        if objective - best <= _STILL * abs(objective):
+        if abs(objective - best) <= _STILL * abs(objective):
             break
         best = objective
     return elements, sweep
@@ -115,12 +111,14 @@ class _Solver:
     """Two models, and with what they are matched.
 
     Attributes:
+        pairing: how heads are paired.
         most: bytes for steps side by side.
     """
 
     spec: SymmetrySpec
     a: Weights
     b: Weights
+    pairing: Pairing
     processes: Processes
     device: torch.device
     most: int
@@ -143,7 +141,7 @@ class _Solver:
     def one(self, step: Step, elements: Elements) -> dict[str, Element]:
         """The best elements of a step, all others held."""
         if isinstance(step, Tree):
-            return match_heads(self.spec, step, self.a, self.b, elements)
+            return match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
         return {step: self._nearest(step, cross(self.spec, step, self.a, self.b, elements))}
 
     def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Element:

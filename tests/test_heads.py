@@ -1,0 +1,128 @@
+"""How heads are paired: by the best fit of their weights, or by their circuits; and what counts how much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import MODELS
+from torch import Tensor
+
+from hf_align.matching.anchors import anchored
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.heads import Tree, best_fit, compare_heads, likest_circuits, trees
+from hf_align.matching.metric import weighted
+from hf_align.matching.stream import residual
+from hf_align.matching.weights import match_weights
+from hf_align.models import Pair, open_pair
+from hf_align.symmetry.action import act, occurrences
+from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.groups import RotaryCommutant
+from hf_align.symmetry.spec import SymmetrySpec
+
+FAMILIES = ("gpt2", "llama")
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    return {f: open_pair(str(MODELS / f / "0"), str(MODELS / f / "1")) for f in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def balanced(pairs: dict[str, Pair]) -> dict[str, Balanced]:
+    return {f: Balanced.of(p.spec, p.a.weights, p.b.weights) for f, p in pairs.items()}
+
+
+def rows(models: Balanced, space: str, model: int) -> tuple[Tensor, Tensor]:
+    """All that writes a space inside heads, and all that reads it: [h, n, rest]."""
+    found: dict[tuple[int, ...], list[Tensor]] = {PRIMAL: [], DUAL: []}
+    for name in models.spec.uses(space):
+        for power, part in occurrences(models.models[model][name], name, models.spec, space):
+            found[power].append(part)
+    return torch.cat(found[PRIMAL], -1), torch.cat(found[DUAL], -1)
+
+
+def over_distances(spec: SymmetrySpec, space: str, read: Tensor) -> Tensor:
+    """The mean of R Y Rᵀ [n, n] over rotary embeddings R, which is that over quarter turns of each plane."""
+    group = spec.spaces[space].group
+    for i, j in (p for planes in group.rotations.planes for p in planes) if isinstance(group, RotaryCommutant) else ():
+        quarter = torch.eye(len(read), dtype=torch.float64)
+        quarter[[i, j], [i, j]], quarter[i, j], quarter[j, i] = 0.0, -1.0, 1.0
+        turned = [torch.linalg.matrix_power(quarter, k) for k in range(4)]
+        read = torch.stack([t @ read @ t.mT for t in turned]).mean(0)
+    return read
+
+
+def product(spec: SymmetrySpec, space: str, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """The inner product of the circuits of two heads, from (writes, reads) [n, rest]; formed, where nothing turns."""
+    (p, d), (q, e) = one, other
+    if isinstance(spec.spaces[space].group, RotaryCommutant):
+        return (p @ q.mT * over_distances(spec, space, d @ e.mT)).sum()
+    return (p.mT @ d * (q.mT @ e)).sum()
+
+
+def first_order(spec: SymmetrySpec, tree: Tree) -> Tensor | None:
+    if tree.subheads is None:
+        return None
+    heads = spec.spaces[tree.heads].size
+    return torch.arange(spec.spaces[tree.subheads].size).expand(heads, heads, -1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_circuits_are_compared_as_if_they_had_been_formed(family: str, balanced: dict[str, Balanced]) -> None:
+    models, spec = balanced[family], balanced[family].spec
+    tree = trees(spec)[0]
+    assert len(tree.inner) == 2
+    for space in tree.inner:
+        alone = replace(tree, inner=(space,))
+        compared = [p for p in compare_heads(spec, alone, models.a, models.b, {}) if p.inner == space]
+        found = likest_circuits(spec, alone, compared, first_order(spec, tree))
+        ours, theirs = ([(p, d) for p, d in zip(*rows(models, space, m), strict=True)] for m in (0, 1))
+        for h, one in enumerate(ours):
+            for i, other in enumerate(theirs):
+                sizes = product(spec, space, one, one) * product(spec, space, other, other)
+                torch.testing.assert_close(found[h, i], product(spec, space, one, other) / sizes**0.25)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_circuits_know_no_basis_inside_a_head(family: str, balanced: dict[str, Balanced]) -> None:
+    models, spec = balanced[family], balanced[family].spec
+    tree = trees(spec)[0]
+    drawn = random_elements(spec, torch.Generator().manual_seed(0))
+    moved = models.moved({s: drawn[s] for s in tree.inner})
+    order = first_order(spec, tree)
+    before, after = ([*compare_heads(spec, tree, models.a, b, {})] for b in (models.b, moved))
+    circuits = [likest_circuits(spec, tree, pairs, order) for pairs in (before, after)]
+    fits = [best_fit(spec, tree, pairs, order) for pairs in (before, after)]
+    torch.testing.assert_close(*circuits)
+    assert float((fits[1] / fits[0] - 1).abs().min()) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_circuits_recover_a_planted_symmetry(
+    family: str, pairs: dict[str, Pair], balanced: dict[str, Balanced]
+) -> None:
+    spec, a = pairs[family].spec, balanced[family].a
+    drawn = random_elements(spec, torch.Generator().manual_seed(1))
+    models = Balanced.of(spec, a, {n: act(a[n], n, spec, drawn) for n in spec.parameters})
+    match = models.match(*match_weights(models, pairing=likest_circuits))
+    assert match.before is not None and match.after is not None
+    assert match.after < 1e-4 * match.before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tables_count_between_their_size_and_alike(family: str, balanced: dict[str, Balanced]) -> None:
+    models = balanced[family]
+    counted = weighted(models)
+    tables = anchored(models.spec, str(residual(models.spec)))
+    embedding, head = (n for n in tables if len(models.a[n]) == 512)
+    before, after = (float(m.a[head].norm() / m.a[embedding].norm()) for m in (models, counted))
+    assert before > 2
+    assert after == pytest.approx(before**0.5, rel=0.02)
+    inside = [n for n in models.spec.parameters if ".0." in n]
+    assert inside and all(torch.equal(models.b[n], counted.b[n]) for n in inside)
+    turned = weighted(replace(models, models=models.models[::-1]))
+    torch.testing.assert_close(dict(turned.b), dict(counted.a))
