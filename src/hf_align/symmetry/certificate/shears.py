@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.translations import LINEAR, LinearReading, leads_to, linear_reading
-from hf_align.symmetry.passing import keeps_last
+from hf_align.symmetry.passing import keeps_last, takes_rows
 from hf_align.trace import Program, op_name, operand
 
 _READ, _WRITE = "read", "write"
@@ -83,6 +83,8 @@ class Streams:
         elif name in ("cat", "concat") and node.args[1:] and node.args[1] not in (-1, node.meta["val"].dim() - 1):
             self.join(node, *(a for a in operands if a not in self.program.constants))
             self.seen.update(a for a in operands if a in self.program.constants)
+        elif takes_rows(node, self.program):
+            self.join(node, *(a for a in operands if a not in self.program.constants))
         elif (patches := _patches(node)) is not None and patches.args[1] in self.program.parameters:
             self.join(node, *(a for a in patches.args[1:3] if isinstance(a, fx.Node)))
         elif name == "layer_norm":

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.tables import Tables
-from hf_align.symmetry.passing import is_centred, keeps_last, stored_matrix, sums_to_one
+from hf_align.symmetry.passing import axes_before, is_centred, keeps_last, stored_matrix, sums_to_one, takes_rows
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import Program, op_name, operand
 
@@ -34,7 +34,7 @@ _LINEAR_AT_FIXED_PLACES = frozenset((
     "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
     "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter", "tile",
     "upsample_linear1d", "upsample_nearest1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag", "gather",
+    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag", "gather", "index_put",
 ))
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
@@ -151,10 +151,14 @@ class _System:
 
     def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
         """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
-        while (op_name(source) in LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and keeps_last(source)) or (
-            self._is_times_one(source)
+        while (
+            (op_name(source) in LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and keeps_last(source))
+            or self._is_times_one(source)
+            or (op_name(source) == "index" and takes_rows(source, self.program))
         ):
             source = source.all_input_nodes[0]
+        if (before := _turned_back(source)) is not None:
+            return self._normed(before, start)
         if op_name(source) in ("cat", "concat") and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
             parts = []
             for part in source.args[0]:  # type: ignore[union-attr]
@@ -478,6 +482,17 @@ def linear_reading(node: fx.Node, program: Program) -> LinearReading | None:
     weight, flipped = found
     bias = operand(node, bias_at) if bias_at is not None else None
     return LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
+
+
+def _turned_back(node: fx.Node) -> fx.Node | None:
+    """The value from which several permutations of axes lead here, if together they leave the last axis in place."""
+    last = at = node.meta["val"].dim() - 1 if isinstance(node.meta["val"], Tensor) else 0
+    while op_name(node) in ("permute", "transpose"):
+        at = axes_before(node)[at]
+        node = node.all_input_nodes[0]
+        if at == last:
+            return node
+    return None
 
 
 def _shows_last_as_channels(node: fx.Node) -> bool:
