@@ -47,6 +47,8 @@ _HELPERS = (
 
 _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Loops over time that are one op: written out step by step, they are made of ops that have rules."""
+_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
+                       "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
 
@@ -331,7 +333,7 @@ def _program(
 
 def _return_no_stages(graph: fx.Graph) -> None:
     """Return the first floating point result, by which a model is judged, and those that are no stage on the way to
-    it: a stage that is returned, too, is as free to change as any other."""
+    it, nor show one in another shape: a stage that is returned, too, is as free to change as any other."""
     end = next(n for n in graph.nodes if n.op == "output")
     flat = [n for n in end.all_input_nodes if isinstance(n.meta["val"], Tensor) and n.meta["val"].is_floating_point()]
     stages, stack = set[fx.Node](), flat[:1]
@@ -339,7 +341,14 @@ def _return_no_stages(graph: fx.Graph) -> None:
         before = [n for n in stack.pop().all_input_nodes if n not in stages]
         stages.update(before)
         stack.extend(before)
-    end.args = (tuple(n for n in flat if n not in stages),)
+    end.args = (tuple(n for n in flat if _shown(n) not in stages),)
+
+
+def _shown(node: fx.Node) -> fx.Node:
+    """The value that a result shows in another shape."""
+    while node.op == "call_function" and op_name(node) in _RESHAPES:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def inventory(model: PreTrainedModel) -> Inventory:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.certificate.translations import LINEAR
+from hf_align.symmetry.certificate.readings import LINEAR
 from hf_align.trace import Program, op_name, operand
 
 _POWERS = {"relu": 1.0, "relu_": 1.0, "leaky_relu": 1.0, "abs": 1.0, "neg": 1.0, "sqrt": 0.5, "rsqrt": -0.5,
@@ -121,6 +121,8 @@ class _System:
             return self._same(*(self._of(node, a) for a in node.args[:2]))
         if name == "where" and node.args[0] not in self.degree:
             return self._same(*(self._of(node, a) for a in node.args[1:3]))
+        if name == "masked_fill" and node.args[1] in self.program.constants:
+            return self._same(*(self._of(node, node.args[i]) for i in (0, 2)))
         if name == "pow" and isinstance(node.args[1], (int, float)):
             return node.args[1] * self._of(node, node.args[0])
         if name in _SUMS:

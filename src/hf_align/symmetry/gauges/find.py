@@ -155,7 +155,8 @@ class _Means:
             axes = [_axes(v) for v in members(self.found.values.get(node)) if isinstance(v, (Value, Product))]
             at = [i for i, a in enumerate(axes[0]) if _parts(a) == parts] if axes else []
             place = at[0] - len(axes[0]) if len(at) == 1 else 0
-            self.memo[key] = bool(node.users) and place < 0 and all(self._use(u, node, parts, place) for u in node.users)
+            found = bool(node.users) and place < 0
+            self.memo[key] = found and all(self._use(u, node, parts, place) for u in node.users)
         return self.memo[key]
 
     def _use(self, user: fx.Node, node: fx.Node, parts: _Parts, place: int) -> bool:
@@ -164,8 +165,8 @@ class _Means:
         if op_name(user) == "topk":
             return self._chosen(user, place)
         scaled = user in self.ones or _is_scaled(user, node, place)
-        passes = _passes(user, node, place, self.found.program) or _is_chosen_whole(user, node, place, self.found.program)
-        return (scaled or passes) and self.is_lost(user, parts)
+        passes = scaled or _passes(user, node, place, self.found.program)
+        return (passes or _is_chosen_whole(user, node, place, self.found.program)) and self.is_lost(user, parts)
 
     def _chosen(self, user: fx.Node, place: int) -> bool:
         """The largest entries are the same ones; their own mean must be lost."""
