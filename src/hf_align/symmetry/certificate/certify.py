@@ -17,7 +17,14 @@ from torch.nn.functional import normalize
 from transformers import PretrainedConfig
 
 from hf_align.execute import execute
-from hf_align.symmetry.certificate.count import jacobian, null_space, nullity, rows_of, without_derivative
+from hf_align.symmetry.certificate.count import (
+    are_null,
+    jacobian,
+    missing_directions,
+    null_space,
+    rows_of,
+    without_derivative,
+)
 from hf_align.symmetry.certificate.directions import directions
 from hf_align.symmetry.certificate.random_copy import (
     Weights,
@@ -38,8 +45,6 @@ _EXACT = 1e-9
 _SEEN = 1e-6
 """A generated direction with more effect than that, over that of a random one, is none of the function's."""
 _ATTEMPTS = 6
-_ROWS = 100
-"""Outputs that one run should give to the count: a run costs its ops, not its numbers."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _QUIET = 0.01
@@ -47,8 +52,6 @@ _QUIET = 0.01
 _SHARES = (1.2, 0.8)
 """Outputs that the count looks at, for each parameter: the second share only if the first leaves more null directions
 than are known."""
-_MOST = 16
-"""Contexts in one run, at most."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,6 @@ def certify(
     config = with_eps(config, eps)
     program = raise_epsilons(trace(config, length=positions), eps)
     spec = review(derive(program))
-    traced = next(iter(program.inputs)).meta["val"].shape[0]
-    batch = min(_MOST, traced * math.ceil(_ROWS / rows_of(program)))
-    if batch > traced:
-        program = raise_epsilons(trace(config, batch=batch, length=positions, candidate=program.candidate), eps)
     drawn: list[_Count] = []
     for attempt in range(_ATTEMPTS):
         shares = (sum(_SHARES),) if drawn else _SHARES
@@ -146,6 +145,8 @@ class _Count:
     Attributes:
         error: of the outputs under random elements.
         span: orthonormal, [found, reached parameters].
+        nullity: of the derivatives.
+        missing: null directions less their part in the span, [missing, reached parameters].
         derivatives: of the outputs, [rows, reached parameters].
         reached: which parameters are counted, [parameters].
         sizes: entries of each parameter, by name.
@@ -154,6 +155,7 @@ class _Count:
     error: float
     span: Tensor
     nullity: int
+    missing: Tensor
     derivatives: Tensor
     reached: Tensor
     sizes: Mapping[str, int]
@@ -173,15 +175,24 @@ def _measure(program: Program, spec: SymmetrySpec, rng: Generator, shares: Seque
     parameters = known.shape[1]
     derivatives, reached = known[:0], torch.zeros(parameters, dtype=torch.bool)
     for share in shares:
-        runs = math.ceil(share * parameters / rows_of(program)) + 1
-        more, read = jacobian(program, canonical, (random_inputs(program, rng) for _ in range(runs)), rng)
+        count = math.ceil(share * parameters / rows_of(program)) + 1
+        more, read = jacobian(program, canonical, [random_inputs(program, rng) for _ in range(count)], rng)
         derivatives, reached = torch.cat([derivatives, more]), reached | read
         span = _orthonormal(known[:, reached])
-        all_directions = nullity(derivatives[:, reached], span)
-        if len(span) == all_directions:
+        nullity, missing = _null_directions(derivatives[:, reached], span)
+        if len(span) == nullity:
             break
     sizes = {name: weight.numel() for name, weight in canonical.items()}
-    return _Count(error, span, all_directions, derivatives[:, reached], reached, sizes)
+    return _Count(error, span, nullity, missing, derivatives[:, reached], reached, sizes)
+
+
+def _null_directions(derivatives: Tensor, span: Tensor) -> tuple[int, Tensor]:
+    """The nullity, and what of the null directions is not in the span."""
+    if are_null(span, derivatives):
+        missing = missing_directions(derivatives, span)
+        return len(span) + len(missing), missing
+    null = null_space(derivatives)
+    return len(null), null - (null @ span.T) @ span
 
 
 def soundness(
@@ -212,9 +223,8 @@ def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
 
 def _missing(count: _Count) -> dict[str, float]:
     """How much of the null directions outside the span lies in each parameter (they sum to what is missing)."""
-    null = null_space(count.derivatives)
-    rest = torch.zeros(len(count.reached), dtype=null.dtype)
-    rest[count.reached] = (null - (null @ count.span.T) @ count.span).pow(2).sum(0)
+    rest = torch.zeros(len(count.reached), dtype=torch.float64)
+    rest[count.reached] = count.missing.pow(2).sum(0)
     mass = rest.split(list(count.sizes.values()))
     found = {n: float(m.sum()) for n, m in zip(count.sizes, mass, strict=True)}
     return {n: round(m, 3) for n, m in sorted(found.items(), key=lambda x: -x[1]) if m > 1e-6}
