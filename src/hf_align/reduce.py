@@ -57,7 +57,7 @@ _LEAST: tuple[tuple[str, int, int], ...] = (
     ),
     (r"section$", 1, 1),
     (r"^vocab", 24, 24),
-    (r"codebook_size|codes|buckets|bins$", 16, 16),
+    (r"vocab|codebook_size|codes|buckets|bins$", 16, 16),
     (r"position|seq_len|ctx|length|chunk|window|context", 16, 12),
     (r"kv_heads|key_value_heads|kv_groups", 1, 1),
     (r"head_dim|d_kv|head_size|d_head|headdim", 4, 4),

@@ -34,6 +34,7 @@ from hf_align.symmetry.certificate.random_copy import (
     random_weights,
     transform,
     with_eps,
+    with_tokens,
 )
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -45,6 +46,8 @@ _EXACT = 1e-9
 _SEEN = 1e-6
 """A generated direction with more effect than that, over that of a random one, is none of the function's."""
 _ATTEMPTS = 6
+_TOKENS = 48
+"""More than there are entries in a symmetric matrix as wide as a small copy is."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _QUIET = 0.01
@@ -105,8 +108,9 @@ def certify(
 
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
     derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
-    others (a ReLU that never opens): where the first count does not agree, others are drawn until the smallest nullity
-    is seen four times.
+    others (a ReLU that never opens), and at few tokens there are some that are gone with more (of what is a function of
+    the token alone, a quadratic form may vanish on all of them): where the first count does not agree, others are drawn,
+    with more tokens, until the smallest nullity is seen four times.
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
@@ -115,10 +119,17 @@ def certify(
         positions: tokens in each context.
     """
     config = with_eps(config, eps)
-    program = raise_epsilons(trace(config, length=positions), eps)
-    spec = review(derive(program))
+
+    def derived(config: PretrainedConfig) -> tuple[Program, SymmetrySpec]:
+        program = raise_epsilons(trace(config, length=positions), eps)
+        return program, review(derive(program))
+
+    program, spec = derived(config)
     drawn: list[_Count] = []
     for attempt in range(_ATTEMPTS):
+        if attempt == 1 and (larger := with_tokens(config, _TOKENS)) is not None:
+            program, spec = derived(larger)
+            drawn.clear()
         shares = (sum(_SHARES),) if drawn else _SHARES
         drawn.append(_measure(program, spec, torch.Generator().manual_seed(seed + attempt), shares))
         fewest = min(drawn, key=lambda c: c.nullity)

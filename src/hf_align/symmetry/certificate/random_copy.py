@@ -30,6 +30,15 @@ def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
     return config
 
 
+def with_tokens(config: PretrainedConfig, tokens: int) -> PretrainedConfig | None:
+    """A copy with vocabularies of at least so many tokens; None if they are as large already."""
+    larger = copy.deepcopy(config)
+    few = [p for p in parts(larger) if 1 < (getattr(p, "vocab_size", None) or 0) < tokens]
+    for part in few:
+        part.vocab_size = tokens
+    return larger if few else None
+
+
 def raise_epsilons(program: Program, eps: float) -> Program:
     """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
     for node in program.graph.nodes:
