@@ -133,6 +133,8 @@ class _System:
             return self._convolution(node)
         if name == "layer_norm":
             return self._norm(node)
+        if name == "_weight_norm":
+            return self._weight_norm(node)
         if name == "embedding" and node.args[1] not in self.degree:
             return self._ranked(self._uniform(self._degree(node.args[0]), [1])[:, 0], node)
         self._demand_all(moved)
@@ -237,6 +239,13 @@ class _System:
             return result
         added = self._degree(bias)
         return self._same(result, self._ranked(added.reshape(*added.shape, *(1,) * len(spatial)), node))
+
+    def _weight_norm(self, node: fx.Node) -> Tensor:
+        """g v / |v|, the length over all but one axis."""
+        direction, length = (self._of(node, a) for a in node.args[:2])
+        rank = node.meta["val"].dim()
+        kept = int(node.args[2]) % rank if len(node.args) > 2 else 0  # type: ignore[call-overload]
+        return direction - self._uniform(direction, [1 + d for d in range(rank) if d != kept]) + length
 
     def _norm(self, node: fx.Node) -> Tensor:
         """What comes out of a norm with an ε of its own has the degree of the gain."""

@@ -128,7 +128,8 @@ def _centred_writers(found: Interpretation, ones: frozenset[fx.Node]) -> Iterato
     means = _Means(found, ones)
     for node, name in found.program.parameters.items():
         for i, axis in enumerate(found.weights[name].axes):
-            if axis.root.space.kind is Kind.ATOM and axis.size > 1 and means.is_lost(node, axis.root):
+            whole = all(f.space.kind is Kind.ATOM for f in axis.factors)
+            if whole and axis.size > 1 and means.is_lost(node, axis.factors):
                 yield CentreWriter(name, i)
 
 
@@ -138,32 +139,34 @@ class _Means:
     def __init__(self, found: Interpretation, ones: frozenset[fx.Node]) -> None:
         self.found = found
         self.ones = ones
-        self.memo: dict[tuple[fx.Node, Axis], bool] = {}
+        self.memo: dict[tuple[fx.Node, tuple[Axis, ...]], bool] = {}
 
-    def is_lost(self, node: fx.Node, atom: Axis) -> bool:
-        """Whether every use of a node's value is blind to its mean along the axis with this atom."""
-        key = (node, atom)
+    def is_lost(self, node: fx.Node, atoms: tuple[Axis, ...]) -> bool:
+        """Whether every use of a node's value is blind to its mean along the axis that is this atom or product."""
+        key = (node, atoms)
         if key not in self.memo:
             axes = [_axes(v) for v in members(self.found.values.get(node)) if isinstance(v, (Value, Product))]
-            at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
+            at = [i for i, a in enumerate(axes[0]) if a.factors == atoms] if axes else []
             place = at[0] - len(axes[0]) if len(at) == 1 else 0
-            self.memo[key] = bool(node.users) and place < 0 and all(self._use(u, node, atom, place) for u in node.users)
+            self.memo[key] = (
+                bool(node.users) and place < 0 and all(self._use(u, node, atoms, place) for u in node.users)
+            )
         return self.memo[key]
 
-    def _use(self, user: fx.Node, node: fx.Node, atom: Axis, place: int) -> bool:
+    def _use(self, user: fx.Node, node: fx.Node, atoms: tuple[Axis, ...], place: int) -> bool:
         if _is_blind(user, node, place) or gives_only_its_shape(node, user):
             return True
         if op_name(user) == "topk":
             return self._chosen(user, place)
         scaled = user in self.ones or _is_scaled(user, node, place)
         passes = _passes(user, node, place) or _is_chosen_whole(user, node, place, self.found.program)
-        return (scaled or passes) and self.is_lost(user, atom)
+        return (scaled or passes) and self.is_lost(user, atoms)
 
     def _chosen(self, user: fx.Node, place: int) -> bool:
         """The largest entries are the same ones; their own mean must be lost."""
         for child in user.users:
             value = self.found.values[child]
-            if child.args[1] == 0 and not self.is_lost(child, value.axes[place].root):
+            if child.args[1] == 0 and not self.is_lost(child, value.axes[place].factors):
                 return False
         return True
 
