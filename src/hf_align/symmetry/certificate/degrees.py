@@ -244,7 +244,7 @@ class _System:
         """g v / |v|, the length over all but one axis."""
         direction, length = (self._of(node, a) for a in node.args[:2])
         rank = node.meta["val"].dim()
-        kept = int(node.args[2]) % rank if len(node.args) > 2 else 0  # type: ignore[call-overload]
+        kept = int(node.args[2]) % rank if len(node.args) > 2 else 0  # type: ignore[arg-type]
         return direction - self._uniform(direction, [1 + d for d in range(rank) if d != kept]) + length
 
     def _norm(self, node: fx.Node) -> Tensor:
