@@ -101,7 +101,7 @@ class Search:
     def done(self) -> bool:
         return (
             self.trials <= 0
-            or time.monotonic() > self.until
+            or time.process_time() > self.until
             or (self.parameters is not None and self.parameters <= self.wanted)
         )
 
@@ -156,7 +156,7 @@ def reduced(
     )
     if not any(search.attempt(start) for start in starts):
         return None
-    search.until = time.monotonic() + _SECONDS
+    search.until = time.process_time() + _SECONDS
     if search.parameters is not None and search.parameters > _SLOW:
         _scale(search)
     _towards(search, tiny)

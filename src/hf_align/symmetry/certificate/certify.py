@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import scipy.linalg
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import normalize
@@ -216,12 +217,14 @@ def soundness(
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the span of rows, which are of unit length or shorter."""
+    """An orthonormal basis of the span of rows, which are of unit length or shorter; by QR with pivoting, for an SVD
+    need not converge where so many rows are orthogonal."""
     kept = normalize(rows[rows.norm(dim=1) > 1e-9])
     if not len(kept):
         return kept
-    _, s, vh = torch.linalg.svd(kept, full_matrices=False)
-    return vh[: int((s > 1e-9 * s[0]).sum())]
+    basis, factor, _ = scipy.linalg.qr(kept.T.numpy(), mode="economic", pivoting=True)
+    sizes = torch.from_numpy(factor).diagonal().abs()
+    return torch.from_numpy(basis).T[: int((sizes > 1e-9 * sizes[0]).sum())].contiguous()
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:

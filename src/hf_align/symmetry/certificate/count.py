@@ -73,7 +73,7 @@ def jacobian(
             outputs = (values[program.output].unsqueeze(-2) @ mix).reshape(-1)
             return torch.cat([outputs, _noise_at_readers(program, values)])
 
-        shown, pull_back = torch.func.vjp(seen, weights)
+        shown, pull_back = torch.func.vjp(seen, weights)  # type: ignore[misc]
         gradients = torch.func.vmap(lambda one: pull_back(one)[0], chunk_size=at_once)(torch.eye(len(shown)).double())
         return torch.cat([gradients[name].reshape(len(shown), -1) for name in weights], 1)
 

@@ -368,16 +368,19 @@ class _System:
         demands = torch.cat([*self.demands, torch.zeros(len(self.unknowns), 1, dtype=torch.float64)], 1)
         u, s, _ = torch.linalg.svd(demands, full_matrices=True)
         rank = int((s > 1e-9 * s.amax().clamp_min(1e-300)).sum())
-        combinations = u[:, rank:].T
-        return [self._combine(c) for c in combinations]
+        return self._combined(u[:, rank:].T)
 
-    def _combine(self, coefficients: Tensor) -> dict[str, Tensor]:
-        total: dict[str, Tensor] = {}
-        for coefficient, unknown in zip(coefficients, self.unknowns, strict=True):
-            for name, change in unknown.items():
-                if coefficient.abs() > 1e-14:
-                    total[name] = total.get(name, torch.zeros_like(self.weights[name])) + coefficient * change
-        return total
+    def _combined(self, combinations: Tensor) -> list[dict[str, Tensor]]:
+        """What combinations of the unknowns change, [combinations, unknowns]."""
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for at, unknown in enumerate(self.unknowns):
+            for name in unknown:
+                by_name[name].append(at)
+        totals = {}
+        for name, places in by_name.items():
+            changes = torch.stack([self.unknowns[at][name] for at in places])
+            totals[name] = torch.tensordot(combinations[:, places], changes, 1)
+        return [{name: total[i] for name, total in totals.items()} for i in range(len(combinations))]
 
 
 def _shows_last_as_channels(node: fx.Node) -> bool:
