@@ -46,6 +46,8 @@ _EXACT = 1e-9
 """Relative changes below are rounding."""
 _SEEN = 1e-6
 """A generated direction with more effect than that, over that of a random one, is none of the function's."""
+_REACHED = 1e-6
+"""Of a direction of unit length among weights that are not reached, what rounding leaves of it among those that are."""
 _ATTEMPTS = 6
 _TOKENS = 48
 """More than there are entries in a symmetric matrix as wide as a small copy is."""
@@ -109,9 +111,9 @@ def certify(
 
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
     derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
-    others (a ReLU that never opens), and at few tokens there are some that are gone with more (of what is a function of
-    the token alone, a quadratic form may vanish on all of them): where the first count does not agree, others are drawn,
-    with more tokens, until the smallest nullity is seen four times.
+    others (a ReLU that never opens), and with few tokens there are some that are gone with more (on what depends on the
+    token alone, a quadratic form may vanish): where the first count does not agree, others are drawn, with more tokens,
+    until the smallest nullity is seen four times.
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
@@ -219,7 +221,7 @@ def soundness(
 def _orthonormal(rows: Tensor) -> Tensor:
     """An orthonormal basis of the span of rows, which are of unit length or shorter; by QR with pivoting, for an SVD
     need not converge where so many rows are orthogonal."""
-    kept = normalize(rows[rows.norm(dim=1) > 1e-9])
+    kept = normalize(rows[rows.norm(dim=1) > _REACHED])
     if not len(kept):
         return kept
     basis, factor, _ = scipy.linalg.qr(kept.T.numpy(), mode="economic", pivoting=True)
