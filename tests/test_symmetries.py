@@ -551,9 +551,6 @@ def test_layer_norm_written_out_leaves_rotations_that_fix_ones() -> None:
     assert group(sound("cohere"), "embed_tokens.weight", 1) == OrthogonalFixingOnes(8)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Incomplete, reason="queries and keys have more null directions than their rotary pairs give"
-)
 def test_layer_norm_written_out_is_complete() -> None:
     complete("cohere")
 

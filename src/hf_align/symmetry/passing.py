@@ -56,7 +56,7 @@ def axes_before(node: fx.Node) -> list[int]:
 
 
 def takes_rows(node: fx.Node, program: Program) -> bool:
-    """Whether whole rows are looked up in a value, or put among zeros, by numbers or masks that nothing changes."""
+    """Whether whole rows are looked up in a value, or put among zeros by numbers or masks that nothing changes."""
     if op_name(node) not in ("index", "index_put"):
         return False
     chosen: Any = node.args[1]
@@ -64,7 +64,8 @@ def takes_rows(node: fx.Node, program: Program) -> bool:
     covered = sum(n.meta["val"].dim() if n.meta["val"].dtype is torch.bool else 1 for n in numbers)
     values = [a for a in node.all_input_nodes if a not in numbers]
     blank = [program.constants[a] for a in values if a in program.constants]
-    rows = max(len(chosen), covered) <= last and all(n in program.constants for n in numbers)
+    fixed = op_name(node) == "index" or all(n in program.constants for n in numbers)
+    rows = fixed and max(len(chosen), covered) <= last
     same = all(a.meta["val"].shape[-1:] == node.meta["val"].shape[-1:] for a in values)
     return rows and same and not any(bool(b.any()) for b in blank)
 

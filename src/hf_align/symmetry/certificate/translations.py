@@ -20,7 +20,7 @@ from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
 from hf_align.symmetry.certificate.spans import Spans
 from hf_align.symmetry.certificate.tables import Tables
-from hf_align.symmetry.passing import sums_to_one
+from hf_align.symmetry.passing import sums_to_one, takes_rows
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import Program, op_name, operand
 
@@ -177,6 +177,8 @@ class _System:
             return self._layer_norm(node)
         if name in ("softmax", "log_softmax"):
             return self._softmax(node)
+        if name == "index" and moved == [node.args[0]] and (rows := self._rows_anywhere(node)) is not None:
+            return rows
         if name == "embedding" and node.args[0] in self.shift and len(moved) == 1:
             return self._lookup(node)
         if name.startswith("conv") and (name, 2) in _ADDS_AT:
@@ -220,6 +222,17 @@ class _System:
         one = total if total is not None else other
         assert one is not None
         return self._fill(one, node)
+
+    def _rows_anywhere(self, node: fx.Node) -> Tensor | None:
+        """Rows that are looked up at places of which all change alike."""
+        change = self.shift[node.all_input_nodes[0]]
+        numbers: Any = node.args[1]
+        if not takes_rows(node, self.program) or any(n is None or n.meta["val"].dtype is torch.bool for n in numbers):
+            return None
+        for axis in range(1, 1 + len(numbers)):
+            if not torch.equal(change, change.narrow(axis, 0, 1).expand_as(change)):
+                return None
+        return self._fill(change[(slice(None), *(0 for _ in numbers))], node)
 
     def _shift_of(self, node: fx.Node, position: int) -> Tensor | None:
         argument = operand(node, position)
