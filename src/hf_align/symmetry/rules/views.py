@@ -211,9 +211,18 @@ def slice_(call: Call) -> Value:
         return run_along(call, dim, start, stop)
     value = call.value(call.argument(0))
     axes = list(value.axes)
-    call.lower(axes[dim], FIXED, "strided slice")
-    axes[dim] = fresh(call.shape[dim], FIXED)
+    axes[dim] = _every_other(call, axes[dim], step, whole=start < step and size - stop < step and size % step == 0)
     return rearranged(value, axes)
+
+
+def _every_other(call: Call, axis: Axis, step: int, *, whole: bool) -> Axis:
+    """One entry of every row of `step`: the rows may move. Pinned where the slice is not of all rows."""
+    try:
+        rows, entries = split_product(axis, axis.size // step) if whole else (None, axis)
+    except SpaceMismatchError:
+        rows, entries = None, axis
+    call.lower(entries, FIXED, "strided slice")
+    return fresh(call.shape[call.argument(1, "dim", 0) % len(call.shape)], FIXED) if rows is None else rows
 
 
 def run_along(call: Call, dim: int, start: int, stop: int) -> Value:
