@@ -178,7 +178,7 @@ ALLOWED = {
     "mul a number": (GL, GL),
     "mul constants": (GL,),
     "mul zeros, added to": (GL, GL, S, S),
-    "cat zeros": (GL, GL, GL),
+    "cat zeros": (GL, GL, GL, GL),
     "mul summed": (GL, S),
     "where zeros": (GL,),
     "glu": (S, SCALED),

@@ -343,6 +343,17 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "patches merged behind a norm": lambda: small("convnext", "ConvNextForImageClassification"),
     "frames of several patches": lambda: small("vivit", "VivitModel"),
     "norm between two streams": lambda: small("clip", "CLIPForImageClassification"),
+    "adapters behind a mask": lambda: small("xmod", "XmodForCausalLM"),
+    "convolutions in blocks": lambda: small("squeezebert", "SqueezeBertForMaskedLM"),
+    "stages that are returned": lambda: small("altclip", "AltCLIPModel"),
+    "heads beside windows": lambda: small("convbert", "ConvBertForMaskedLM"),
+    "stream behind a linear map": lambda: hf.RemBertConfig(
+        vocab_size=VOCABULARY, input_embedding_size=8, output_embedding_size=8, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=6, max_position_embeddings=12, pad_token_id=0,
+        architectures=["RemBertForCausalLM"]),
+    "gated cross-attention": lambda: small("idefics", "IdeficsModel"),
+    "rotary beside a learned angle": lambda: small("mlcd", "MLCDVisionModel"),
+    "latents of tokens alone": lambda: small("kimi_k25", "Kimi_K25Model"),
 }  # fmt: skip
 
 
@@ -492,6 +503,32 @@ def test_readers_that_layers_share_are_free_along_the_mean() -> None:
     complete("albert")  # its first layer reads what no norm wrote: the stream may be sheared along the mean
 
 
+def test_readers_of_a_linear_map_of_normed_values_are_free_and_its_stream_is_sheared() -> None:
+    complete("stream behind a linear map")
+
+
+def test_means_are_lost_along_an_axis_of_blocks() -> None:
+    assert "transformer.encoder.layers.0.post_attention.conv1d.weight" in centred(sound("convolutions in blocks"))
+
+
+def test_means_of_blocks_that_read_inputs_of_their_own_are_not() -> None:
+    assert "transformer.encoder.layers.0.output.conv1d.weight" not in centred(derived("convolutions in blocks"))
+
+
+def test_means_are_lost_through_a_mask_that_nothing_changes() -> None:
+    lost = centred(sound("adapters behind a mask"))
+    assert any("adapter" in name and name.endswith("dense2.weight") for name in lost)
+
+
+def test_stages_that_are_returned_too_are_no_outputs() -> None:
+    assert len(traced("stages that are returned").interface) == 1
+    assert "vision_model.encoder.layers.1.self_attn.out_proj.weight" in centred(derived("stages that are returned"))
+
+
+def test_stages_that_are_returned_in_another_shape_are_no_outputs() -> None:
+    assert len(traced("gated cross-attention").interface) == 1
+
+
 def test_stream_behind_a_norm_that_others_write_too_is_sheared() -> None:
     complete("blenderbot")
 
@@ -514,9 +551,6 @@ def test_layer_norm_written_out_leaves_rotations_that_fix_ones() -> None:
     assert group(sound("cohere"), "embed_tokens.weight", 1) == OrthogonalFixingOnes(8)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Incomplete, reason="queries and keys have more null directions than their rotary pairs give"
-)
 def test_layer_norm_written_out_is_complete() -> None:
     complete("cohere")
 
@@ -617,6 +651,12 @@ def test_rotary_in_neighbours_leaves_a_rotation_and_a_scale_for_each_pair() -> N
     qk = group(sound("cohere"), "k_proj.weight", 0)
     assert isinstance(qk, RotaryCommutant)
     assert {pair for planes in qk.rotations.planes for pair in planes} == {(0, 1), (2, 3)}
+
+
+def test_rotary_by_angles_that_are_learned_leaves_a_rotation_and_a_scale_for_each_pair() -> None:
+    spec = sound("rotary beside a learned angle")
+    assert isinstance(group(spec, "self_attn.q_proj.weight", 0), RotaryCommutant)
+    assert pinned(spec, "class_pos_emb", 1)
 
 
 @pytest.mark.parametrize(("case", "pair"), [("neox", (0, 1)), ("gptj", (0, 1))])
@@ -768,6 +808,12 @@ def test_a_convolution_over_positions_alone_leaves_the_values_of_a_head() -> Non
     assert group(complete("nystromformer"), "value.weight", 0) == GeneralLinear(4)
 
 
+def test_heads_beside_windows_have_spaces_of_their_own() -> None:
+    spec = sound("heads beside windows")
+    heads, windows = (space(spec, "attention.output.dense.weight", 1, segment=i) for i in (0, 1))
+    assert heads.name != windows.name
+
+
 def test_softcap_on_logits_costs_nothing() -> None:
     spec = complete("gemma2")
     qk = group(spec, "k_proj.weight", 0)
@@ -901,9 +947,8 @@ def test_relu_gate_has_a_positive_scale_too() -> None:
     assert hidden == TorusPermutation(6, (Scalars.NONZERO, Scalars.POSITIVE))
 
 
-@pytest.mark.xfail(strict=True, reason="gate and up in alternate columns are not told apart: strided slices are pinned")
 def test_clamped_units_leave_permutations() -> None:
-    assert group(derived("gpt-oss"), "experts.down_proj", 1) == Permutation(3)
+    assert group(sound("gpt-oss"), "experts.down_proj", 1) == Permutation(3)
 
 
 def test_tanh_of_the_pooler_leaves_signed_permutations() -> None:
@@ -1120,6 +1165,13 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "patches merged behind a norm",
         "frames of several patches",
         "norm between two streams",
+        "adapters behind a mask",
+        "convolutions in blocks",
+        "stages that are returned",
+        "heads beside windows",
+        "gated cross-attention",
+        "rotary beside a learned angle",
+        "latents of tokens alone",
     ],
 )
 @pytest.mark.slow

@@ -56,6 +56,7 @@ _LEAST: tuple[tuple[str, int, int], ...] = (
         0,
     ),
     (r"section$", 1, 1),
+    (r"^vocab", 24, 24),
     (r"vocab|codebook_size|codes|buckets|bins$", 16, 16),
     (r"position|seq_len|ctx|length|chunk|window|context", 16, 12),
     (r"kv_heads|key_value_heads|kv_groups", 1, 1),
@@ -100,7 +101,7 @@ class Search:
     def done(self) -> bool:
         return (
             self.trials <= 0
-            or time.monotonic() > self.until
+            or time.process_time() > self.until
             or (self.parameters is not None and self.parameters <= self.wanted)
         )
 
@@ -155,7 +156,7 @@ def reduced(
     )
     if not any(search.attempt(start) for start in starts):
         return None
-    search.until = time.monotonic() + _SECONDS
+    search.until = time.process_time() + _SECONDS
     if search.parameters is not None and search.parameters > _SLOW:
         _scale(search)
     _towards(search, tiny)

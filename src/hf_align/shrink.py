@@ -32,7 +32,7 @@ class Sizes:
     image: int = 8
     patch: int = 2
     latent: int = 5
-    plain_head_dim: int = 6
+    plain_head_dim: int = 5
     value_head_dim: int = 3
     state: int = 3
     labels: int = 9

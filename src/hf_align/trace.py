@@ -47,6 +47,8 @@ _HELPERS = (
 
 _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Loops over time that are one op: written out step by step, they are made of ops that have rules."""
+_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
+                       "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
 
@@ -99,33 +101,16 @@ class Program:
     candidate: int
 
     @property
-    def outputs(self) -> tuple[fx.Node, ...]:
-        """Every floating point tensor that the model returns."""
+    def interface(self) -> tuple[fx.Node, ...]:
+        """Every floating point tensor that the model returns, but for stages on the way to the first."""
         (results,) = next(n for n in self.graph.nodes if n.op == "output").args
-        flat: list[fx.Node] = []
-
-        def visit(node: fx.Node) -> fx.Node:
-            flat.append(node)
-            return node
-
-        fx.node.map_arg(results, visit)
-        return tuple(o for o in flat if isinstance(o.meta["val"], Tensor) and o.meta["val"].is_floating_point())
+        assert isinstance(results, tuple)
+        return results
 
     @property
     def output(self) -> fx.Node:
-        """The tensor that the model is judged by: the first floating point output."""
-        return self.outputs[0]
-
-    @property
-    def interface(self) -> tuple[fx.Node, ...]:
-        """The judged output, and every other that is not only a stage on the way to it."""
-        stages, stack = set(), [self.output]
-        while stack:
-            for operand_ in stack.pop().all_input_nodes:
-                if operand_ not in stages:
-                    stages.add(operand_)
-                    stack.append(operand_)
-        return tuple(o for o in self.outputs if o not in stages)
+        """The tensor that the model is judged by: the first of the interface."""
+        return self.interface[0]
 
 
 class _WeightsOnMeta(TorchFunctionMode):
@@ -318,6 +303,7 @@ def _program(
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
+    _return_no_stages(graph)
     graph.eliminate_dead_code()
     names, _ = _canonical_names(model)
     saved, statistics = inventory(model), _trained_buffers(model)
@@ -343,6 +329,26 @@ def _program(
     _evaluate_constants(graph, constants)
     return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants,
                    example, candidate)  # fmt: skip
+
+
+def _return_no_stages(graph: fx.Graph) -> None:
+    """Return the first floating point result, by which a model is judged, and those that are no stage on the way to
+    it, nor show one in another shape: a stage that is returned, too, is as free to change as any other."""
+    end = next(n for n in graph.nodes if n.op == "output")
+    flat = [n for n in end.all_input_nodes if isinstance(n.meta["val"], Tensor) and n.meta["val"].is_floating_point()]
+    stages, stack = set[fx.Node](), flat[:1]
+    while stack:
+        before = [n for n in stack.pop().all_input_nodes if n not in stages]
+        stages.update(before)
+        stack.extend(before)
+    end.args = (tuple(n for n in flat if _shown(n) not in stages),)
+
+
+def _shown(node: fx.Node) -> fx.Node:
+    """The value that a result shows in another shape."""
+    while node.op == "call_function" and op_name(node) in _RESHAPES:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def inventory(model: PreTrainedModel) -> Inventory:

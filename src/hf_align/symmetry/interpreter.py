@@ -410,6 +410,7 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     whole = last.space.kind is Kind.ATOM and not last.order
     call.lower(last, Bound(rotations=region.rotations) if whole else FIXED, "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
+    call.lower_all((a for c in region.coefficients for a in call.value(c).axes), FIXED, "rotary")
     if not region.order:
         return Value(value.axes)
     return Value((*value.axes[:-1], Axis(last.space, last.is_dual, region.order)))

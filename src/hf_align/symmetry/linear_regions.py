@@ -4,13 +4,14 @@ Slices, negations, concatenations and products with constants can permute, mix a
 in ways that no single op shows. Between a value and the ops that all its paths come together in (its dominator in the
 graph), such a region is one linear map with constant coefficients, so it is *evaluated* on a basis, position by
 position, and its commutant is read off the matrices. Half-split, interleaved, partial and complex-valued rotary
-embedding are the same thing here.
+embedding are the same thing here. Coefficients that depend on weights alone (learned frequencies) are taken at random
+weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -63,11 +64,51 @@ _REACH = 6
 """Steps to look back from where a rotation surely starts."""
 
 
+_LARGE = 2**20
+"""Entries from which on a weight is no coefficient of a rotation."""
+
+
+class _Known(Mapping[fx.Node, Any]):
+    """What no input reaches: the constants of a program and, at random weights, what is made of weights alone."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._values: dict[fx.Node, Any] = {}
+        self.of_weights: set[fx.Node] = set()
+        for node in program.graph.nodes:
+            small = isinstance(node.meta.get("val"), Tensor) and node.meta["val"].numel() <= _LARGE
+            made = node.op == "call_function" and all(a in self for a in node.all_input_nodes)
+            if small and node not in program.constants and (made or node in program.parameters):
+                self.of_weights.add(node)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self.program.constants or node in self.of_weights
+
+    def __getitem__(self, node: fx.Node) -> Any:
+        if node in self.program.constants:
+            return self.program.constants[node]
+        if node not in self._values:
+            if node in self.program.parameters:
+                rng = torch.Generator().manual_seed(len(self._values))
+                self._values[node] = torch.randn(node.meta["val"].shape, generator=rng, dtype=torch.float64)
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.__getitem__)
+                self._values[node] = call_wide(node, args, kwargs)
+        return self._values[node]
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        return (n for n in self.program.graph.nodes if n in self)
+
+    def __len__(self) -> int:
+        return len(self.program.constants) + len(self.of_weights)
+
+
 @dataclass(frozen=True)
 class LinearRegion:
     """A constant linear map from `base` to `output` along their last axis; `inner` are the nodes it replaces.
 
-    `order` says which coordinate of the base each entry of the output shows, if they are shown in another order.
+    `order` says which coordinate of the base each entry of the output shows, if they are shown in another order;
+    `coefficients` are the values made of weights alone that take part.
     """
 
     base: fx.Node
@@ -75,15 +116,17 @@ class LinearRegion:
     inner: frozenset[fx.Node]
     rotations: Rotations
     order: tuple[int, ...] = ()
+    coefficients: frozenset[fx.Node] = frozenset()
 
 
 def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     """Every maximal region that is a rotation of the last axis of its base, by output node."""
-    parent = _dominators(program)
-    mixing = [n for n in program.graph.nodes if n in parent and _joins_coordinates(n, program)]
+    known = _Known(program)
+    parent = _dominators(program, known)
+    mixing = [n for n in program.graph.nodes if n in parent and _joins_coordinates(n, known)]
     regions: dict[fx.Node, LinearRegion] = {}
     replaced: set[fx.Node] = set()
-    widest = cache(lambda node: _widest(node, parent, program))
+    widest = cache(lambda node: _widest(node, parent, known))
     for node in reversed(mixing):
         if node in replaced:
             continue
@@ -94,23 +137,24 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     return regions
 
 
-def _joins_coordinates(node: fx.Node, program: Program) -> bool:
+def _joins_coordinates(node: fx.Node, known: _Known) -> bool:
     """Whether a region may end here: several values meet, or complex numbers are laid out as pairs again."""
-    operands = _operands(node, program)
+    operands = _operands(node, known)
     return len(operands) > 1 or op_name(operands[0]) == "view_as_real"
 
 
-def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], program: Program) -> LinearRegion | None:
+def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known) -> LinearRegion | None:
     """The rotation that ends here and starts farthest up: coordinates may be reordered before they are rotated."""
     found, base = None, output
     for _ in range(_REACH):
         if base not in parent:
             break
         base = parent[base]
-        nodes = _between(base, output, program)
-        rotated = _rotations(nodes, base, output, program)
+        nodes = _between(base, output, known)
+        rotated = _rotations(nodes, base, output, known)
         if rotated is not None:
-            found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated)
+            made = frozenset(a for n in nodes for a in n.all_input_nodes if a in known.of_weights)
+            found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated, made)
     return found
 
 
@@ -119,16 +163,16 @@ def _has_turning_part(region: LinearRegion, inner: Iterable[LinearRegion | None]
     return bool(region.rotations.still) and any(r is not None and not r.rotations.still for r in inner)
 
 
-def _operands(node: fx.Node, program: Program) -> list[fx.Node]:
-    return [a for a in node.all_input_nodes if a not in program.constants]
+def _operands(node: fx.Node, known: _Known) -> list[fx.Node]:
+    return [a for a in node.all_input_nodes if a not in known]
 
 
-def _dominators(program: Program) -> dict[fx.Node, fx.Node]:
+def _dominators(program: Program, known: _Known) -> dict[fx.Node, fx.Node]:
     """For each linear op with constant coefficients, the nearest single value that it is a function of."""
     parent: dict[fx.Node, fx.Node] = {}
     depth: dict[fx.Node, int] = {}
     for node in program.graph.nodes:
-        operands = _operands(node, program)
+        operands = _operands(node, known)
         depth[node] = 0
         if node.op != "call_function" or op_name(node) not in _LINEAR or not operands:
             continue
@@ -156,7 +200,7 @@ def _meet(
 
 
 def _rotations(
-    nodes: list[fx.Node], base: fx.Node, output: fx.Node, program: Program
+    nodes: list[fx.Node], base: fx.Node, output: fx.Node, known: _Known
 ) -> tuple[Rotations, tuple[int, ...]] | None:
     """The rotations that a region applies to the last axis of its base, and in which order it leaves the coordinates;
     verified on random input."""
@@ -166,7 +210,7 @@ def _rotations(
     if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
         return None
     size = shape[-1]
-    maps = _maps(lambda value: _run(nodes, base, output, value, program), shape)
+    maps = _maps(lambda value: _run(nodes, base, output, value, known), shape)
     if maps is None:
         return None
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
@@ -216,22 +260,22 @@ def _acts_alike(function: Callable[[Tensor], Tensor], shape: torch.Size, axis: i
     return torch.equal(result, result.narrow(axis, 0, 1).expand_as(result))
 
 
-def _between(base: fx.Node, output: fx.Node, program: Program) -> list[fx.Node]:
+def _between(base: fx.Node, output: fx.Node, known: _Known) -> list[fx.Node]:
     needed, stack = set(), [output]
     while stack:
         node = stack.pop()
-        if node is base or node in needed or node in program.constants:
+        if node is base or node in needed or node in known:
             continue
         needed.add(node)
         stack.extend(node.all_input_nodes)
     return sorted(needed)
 
 
-def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, program: Program) -> Tensor:
+def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, known: _Known) -> Tensor:
     values: dict[fx.Node, Any] = {base: value}
 
     def lookup(node: fx.Node) -> Any:
-        return values[node] if node in values else program.constants[node]
+        return values[node] if node in values else known[node]
 
     for node in nodes:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)

@@ -11,13 +11,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import scipy.linalg
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import normalize
 from transformers import PretrainedConfig
 
 from hf_align.execute import execute
-from hf_align.symmetry.certificate.count import jacobian, null_space, nullity, rows_of, without_derivative
+from hf_align.symmetry.certificate.count import (
+    are_null,
+    jacobian,
+    missing_directions,
+    null_space,
+    rows_of,
+    without_derivative,
+)
 from hf_align.symmetry.certificate.directions import directions
 from hf_align.symmetry.certificate.random_copy import (
     Weights,
@@ -27,6 +35,7 @@ from hf_align.symmetry.certificate.random_copy import (
     random_weights,
     transform,
     with_eps,
+    with_tokens,
 )
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -37,9 +46,11 @@ _EXACT = 1e-9
 """Relative changes below are rounding."""
 _SEEN = 1e-6
 """A generated direction with more effect than that, over that of a random one, is none of the function's."""
+_REACHED = 1e-6
+"""Of a direction of unit length among weights that are not reached, what rounding leaves of it among those that are."""
 _ATTEMPTS = 6
-_ROWS = 100
-"""Outputs that one run should give to the count: a run costs its ops, not its numbers."""
+_TOKENS = 48
+"""More than there are entries in a symmetric matrix as wide as a small copy is."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _QUIET = 0.01
@@ -47,8 +58,6 @@ _QUIET = 0.01
 _SHARES = (1.2, 0.8)
 """Outputs that the count looks at, for each parameter: the second share only if the first leaves more null directions
 than are known."""
-_MOST = 16
-"""Contexts in one run, at most."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,9 @@ def certify(
 
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
     derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
-    others (a ReLU that never opens): where the first count does not agree, others are drawn until the smallest nullity
-    is seen four times.
+    others (a ReLU that never opens), and with few tokens there are some that are gone with more (on what depends on the
+    token alone, a quadratic form may vanish): where the first count does not agree, others are drawn, with more tokens,
+    until the smallest nullity is seen four times.
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
@@ -112,14 +122,17 @@ def certify(
         positions: tokens in each context.
     """
     config = with_eps(config, eps)
-    program = raise_epsilons(trace(config, length=positions), eps)
-    spec = review(derive(program))
-    traced = next(iter(program.inputs)).meta["val"].shape[0]
-    batch = min(_MOST, traced * math.ceil(_ROWS / rows_of(program)))
-    if batch > traced:
-        program = raise_epsilons(trace(config, batch=batch, length=positions, candidate=program.candidate), eps)
+
+    def derived(config: PretrainedConfig) -> tuple[Program, SymmetrySpec]:
+        program = raise_epsilons(trace(config, length=positions), eps)
+        return program, review(derive(program))
+
+    program, spec = derived(config)
     drawn: list[_Count] = []
     for attempt in range(_ATTEMPTS):
+        if attempt == 1 and (larger := with_tokens(config, _TOKENS)) is not None:
+            program, spec = derived(larger)
+            drawn.clear()
         shares = (sum(_SHARES),) if drawn else _SHARES
         drawn.append(_measure(program, spec, torch.Generator().manual_seed(seed + attempt), shares))
         fewest = min(drawn, key=lambda c: c.nullity)
@@ -146,6 +159,8 @@ class _Count:
     Attributes:
         error: of the outputs under random elements.
         span: orthonormal, [found, reached parameters].
+        nullity: of the derivatives.
+        missing: null directions less their part in the span, [missing, reached parameters].
         derivatives: of the outputs, [rows, reached parameters].
         reached: which parameters are counted, [parameters].
         sizes: entries of each parameter, by name.
@@ -154,6 +169,7 @@ class _Count:
     error: float
     span: Tensor
     nullity: int
+    missing: Tensor
     derivatives: Tensor
     reached: Tensor
     sizes: Mapping[str, int]
@@ -173,15 +189,24 @@ def _measure(program: Program, spec: SymmetrySpec, rng: Generator, shares: Seque
     parameters = known.shape[1]
     derivatives, reached = known[:0], torch.zeros(parameters, dtype=torch.bool)
     for share in shares:
-        runs = math.ceil(share * parameters / rows_of(program)) + 1
-        more, read = jacobian(program, canonical, (random_inputs(program, rng) for _ in range(runs)), rng)
+        count = math.ceil(share * parameters / rows_of(program)) + 1
+        more, read = jacobian(program, canonical, [random_inputs(program, rng) for _ in range(count)], rng)
         derivatives, reached = torch.cat([derivatives, more]), reached | read
         span = _orthonormal(known[:, reached])
-        all_directions = nullity(derivatives[:, reached], span)
-        if len(span) == all_directions:
+        nullity, missing = _null_directions(derivatives[:, reached], span)
+        if len(span) == nullity:
             break
     sizes = {name: weight.numel() for name, weight in canonical.items()}
-    return _Count(error, span, all_directions, derivatives[:, reached], reached, sizes)
+    return _Count(error, span, nullity, missing, derivatives[:, reached], reached, sizes)
+
+
+def _null_directions(derivatives: Tensor, span: Tensor) -> tuple[int, Tensor]:
+    """The nullity, and what of the null directions is not in the span."""
+    if are_null(span, derivatives):
+        missing = missing_directions(derivatives, span)
+        return len(span) + len(missing), missing
+    null = null_space(derivatives)
+    return len(null), null - (null @ span.T) @ span
 
 
 def soundness(
@@ -194,12 +219,14 @@ def soundness(
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the span of rows, which are of unit length or shorter."""
-    kept = normalize(rows[rows.norm(dim=1) > 1e-9])
+    """An orthonormal basis of the span of rows, which are of unit length or shorter; by QR with pivoting, for an SVD
+    need not converge where so many rows are orthogonal."""
+    kept = normalize(rows[rows.norm(dim=1) > _REACHED])
     if not len(kept):
         return kept
-    _, s, vh = torch.linalg.svd(kept, full_matrices=False)
-    return vh[: int((s > 1e-9 * s[0]).sum())]
+    basis, factor, _ = scipy.linalg.qr(kept.T.numpy(), mode="economic", pivoting=True)
+    sizes = torch.from_numpy(factor).diagonal().abs()
+    return torch.from_numpy(basis).T[: int((sizes > 1e-9 * sizes[0]).sum())].contiguous()
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
@@ -212,9 +239,8 @@ def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
 
 def _missing(count: _Count) -> dict[str, float]:
     """How much of the null directions outside the span lies in each parameter (they sum to what is missing)."""
-    null = null_space(count.derivatives)
-    rest = torch.zeros(len(count.reached), dtype=null.dtype)
-    rest[count.reached] = (null - (null @ count.span.T) @ count.span).pow(2).sum(0)
+    rest = torch.zeros(len(count.reached), dtype=torch.float64)
+    rest[count.reached] = count.missing.pow(2).sum(0)
     mass = rest.split(list(count.sizes.values()))
     found = {n: float(m.sum()) for n, m in zip(count.sizes, mass, strict=True)}
     return {n: round(m, 3) for n, m in sorted(found.items(), key=lambda x: -x[1]) if m > 1e-6}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
+from torch.fx import Node
 
 from hf_align.execute import run
+from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.trace import Program
 
 _SEEN = 10
@@ -15,7 +17,10 @@ _SEEN = 10
 than the model is wide."""
 _CLEAR = 1e-10
 """Far above the rounding of zero, relative to the largest of the spectrum."""
-_ITERATIONS = 20
+_ROUNDING = 1e-17
+_ITERATIONS = 8
+_BLOCK = 32
+"""Directions that inverse iteration looks at together; more if all of them turn out to be null."""
 _NUMBERS = 2**24
 """Numbers in memory at once, about: outputs are differentiated as many together as this allows."""
 
@@ -41,89 +46,104 @@ def without_derivative(program: Program) -> frozenset[str]:
 
 
 def jacobian(
-    program: Program, weights: dict[str, Tensor], batches: Iterable[dict[str, Tensor]], rng: Generator
+    program: Program, weights: Weights, contexts: Sequence[Mapping[str, Tensor]], rng: Generator
 ) -> tuple[Tensor, Tensor]:
-    """The derivatives of the outputs on all batches by the weights, and which weights are read at all.
+    """The derivatives of the outputs on all contexts by the weights, and which weights are read at all.
+
+    Reverse mode, with the ops of many contexts and many of their outputs run as one: at these sizes a run costs its
+    ops, and an output's derivative need not go through contexts that it does not depend on.
 
     A weight that is read and then lost (a key's bias) is a null direction; one that is not read (the row of a table
     that no input looks up), or that only decides choices, is only not there.
 
+    Args:
+        contexts: inputs of the program, all of the same shapes.
+
     Returns:
-        [parameters, parameters] or less, the triangular factor of the Jacobian, float64; and [parameters], bool.
+        [contexts times `rows_of`, parameters], float64; and [parameters], bool.
     """
-    leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
-    choosing = without_derivative(program)
-    reached = torch.zeros(sum(w.numel() for w in weights.values()), dtype=torch.bool)
     results = (n.meta.get("val") for n in program.graph.nodes)
     at_once = 1 + _NUMBERS // sum(r.numel() for r in results if isinstance(r, Tensor))
-    rows = []
-    for inputs in batches:
-        with torch.enable_grad():
+    shape = program.output.meta["val"].shape
+    mixes = torch.randn(len(contexts), *shape, min(shape[-1], _SEEN), generator=rng, dtype=torch.float64)
+
+    def at(inputs: Mapping[str, Tensor], mix: Tensor) -> Tensor:
+        def seen(leaves: Weights) -> Tensor:
             values = run(program, leaves, inputs)
-            output = values[program.output]
-            mix = torch.randn(*output.shape, min(output.shape[-1], _SEEN), generator=rng, dtype=output.dtype)
-            outputs = (output.unsqueeze(-2) @ mix).reshape(-1)
-            at_readers = _noise_at_readers(program, values, rng)
-        rows.append(_differentiate(outputs, leaves, at_once))
-        reached |= _differentiate(at_readers.reshape(1), leaves)[0] != 0
-    stacked = torch.cat(rows)
-    reached &= torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
-    sizes = stacked.norm(dim=0)  # zero for a tower that these inputs do not need
-    return torch.linalg.qr(stacked / sizes[sizes > 0].median(), mode="r")[1], reached
+            outputs = (values[program.output].unsqueeze(-2) @ mix).reshape(-1)
+            return torch.cat([outputs, _noise_at_readers(program, values)])
+
+        shown, pull_back = torch.func.vjp(seen, weights)  # type: ignore[misc]
+        gradients = torch.func.vmap(lambda one: pull_back(one)[0], chunk_size=at_once)(torch.eye(len(shown)).double())
+        return torch.cat([gradients[name].reshape(len(shown), -1) for name in weights], 1)
+
+    stacked = {name: torch.stack([inputs[name] for inputs in contexts]) for name in contexts[0]}
+    runs = torch.func.vmap(at, chunk_size=1 + at_once // (rows_of(program) + 1), randomness="different")
+    rows = runs(stacked, mixes)
+    choosing = without_derivative(program)
+    reached = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
+    return rows[:, :-1].flatten(0, 1), reached & (rows[:, -1] != 0).any(0)
 
 
-def _noise_at_readers(program: Program, values: dict[torch.fx.Node, object], rng: Generator) -> Tensor:
-    """A random combination of all values that are computed from a weight directly."""
-    total = torch.zeros((), dtype=torch.float64)
+def _noise_at_readers(program: Program, values: Mapping[Node, object]) -> Tensor:
+    """A random combination of all values that are computed from a weight directly, [1]."""
+    rng = Generator().manual_seed(0)
+    total = torch.zeros(1, dtype=torch.float64)
     for user in dict.fromkeys(u for placeholder in program.parameters for u in placeholder.users):
         value = values.get(user)
         for part in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(part, Tensor) and part.requires_grad:
+            if isinstance(part, Tensor) and part.is_floating_point():
                 total = total + (part * torch.randn(part.shape, generator=rng, dtype=part.dtype)).sum()
     return total
 
 
-def _differentiate(outputs: Tensor, leaves: dict[str, Tensor], at_once: int = 1) -> Tensor:
-    """[outputs, parameters], by reverse mode, some outputs together."""
-    found = []
-    for directions in torch.eye(len(outputs), dtype=outputs.dtype).split(at_once):
-        grads = torch.autograd.grad(outputs, list(leaves.values()), directions, retain_graph=True, allow_unused=True,
-                                    is_grads_batched=True)  # fmt: skip
-        columns = [torch.zeros(w.shape).expand(len(directions), *w.shape) if g is None else g
-                   for g, w in zip(grads, leaves.values(), strict=True)]  # fmt: skip
-        found.append(torch.cat([c.reshape(len(directions), -1) for c in columns], dim=1))
-    return torch.cat(found)
+def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
+    """The null directions that are orthogonal to the known ones.
 
+    Zero is below the widest gap in the spectrum. No whole spectrum is needed: with the known directions made long, the
+    smallest singular values are those of the others, and inverse iteration finds them.
 
-def nullity(triangular: Tensor, known: Tensor) -> int:
-    """How many singular values are zero, cut off at the widest gap in the spectrum.
+    Args:
+        known: null directions, orthonormal, [known, parameters].
 
-    Where `known` null directions (orthonormal, [known, parameters]) are all there are, no spectrum is needed.
+    Returns:
+        orthonormal, [missing, parameters].
     """
-    if _are_null(known, triangular) and _smallest(torch.cat([triangular, triangular.norm() * known])) > _CLEAR:
-        return len(known)
-    return triangular.shape[1] - _rank(torch.linalg.svdvals(triangular))
+    rows = torch.cat([jacobian, jacobian.norm() * known])
+    short = rows.shape[1] - rows.shape[0]
+    factor = torch.linalg.qr(torch.cat([rows, rows.new_zeros(max(short, 0), rows.shape[1])]), mode="r")[1]
+    length = factor.norm()
+    least = _ROUNDING * length
+    factor.diagonal().copy_(torch.where(factor.diagonal().abs() < least, least, factor.diagonal()))
+    for wanted in (_BLOCK, 8 * _BLOCK, len(factor)):
+        null, values = _smallest(factor, min(wanted, len(factor)))
+        if values[-1] > _CLEAR * length:
+            return null[:0]
+        rank = _rank(torch.cat([length[None], values])) - 1
+        if rank:
+            break
+    return null[rank:]
 
 
-def _are_null(directions: Tensor, triangular: Tensor) -> bool:
-    return float((triangular @ directions.T).norm()) < _CLEAR * float(triangular.norm())
+def are_null(directions: Tensor, jacobian: Tensor) -> bool:
+    """Whether a move along directions of unit length changes no output."""
+    return float((jacobian @ directions.T).norm()) < _CLEAR * float(jacobian.norm())
 
 
-def _smallest(rows: Tensor) -> float:
-    """The smallest singular value over the length of all together, from above, by inverse iteration."""
-    factor = torch.linalg.qr(rows, mode="r")[1]
-    if rows.shape[0] < rows.shape[1] or not bool((factor.diagonal() != 0).all()):
-        return 0.0
-    probe = torch.ones(rows.shape[1], 1, dtype=rows.dtype)
-    for _ in range(_ITERATIONS):
-        probe = torch.linalg.solve_triangular(factor.T, probe / probe.norm(), upper=False)
-        probe = torch.linalg.solve_triangular(factor, probe, upper=True)
-    return float(probe.norm().rsqrt() / rows.norm())
+def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The right singular vectors of the smallest singular values, [count, parameters], and these, descending."""
+    block = torch.randn(len(factor), count, generator=Generator().manual_seed(0), dtype=factor.dtype)
+    for _ in range(_ITERATIONS if count < len(factor) else 0):
+        block = torch.linalg.solve_triangular(factor.T, torch.linalg.qr(block)[0], upper=False)
+        block = torch.linalg.solve_triangular(factor, torch.linalg.qr(block)[0], upper=True)
+    basis = torch.linalg.qr(block)[0]
+    _, values, vectors = torch.linalg.svd(factor @ basis, full_matrices=False)
+    return vectors @ basis.T, values
 
 
-def null_space(triangular: Tensor) -> Tensor:
+def null_space(jacobian: Tensor) -> Tensor:
     """Orthonormal null directions, [nullity, parameters]."""
-    _, s, vh = torch.linalg.svd(triangular)
+    _, s, vh = torch.linalg.svd(torch.linalg.qr(jacobian, mode="r")[1])
     return vh[_rank(s) :]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
-from hf_align.symmetry.certificate.translations import LINEAR
+from hf_align.symmetry.certificate.readings import LINEAR
 from hf_align.trace import Program, op_name, operand
 
 _POWERS = {"relu": 1.0, "relu_": 1.0, "leaky_relu": 1.0, "abs": 1.0, "neg": 1.0, "sqrt": 0.5, "rsqrt": -0.5,
@@ -90,17 +90,18 @@ class _System:
         return total
 
     def run(self) -> None:
+        interface = self.program.interface
         last = {a: node for node in self.program.graph.nodes for a in node.all_input_nodes}
         for node in self.program.graph.nodes:
             if node.op == "output":
-                for result in self.program.interface:
+                for result in interface:
                     self._demand(self.degree.get(result))
             elif node.op == "call_function" and node not in self.program.constants:
                 found = self._step(node)
                 if found is not None:
                     self.degree[node] = found if isinstance(found, (tuple, list)) else _compressed(found)
                 for operand_ in node.all_input_nodes:
-                    if last[operand_] is node and operand_ not in self.program.interface:
+                    if last[operand_] is node and operand_ not in interface:
                         self.degree.pop(operand_, None)
 
     def _step(self, node: fx.Node) -> Any:
@@ -121,6 +122,8 @@ class _System:
             return self._same(*(self._of(node, a) for a in node.args[:2]))
         if name == "where" and node.args[0] not in self.degree:
             return self._same(*(self._of(node, a) for a in node.args[1:3]))
+        if name == "masked_fill" and node.args[1] in self.program.constants:
+            return self._same(*(self._of(node, node.args[i]) for i in (0, 2)))
         if name == "pow" and isinstance(node.args[1], (int, float)):
             return node.args[1] * self._of(node, node.args[0])
         if name in _SUMS:
@@ -133,6 +136,8 @@ class _System:
             return self._convolution(node)
         if name == "layer_norm":
             return self._norm(node)
+        if name == "_weight_norm":
+            return self._weight_norm(node)
         if name == "embedding" and node.args[1] not in self.degree:
             return self._ranked(self._uniform(self._degree(node.args[0]), [1])[:, 0], node)
         self._demand_all(moved)
@@ -238,6 +243,13 @@ class _System:
         added = self._degree(bias)
         return self._same(result, self._ranked(added.reshape(*added.shape, *(1,) * len(spatial)), node))
 
+    def _weight_norm(self, node: fx.Node) -> Tensor:
+        """g v / |v|, the length over all but one axis."""
+        direction, length = (self._of(node, a) for a in node.args[:2])
+        rank = node.meta["val"].dim()
+        kept = int(node.args[2]) % rank if len(node.args) > 2 else 0  # type: ignore[arg-type]
+        return direction - self._uniform(direction, [1 + d for d in range(rank) if d != kept]) + length
+
     def _norm(self, node: fx.Node) -> Tensor:
         """What comes out of a norm with an ε of its own has the degree of the gain."""
         self._demand(self.degree.get(node.args[0]))  # type: ignore[arg-type]
@@ -313,30 +325,33 @@ class _System:
         demands = torch.unique(torch.cat([*self.demands, torch.zeros(self.size, 1, dtype=torch.float64)], 1), dim=1)
         squares, vectors = torch.linalg.eigh(demands @ demands.T)
         null = vectors[:, squares < _ZERO * squares[-1].clamp_min(1e-300)].T
-        changes = [self._changes(c) for c in null if float((c @ demands).abs().max()) < _ZERO]
-        if not changes:
+        null = null[(null @ demands).abs().amax(1) < _ZERO]
+        if not len(null):
             return []
-        rows = torch.stack([torch.cat([c.reshape(-1) for c in change.values()]) for change in changes])
+        changes = self._changes(null)
+        rows = torch.cat([change.flatten(1) for change in changes.values()], 1)
         # What one axis gains and another loses is nothing: its rounding must not be made a direction.
         _, size, basis = torch.linalg.svd(rows, full_matrices=False)
-        names = list(changes[0])
         real = basis[size > _ZERO * size[0].clamp_min(1.0)]
-        parts = [b.split([self.weights[n].numel() for n in names]) for b in real]
-        return [{n: c.reshape(self.weights[n].shape) for n, c in zip(names, p, strict=True)} for p in parts]
+        parts = real.split([self.weights[n].numel() for n in changes], 1)
+        shaped = {n: p.unflatten(1, self.weights[n].shape or (1,)) for n, p in zip(changes, parts, strict=True)}
+        return [{n: p[i].reshape(self.weights[n].shape) for n, p in shaped.items()} for i in range(len(real))]
 
     def _changes(self, coefficients: Tensor) -> dict[str, Tensor]:
+        """What the unknowns change, [combinations, *shape] for each weight; from [combinations, unknowns]."""
         names = self.program.parameters.values()
-        rates = coefficients.split([sum(self.weights[name].shape) or 1 for name in names])
+        rates = coefficients.split([sum(self.weights[name].shape) or 1 for name in names], 1)
         return {n: _rate(r, self.weights[n].shape) * self.weights[n] for n, r in zip(names, rates, strict=True)}
 
 
 def _rate(coefficients: Tensor, shape: torch.Size) -> Tensor:
-    """The sum of what every axis says of its indices."""
+    """The sum of what every axis says of its indices, [combinations, *shape]."""
+    count = len(coefficients)
     if not shape:
-        return coefficients[0]
-    parts = coefficients.split(list(shape))
-    return sum((p.reshape(*(n if i == axis else 1 for i, n in enumerate(shape))) for axis, p in enumerate(parts)),
-               torch.zeros(shape, dtype=coefficients.dtype))  # fmt: skip
+        return coefficients[:, 0]
+    parts = coefficients.split(list(shape), 1)
+    return sum((p.reshape(count, *(n if i == axis else 1 for i, n in enumerate(shape)))
+                for axis, p in enumerate(parts)), torch.zeros(count, *shape, dtype=coefficients.dtype))  # fmt: skip
 
 
 def _compressed(degree: Tensor) -> Tensor:

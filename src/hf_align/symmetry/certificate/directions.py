@@ -32,11 +32,17 @@ _NOTHING = 1e-9
 
 def directions(spec: SymmetrySpec, program: Program, weights: Weights) -> Tensor:
     """[directions, parameters], of unit length; the parameters in the order of the weights."""
-    rows = [torch.cat([change.get(n, torch.zeros_like(w)).reshape(-1) for n, w in weights.items()])
-            for change in generate(spec, program, weights)]  # fmt: skip
-    parameters = sum(w.numel() for w in weights.values())
+    start, total = {}, 0
+    for name, weight in weights.items():
+        start[name], total = total, total + weight.numel()
+    rows = []
+    for change in generate(spec, program, weights):
+        row = torch.zeros(total, dtype=torch.float64)
+        for name, part in change.items():
+            row[start[name] : start[name] + part.numel()] = part.reshape(-1)
+        rows.append(row)
     moving = [row for row in rows if float(row.norm()) > _NOTHING]
-    return normalize(torch.stack(moving)) if moving else torch.zeros(0, parameters, dtype=torch.float64)
+    return normalize(torch.stack(moving)) if moving else torch.zeros(0, total, dtype=torch.float64)
 
 
 def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator[Weights]:
@@ -65,27 +71,33 @@ def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]
             continue
         index = spec.index_shape(space.name)
         names = list(spec.uses(space.name))
-        for tangent in space.group.tangents():
-            for at in range(math.prod(index)):
-                yield _derivative(spec, space.name, tangent, index, at, {n: weights[n] for n in names})
+        steps = [_at(index, at, tangent) for tangent in space.group.tangents() for at in range(math.prod(index))]
+        changes = _derivatives(spec, space.name, index, torch.stack(steps), {n: weights[n] for n in names})
+        yield from ({n: change[i] for n, change in changes.items()} for i in range(len(steps)))
 
 
-def _derivative(
-    spec: SymmetrySpec, space: str, tangent: Tensor, index: tuple[int, ...], at: int, weights: Weights
-) -> Weights:
-    """d/dt of the action of 1 + tX at one index."""
+def _at(index: tuple[int, ...], at: int, tangent: Tensor) -> Tensor:
+    """A tangent at one index, nothing at the others, [*index, *tangent]."""
+    where = torch.zeros(math.prod(index), dtype=torch.float64)
+    where[at] = 1.0
+    return where.reshape(index)[..., None, None] * tangent
+
+
+def _derivatives(spec: SymmetrySpec, space: str, index: tuple[int, ...], steps: Tensor, weights: Weights) -> Weights:
+    """What 1 + tX makes of the weights, d/dt, for each of some X; [steps, *shape]."""
     group = spec.spaces[space].group
     assert group is not None
     one = group.identity(index)
-    where = torch.zeros(math.prod(index), dtype=torch.float64)
-    where[at] = 1.0
-    where = where.reshape(index)
 
-    def moved(t: Tensor) -> Weights:
-        element = one.shifted(t * where[..., None, None] * tangent)
-        return {n: act(w, n, spec, {space: element}) for n, w in weights.items()}
+    def derivative(step: Tensor, still: Weights) -> Weights:
+        def moved(step: Tensor) -> Weights:
+            element = one.shifted(step)
+            return {n: act(w, n, spec, {space: element}) for n, w in still.items()}
 
-    return torch.func.jvp(moved, (torch.zeros(()).double(),), (torch.ones(()).double(),))[1]
+        return torch.func.jvp(moved, (torch.zeros_like(step),), (step,))[1]
+
+    copies = {n: w.expand(len(steps), *w.shape) for n, w in weights.items()}  # for an action may write into a copy
+    return torch.func.vmap(derivative)(steps, copies)
 
 
 def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:

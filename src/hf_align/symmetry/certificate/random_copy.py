@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import torch
@@ -29,6 +30,15 @@ def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
     return config
 
 
+def with_tokens(config: PretrainedConfig, tokens: int) -> PretrainedConfig | None:
+    """A copy with vocabularies of at least so many tokens; None if they are as large already."""
+    larger = copy.deepcopy(config)
+    few = [p for p in parts(larger) if 1 < (getattr(p, "vocab_size", None) or 0) < tokens]
+    for part in few:
+        part.vocab_size = tokens
+    return larger if few else None
+
+
 def raise_epsilons(program: Program, eps: float) -> Program:
     """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
     for node in program.graph.nodes:
@@ -40,10 +50,18 @@ def raise_epsilons(program: Program, eps: float) -> Program:
 def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
     """Generic float64 weights: gains around one (they must not vanish), the rest around zero."""
     shapes = {name: spec.shape(name) for name in spec.parameters}
-    noise = {n: 0.6 * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+    noise = {n: _scale(s) * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
     weights = {n: 1 - spec.gains[n] + t if n in spec.gains else t for n, t in noise.items()}
     variances = [g.variance for g in spec.gauges if isinstance(g, FoldStatistics)]
     return weights | {n: 0.5 + noise[n].abs() for n in variances}
+
+
+def _scale(shape: tuple[int, ...]) -> float:
+    """Biases smaller than matrices, so that hardly any ReLU is open for all inputs or for none; convolutions smaller
+    the more they add up, so that nothing behind them saturates."""
+    if len(shape) < 2:
+        return 0.2
+    return 0.6 * min(1.0, math.sqrt(12 / math.prod(shape[1:]))) if len(shape) > 2 else 0.6
 
 
 def random_inputs(program: Program, rng: Generator) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Shears: x + t 1 hᵀx in place of every x of a stream, with h = 1/γ where a norm writes γ ⊙ n + β into it.
+"""Shears: x + t 1 hᵀx in place of every x of a stream, with any h, or h = 1/γ where a norm writes γ ⊙ n + β into it.
 
-What the norm writes stays as it is, for n has mean zero; what else is written moves along the all-ones direction, which
-a norm that reads the stream does not see; what reads the stream linearly undoes it. Values between which elements
+What the norm writes stays as it is then, for n has mean zero; what else is written moves along the all-ones direction,
+which a norm that reads the stream does not see; what reads the stream linearly undoes it. Values between which elements
 cannot differ (sums, and what the same weight writes or reads) are one stream.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.certificate.translations import LINEAR, LinearReading, leads_to, linear_reading
-from hf_align.symmetry.passing import keeps_last
+from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
+from hf_align.symmetry.passing import keeps_last, takes_rows
 from hf_align.trace import Program, op_name, operand
 
 _READ, _WRITE = "read", "write"
@@ -83,6 +83,8 @@ class Streams:
         elif name in ("cat", "concat") and node.args[1:] and node.args[1] not in (-1, node.meta["val"].dim() - 1):
             self.join(node, *(a for a in operands if a not in self.program.constants))
             self.seen.update(a for a in operands if a in self.program.constants)
+        elif takes_rows(node, self.program):
+            self.join(node, *(a for a in operands if a not in self.program.constants))
         elif (patches := _patches(node)) is not None and patches.args[1] in self.program.parameters:
             self.join(node, *(a for a in patches.args[1:3] if isinstance(a, fx.Node)))
         elif name == "layer_norm":
@@ -98,7 +100,7 @@ class Streams:
             self.see_all(node, *operands)
 
     def directions(self, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """One for each stream that a norm writes and that nothing else sees."""
+        """One for each stream that a norm writes and that nothing else sees; as many as it is wide where none does."""
         seen = self.seen_tops()
         streams: dict[Hashable, list[fx.Node]] = {}
         for node in self.gains:
@@ -107,6 +109,10 @@ class Streams:
             inverse = [self._inverse_gain(n, weights) for n in norms]
             if stream not in seen and all(torch.allclose(h, inverse[0]) for h in inverse):
                 yield self.changes(stream, torch.outer(torch.ones_like(inverse[0]), inverse[0]), weights)
+        sources = {self.top(source): source for n in self.gains if (source := operand(n, 0)) is not None}
+        for stream in sources.keys() - streams.keys() - seen:
+            for h in torch.eye(sources[stream].meta["val"].shape[-1], dtype=torch.float64):
+                yield self.changes(stream, h.expand(len(h), -1), weights)
 
     def seen_tops(self) -> set[Hashable]:
         """The streams that something sees, or that share a weight in ways that must agree."""

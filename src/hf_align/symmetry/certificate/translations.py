@@ -10,31 +10,27 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.execute import call_wide
+from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
+from hf_align.symmetry.certificate.spans import Spans
 from hf_align.symmetry.certificate.tables import Tables
-from hf_align.symmetry.passing import is_centred, keeps_last, stored_matrix, sums_to_one
+from hf_align.symmetry.passing import sums_to_one, takes_rows
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import Program, op_name, operand
 
 # fmt: off
-LINEAR = frozenset((
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
-    "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "concat", "stack",
-    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
-))
 _LINEAR_AT_FIXED_PLACES = frozenset((
     "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
     "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
     "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter", "tile",
     "upsample_linear1d", "upsample_nearest1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag", "gather",
+    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag", "gather", "index_put",
 ))
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
@@ -68,6 +64,7 @@ class _System:
         self.shift: dict[fx.Node, Any] = {}
         self.demands: list[Tensor] = []
         self.tables = Tables(program)
+        self.spans = Spans(program, weights)
         self.free_readers: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
         self.free_tables: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
         self.free_convolutions: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
@@ -97,8 +94,8 @@ class _System:
         return torch.eye(math.prod(shape), dtype=torch.float64).reshape(math.prod(shape), *shape)
 
     def _collect_readers(self) -> None:
-        """W + u (1/γ)ᵀ adds u Σβ/γ to what W reads from γ ⊙ n + β, for n has mean zero; a tied table allows u that are
-        alike for all rows of a class."""
+        """W + u rᵀ adds u (r·x) to what W reads from x, where that is constant (r = 1/γ for γ ⊙ n + β of a LayerNorm);
+        a tied table allows u that are alike for all rows of a class."""
         readings: dict[fx.Node, dict[fx.Node, LinearReading]] = defaultdict(dict)
         for node in self.program.graph.nodes:
             if (read := linear_reading(node, self.program)) is not None:
@@ -114,93 +111,39 @@ class _System:
 
     def _free_reader(self, weight: fx.Node, readings: Mapping[fx.Node, LinearReading], lookups: list[fx.Node]) -> None:
         rows_out = next(iter(readings.values())).rows_out
-        outputs, width = weight.meta["val"].shape if rows_out else weight.meta["val"].shape[::-1]
-        directions = torch.eye(outputs, dtype=torch.float64)
+        directions = torch.eye(weight.meta["val"].shape[0 if rows_out else 1], dtype=torch.float64)
         if lookups:
             directions = torch.nn.functional.one_hot(self.tables.class_of_rows(weight)).double().T
-        blocks = [self._normed(r.source) for r in readings.values()]
-        for block in blocks[0]:
-            same = [next((b for b in found if b.matches(block)), None) for found in blocks]
+        rows = [self.spans.constants(r.source) for r in readings.values()]
+        for one in rows[0]:
+            same = [next((c for c in found if c.matches(one)), None) for found in rows]
             if None in same:
                 continue
-            start, row = len(self.unknowns), torch.zeros(width, dtype=torch.float64)
-            row[block.start : block.start + len(block.gain)] = 1 / block.gain
+            start = len(self.unknowns)
             for u in directions:
-                change = torch.outer(u, row) if rows_out else torch.outer(row, u)
+                change = torch.outer(u, one.row) if rows_out else torch.outer(one.row, u)
                 self.unknowns.append({self.program.parameters[weight]: change})
             for node, found in zip(readings, same, strict=True):
                 assert found is not None
-                self.free_readers[node].append((start, (found.bias / found.gain).sum() * directions))
+                self.free_readers[node].append((start, found.value * directions))
             for lookup in lookups:
-                self.free_tables[lookup].append((start, row))
+                self.free_tables[lookup].append((start, one.row))
 
     def _free_convolution(self, node: fx.Node) -> None:
-        """W + u (1/γ)ᵀ for every cell of the kernel, where γ ⊙ n + β lies along the channels."""
+        """W + u rᵀ for every cell of the kernel, where r·x is constant along the channels."""
         weight, source = operand(node, 1), operand(node, 0)
         assert weight is not None and source is not None
         values = self.weights[self.program.parameters[weight]]
-        blocks = self._normed(source.all_input_nodes[0]) if _shows_last_as_channels(source) else []
-        if len(weight.users) > 1 or len(blocks) != 1 or len(blocks[0].gain) != values.shape[1]:
+        rows = self.spans.constants(source.all_input_nodes[0]) if _shows_last_as_channels(source) else []
+        if len(weight.users) > 1 or any(len(one.row) != values.shape[1] for one in rows):
             return
         cells = torch.eye(values[:, 0].numel(), dtype=torch.float64).reshape(-1, *values[:, 0].shape).unsqueeze(2)
-        inverse = (1 / blocks[0].gain).reshape(-1, *(1,) * (values.dim() - 2))
         places = torch.ones(1, 1, *source.meta["val"].shape[2:], dtype=torch.float64)
-        added = [_convolved(node, (blocks[0].bias / blocks[0].gain).sum() * places, cell)[0] for cell in cells]
-        self.free_convolutions[node].append((len(self.unknowns), torch.stack(added)))
-        self.unknowns.extend({self.program.parameters[weight]: cell * inverse} for cell in cells)
-
-    def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
-        """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
-        while (op_name(source) in LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and keeps_last(source)) or (
-            self._is_times_one(source)
-        ):
-            source = source.all_input_nodes[0]
-        if op_name(source) in ("cat", "concat") and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
-            parts = []
-            for part in source.args[0]:  # type: ignore[union-attr]
-                assert isinstance(part, fx.Node)
-                parts += self._normed(part, start)
-                start += part.meta["val"].shape[-1]
-            return parts
-        norm = self._norm(source)
-        if norm is None:
-            return []
-        gain, bias = norm
-        return [_Normed(start, gain, torch.zeros_like(gain) if bias is None else bias)]
-
-    def _is_times_one(self, node: fx.Node) -> bool:
-        """Whether a value is only multiplied by a mask that hides nothing."""
-        mask = self.program.constants.get(operand(node, 1)) if op_name(node) == "mul" else None  # type: ignore[arg-type]
-        return isinstance(mask, Tensor) and bool((mask == 1).all()) and node.meta["val"].shape == (
-            node.all_input_nodes[0].meta["val"].shape)  # fmt: skip
-
-    def _norm(self, source: fx.Node) -> tuple[Tensor, Tensor | None] | None:
-        """(gain, bias) of a value that is γ ⊙ n + β with n of mean zero."""
-        if source.op != "call_function":
-            return None
-        ones = torch.ones(source.meta["val"].shape[-1:], dtype=torch.float64)
-        if op_name(source) == "layer_norm":
-            gain, bias = (self._weight(source, i) for i in (2, 3))
-            return ones if gain is None else gain, bias
-        weights = [i for i, a in enumerate(source.args) if isinstance(a, fx.Node) and self._is_vector(a)]
-        others = [a for a in source.all_input_nodes if not self._is_vector(a)]
-        if op_name(source) == "add" and len(weights) == len(others) == 1:
-            norm = self._norm(others[0])
-            return None if norm is None or norm[1] is not None else (norm[0], self._weight(source, weights[0]))
-        if op_name(source) == "mul" and len(weights) == len(others) == 1 and is_centred(others[0]):
-            gain = self._weight(source, weights[0])
-            return None if gain is None else (gain, None)
-        return (ones, None) if is_centred(source) else None
-
-    def _is_vector(self, node: fx.Node) -> bool:
-        return _plain_weight(node)[0] in self.program.parameters and node.meta["val"].dim() == 1
-
-    def _weight(self, node: fx.Node, position: int) -> Tensor | None:
-        argument = node.args[position] if len(node.args) > position else None
-        if not isinstance(argument, fx.Node):
-            return None
-        weight, offset = _plain_weight(argument)
-        return self.weights[self.program.parameters[weight]] + offset
+        for one in rows:
+            along = one.row.reshape(-1, *(1,) * (values.dim() - 2))
+            added = [_convolved(node, one.value * places, cell)[0] for cell in cells]
+            self.free_convolutions[node].append((len(self.unknowns), torch.stack(added)))
+            self.unknowns.extend({self.program.parameters[weight]: cell * along} for cell in cells)
 
     # The interpretation.
 
@@ -234,6 +177,8 @@ class _System:
             return self._layer_norm(node)
         if name in ("softmax", "log_softmax"):
             return self._softmax(node)
+        if name == "index" and moved == [node.args[0]] and (rows := self._rows_anywhere(node)) is not None:
+            return rows
         if name == "embedding" and node.args[0] in self.shift and len(moved) == 1:
             return self._lookup(node)
         if name.startswith("conv") and (name, 2) in _ADDS_AT:
@@ -277,6 +222,17 @@ class _System:
         one = total if total is not None else other
         assert one is not None
         return self._fill(one, node)
+
+    def _rows_anywhere(self, node: fx.Node) -> Tensor | None:
+        """Rows that are looked up at places of which all change alike."""
+        change = self.shift[node.all_input_nodes[0]]
+        numbers: Any = node.args[1]
+        if not takes_rows(node, self.program) or any(n is None or n.meta["val"].dtype is torch.bool for n in numbers):
+            return None
+        for axis in range(1, 1 + len(numbers)):
+            if not torch.equal(change, change.narrow(axis, 0, 1).expand_as(change)):
+                return None
+        return self._fill(change[(slice(None), *(0 for _ in numbers))], node)
 
     def _shift_of(self, node: fx.Node, position: int) -> Tensor | None:
         argument = operand(node, position)
@@ -329,7 +285,7 @@ class _System:
     def _batch_norm(self, node: fx.Node) -> Any:
         """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c."""
         eps = float(node.args[7] if op_name(node) == "batch_norm" else node.args[6])  # type: ignore[arg-type]
-        gain, variance = (self._weight(node, i) for i in (1, 4))
+        gain, variance = (self.spans.weight(node, i) for i in (1, 4))
         change, bias, mean = (self._shift_of(node, i) for i in (0, 2, 3))
         self._demand(self._shift_of(node, 1))
         self._demand(self._shift_of(node, 4))
@@ -425,59 +381,19 @@ class _System:
         demands = torch.cat([*self.demands, torch.zeros(len(self.unknowns), 1, dtype=torch.float64)], 1)
         u, s, _ = torch.linalg.svd(demands, full_matrices=True)
         rank = int((s > 1e-9 * s.amax().clamp_min(1e-300)).sum())
-        combinations = u[:, rank:].T
-        return [self._combine(c) for c in combinations]
+        return self._combined(u[:, rank:].T)
 
-    def _combine(self, coefficients: Tensor) -> dict[str, Tensor]:
-        total: dict[str, Tensor] = {}
-        for coefficient, unknown in zip(coefficients, self.unknowns, strict=True):
-            for name, change in unknown.items():
-                if coefficient.abs() > 1e-14:
-                    total[name] = total.get(name, torch.zeros_like(self.weights[name])) + coefficient * change
-        return total
-
-
-@dataclass(frozen=True)
-class _Normed:
-    """Entries from `start` of an axis are γ ⊙ n + β, with n of mean zero."""
-
-    start: int
-    gain: Tensor
-    bias: Tensor
-
-    def matches(self, other: _Normed) -> bool:
-        """Whether the same entries have the same gain."""
-        return (
-            self.start == other.start and self.gain.shape == other.gain.shape and torch.allclose(self.gain, other.gain)
-        )
-
-
-@dataclass(frozen=True)
-class LinearReading:
-    """output = source · weight (or its transpose, if its rows are outputs) + bias; `matrix` is the weight as it is
-    read."""
-
-    source: fx.Node
-    matrix: fx.Node
-    weight: fx.Node
-    rows_out: bool
-    bias: fx.Node | None
-
-
-def linear_reading(node: fx.Node, program: Program) -> LinearReading | None:
-    """What a node is as a linear map of one value by a stored matrix, if it is one."""
-    places = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "matmul": (0, 1, None), "mm": (0, 1, None)}
-    if node.op != "call_function" or op_name(node) not in places:
-        return None
-    at, weight_at, bias_at = places[op_name(node)]
-    source, matrix = operand(node, at), operand(node, weight_at)
-    assert source is not None and matrix is not None
-    found = stored_matrix(matrix, program)
-    if found is None:
-        return None
-    weight, flipped = found
-    bias = operand(node, bias_at) if bias_at is not None else None
-    return LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
+    def _combined(self, combinations: Tensor) -> list[dict[str, Tensor]]:
+        """What combinations of the unknowns change, [combinations, unknowns]."""
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for at, unknown in enumerate(self.unknowns):
+            for name in unknown:
+                by_name[name].append(at)
+        totals = {}
+        for name, places in by_name.items():
+            changes = torch.stack([self.unknowns[at][name] for at in places])
+            totals[name] = torch.tensordot(combinations[:, places], changes, 1)
+        return [{name: total[i] for name, total in totals.items()} for i in range(len(combinations))]
 
 
 def _shows_last_as_channels(node: fx.Node) -> bool:
@@ -493,21 +409,6 @@ def _convolved(node: fx.Node, value: Tensor, kernel: Tensor) -> Tensor:
     groups = 1 if kernel.shape[1] == value.shape[1] else node.args[6]
     args = (value, kernel, None, *node.args[3:6])
     return call_wide(node, args if groups == 1 else (*args, groups), node.kwargs)
-
-
-def _plain_weight(node: fx.Node) -> tuple[fx.Node, float]:
-    """What a vector is a cast of, or what one is added to: (w, 1) for a gain written as 1 + w."""
-    offset = 0.0
-    while op_name(node) in ("to", "_to_copy", "add", "alias") and len(node.all_input_nodes) == 1:
-        if op_name(node) == "add":
-            offset += next(a for a in node.args if isinstance(a, (int, float)))
-        node = node.all_input_nodes[0]
-    return node, offset
-
-
-def leads_to(user: fx.Node, readers: Container[fx.Node]) -> bool:
-    """Whether a use of a weight is one of its readers, or only passes it on to them."""
-    return user in readers or (op_name(user) in LINEAR and all(leads_to(u, readers) for u in user.users))
 
 
 def _role(node: fx.Node, program: Program) -> str | None:

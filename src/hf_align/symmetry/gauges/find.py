@@ -128,8 +128,16 @@ def _centred_writers(found: Interpretation, ones: frozenset[fx.Node]) -> Iterato
     means = _Means(found, ones)
     for node, name in found.program.parameters.items():
         for i, axis in enumerate(found.weights[name].axes):
-            if axis.root.space.kind is Kind.ATOM and axis.size > 1 and means.is_lost(node, axis.root):
+            if axis.size > 1 and means.is_lost(node, _parts(axis)):
                 yield CentreWriter(name, i)
+
+
+_Parts = tuple[Kind, tuple[tuple[int, bool], ...]]
+
+
+def _parts(axis: Axis) -> _Parts:
+    """What an axis consists of, in order: spaces, and whether they are dual."""
+    return axis.root.space.kind, tuple((a.root.space.serial, a.root.is_dual) for a in axis.atoms)
 
 
 class _Means:
@@ -138,32 +146,33 @@ class _Means:
     def __init__(self, found: Interpretation, ones: frozenset[fx.Node]) -> None:
         self.found = found
         self.ones = ones
-        self.memo: dict[tuple[fx.Node, Axis], bool] = {}
+        self.memo: dict[tuple[fx.Node, _Parts], bool] = {}
 
-    def is_lost(self, node: fx.Node, atom: Axis) -> bool:
-        """Whether every use of a node's value is blind to its mean along the axis with this atom."""
-        key = (node, atom)
+    def is_lost(self, node: fx.Node, parts: _Parts) -> bool:
+        """Whether every use of a node's value is blind to its mean along the axis that consists of these parts."""
+        key = (node, parts)
         if key not in self.memo:
             axes = [_axes(v) for v in members(self.found.values.get(node)) if isinstance(v, (Value, Product))]
-            at = [i for i, a in enumerate(axes[0]) if a.root == atom] if axes else []
+            at = [i for i, a in enumerate(axes[0]) if _parts(a) == parts] if axes else []
             place = at[0] - len(axes[0]) if len(at) == 1 else 0
-            self.memo[key] = bool(node.users) and place < 0 and all(self._use(u, node, atom, place) for u in node.users)
+            found = bool(node.users) and place < 0
+            self.memo[key] = found and all(self._use(u, node, parts, place) for u in node.users)
         return self.memo[key]
 
-    def _use(self, user: fx.Node, node: fx.Node, atom: Axis, place: int) -> bool:
+    def _use(self, user: fx.Node, node: fx.Node, parts: _Parts, place: int) -> bool:
         if _is_blind(user, node, place) or gives_only_its_shape(node, user):
             return True
         if op_name(user) == "topk":
             return self._chosen(user, place)
         scaled = user in self.ones or _is_scaled(user, node, place)
-        passes = _passes(user, node, place) or _is_chosen_whole(user, node, place, self.found.program)
-        return (scaled or passes) and self.is_lost(user, atom)
+        passes = scaled or _passes(user, node, place, self.found.program)
+        return (passes or _is_chosen_whole(user, node, place, self.found.program)) and self.is_lost(user, parts)
 
     def _chosen(self, user: fx.Node, place: int) -> bool:
         """The largest entries are the same ones; their own mean must be lost."""
         for child in user.users:
             value = self.found.values[child]
-            if child.args[1] == 0 and not self.is_lost(child, value.axes[place].root):
+            if child.args[1] == 0 and not self.is_lost(child, _parts(value.axes[place])):
                 return False
         return True
 
@@ -209,7 +218,24 @@ def _is_chosen_whole(user: fx.Node, node: fx.Node, axis: int, program: Program) 
     return bool((numbers == numbers.narrow(axis, 0, 1)).all())
 
 
-def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
+def _has_blocks(convolution: fx.Node) -> bool:
+    """Whether each block of outputs reads inputs of its own: what is added to all rows is no constant of the result."""
+    value, weight = convolution.all_input_nodes[:2]
+    spatial = weight.meta["val"].dim() - 2
+    if op_name(convolution) == "linear" or "transpose" in op_name(convolution):
+        return False
+    return bool(weight.meta["val"].shape[1] != value.meta["val"].shape[-1 - spatial])
+
+
+def _is_put_among_zeros(user: fx.Node, node: fx.Node, program: Program) -> bool:
+    """Whether a value is put, by fixed numbers, where all others stay zero."""
+    base, numbers, value = user.args[:3]
+    blank = program.constants.get(base)  # type: ignore[arg-type]
+    fixed = all(n is None or n in program.constants for n in numbers)  # type: ignore[union-attr]
+    return value is node and fixed and isinstance(blank, Tensor) and not bool(blank.any())
+
+
+def _passes(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
     name = op_name(user)
     if name in PASSES or name in ("add", "sub", "cat", "concat"):
@@ -218,8 +244,10 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
         return all(a is node for a in user.all_input_nodes)
     if name == "embedding":
         return user.args[0] is node
+    if name == "index_put":
+        return _is_put_among_zeros(user, node, program)
     if name == "linear" or name.startswith("conv"):
-        return user.args[0] is not node
+        return user.args[0] is not node and not (user.args[1] is node and _has_blocks(user))
     if name == "addmm":
         return user.args[1] is not node
     if name in ("matmul", "mm", "bmm"):

@@ -50,6 +50,16 @@ def _collect(
     return bool(node.users)
 
 
+def merged_behind(node: fx.Node, dim: int) -> int | None:
+    """The end of the axes from `dim` on (two at least) that a view makes one, with all others as they are."""
+    if op_name(node) not in ("view", "reshape", "_unsafe_view", "flatten"):
+        return None
+    before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
+    behind = len(before) - len(after) + dim + 1
+    same = before[:dim] == after[:dim] and before[behind:] == after[dim + 1 :]
+    return behind if behind > dim + 1 and same else None
+
+
 def _reordered(user: fx.Node, order: list[int]) -> list[int]:
     if op_name(user) == "permute":
         return [order[i] for i in user.args[1]]  # type: ignore[union-attr, index]

@@ -8,13 +8,16 @@ from typing import Any
 
 from hf_align.symmetry.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter import Call, Rows, Value, rule, rule_for_numbers
-from hf_align.symmetry.rules.runs import runs_along
+from hf_align.symmetry.rules.runs import merged_behind, runs_along
 from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, product, split_product
 
 
 @rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
 def view(call: Call) -> Value | Rows:
     """The same entries in row-major order under another shape: products of spaces are split and joined."""
+    raw = call.raw(call.argument(0))
+    if isinstance(raw, Rows) and (behind := merged_behind(call.node, raw.dim)) is not None:
+        return _one_behind_the_other(raw, behind)
     value = call.value(call.argument(0))
     rows = _rows(call, value)
     if rows is not None:
@@ -47,6 +50,13 @@ def _rows(call: Call, value: Value) -> Rows | None:
         axes = _reshape(call, (*value.axes[:at], outer, run), (*call.shape[:dim], size, *call.shape[dim + 1 :]))
         pieces.append(Value(axes))
     return Rows(tuple(pieces), dim)
+
+
+def _one_behind_the_other(rows: Rows, behind: int) -> Value:
+    """The runs of an axis that becomes one with those behind it: each run keeps spaces of its own there."""
+    before = rows.pieces[0].axes[: rows.dim]
+    merged = [product(p.axes[rows.dim : behind]) for p in rows.pieces]
+    return Value((*before, direct_sum(merged), *rows.pieces[0].axes[behind:]))
 
 
 def rearranged(value: Value, axes: Iterable[Axis]) -> Value:
@@ -201,9 +211,18 @@ def slice_(call: Call) -> Value:
         return run_along(call, dim, start, stop)
     value = call.value(call.argument(0))
     axes = list(value.axes)
-    call.lower(axes[dim], FIXED, "strided slice")
-    axes[dim] = fresh(call.shape[dim], FIXED)
+    axes[dim] = _every_other(call, axes[dim], step, whole=start < step and size - stop < step and size % step == 0)
     return rearranged(value, axes)
+
+
+def _every_other(call: Call, axis: Axis, step: int, *, whole: bool) -> Axis:
+    """One entry of every row of `step`: the rows may move. Pinned where the slice is not of all rows."""
+    try:
+        rows, entries = split_product(axis, axis.size // step) if whole else (None, axis)
+    except SpaceMismatchError:
+        rows, entries = None, axis
+    call.lower(entries, FIXED, "strided slice")
+    return fresh(call.shape[call.argument(1, "dim", 0) % len(call.shape)], FIXED) if rows is None else rows
 
 
 def run_along(call: Call, dim: int, start: int, stop: int) -> Value:
@@ -298,10 +317,19 @@ def getitem(call: Call) -> Value:
 
 
 @rule_for_numbers("cat", "concat", "concatenate")
-def concatenate(call: Call) -> Value:
-    """The direct sum along one axis; every other axis is shared."""
+def concatenate(call: Call) -> Value | Rows:
+    """The direct sum along one axis; every other axis is shared, but for those that only become one with it."""
     values = [call.value(a) for a in call.argument(0) if a.meta["val"].numel()]
-    return call.joined(values, call.argument(1, "dim", 0) % len(call.shape))
+    dim = call.argument(1, "dim", 0) % len(call.shape)
+    ends = {merged_behind(user, dim) for user in call.node.users}
+    behind = ends.pop() if len(ends) == 1 else None
+    if behind is None:
+        return call.joined(values, dim)
+    for other in values[1:]:
+        for i, (x, y) in enumerate(zip(values[0].axes, other.axes, strict=True)):
+            if x.size > 1 and not dim <= i < behind:
+                call.unify(x, y, "cat")
+    return Rows(tuple(values), dim)
 
 
 @rule_for_numbers("stack")
