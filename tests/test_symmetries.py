@@ -516,8 +516,8 @@ def test_means_of_blocks_that_read_inputs_of_their_own_are_not() -> None:
 
 
 def test_means_are_lost_through_a_mask_that_nothing_changes() -> None:
-    lost = centred(sound("adapters behind a mask"))
-    assert any("adapter" in name and name.endswith("dense2.weight") for name in lost)
+    spec = sound("adapters behind a mask")
+    assert any("adapter" in name and name.endswith("dense2.weight") for name in centred(spec))
 
 
 def test_stages_that_are_returned_too_are_no_outputs() -> None:

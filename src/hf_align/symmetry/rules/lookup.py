@@ -81,8 +81,6 @@ def index(call: Call) -> Value:
     if len(used) == 1 and (run := constant_run(call.constant(numbers[used[0]]), size)) is not None:
         return run_along(call, used[0], *run)
     value = call.value(call.argument(0))
-    if len(used) == 1 and _is_mask(numbers[used[0]]):
-        return _masked(call, value, used[0], numbers[used[0]])
     chosen: tuple[Axis, ...] = ()
     for i in used:
         chosen = _look_up(call, value, i, numbers[i], chosen)
@@ -93,13 +91,6 @@ def index(call: Call) -> Value:
         return Value(tuple(fresh(n, FIXED) for n in call.shape))
     kept = value.parameter if used == [0] else None
     return _in_shape(call, Value((*rest_before, *chosen, *rest_after), kept if len(chosen) == 1 else None))
-
-
-def _masked(call: Call, value: Value, first: int, mask: fx.Node) -> Value:
-    """The entries that a mask of some axes lets through, in order, one axis of them; the other axes stay."""
-    behind = first + mask.meta["val"].dim()
-    call.lower_all(value.axes[first:behind], FIXED, "lookup")
-    return Value((*value.axes[:first], fresh(call.shape[first], FIXED), *value.axes[behind:]))
 
 
 def _is_mask(number: fx.Node) -> bool:
