@@ -43,6 +43,30 @@ def keeps_last(node: fx.Node) -> bool:
     return True
 
 
+_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten"))
+
+
+def came_from(node: fx.Node, place: int) -> int | None:
+    """Which axis of its operand an axis of a result is (both counted from the front), whole and in order; None where
+    it is none, or where an op is not known to pass it on."""
+    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    if not (isinstance(after, Tensor) and isinstance(before, Tensor)):
+        return None
+    name = op_name(node)
+    if name == "permute":
+        return int(node.args[1][place]) % before.dim()  # type: ignore[index, arg-type]
+    if name == "transpose":
+        swapped = [int(d) % before.dim() for d in node.args[1:3]]  # type: ignore[arg-type]
+        return swapped[1 - swapped.index(place)] if place in swapped else place
+    if name in _RESHAPES:
+        behind = after.shape[place + 1 :].numel()
+        return next((at for at, size in enumerate(before.shape)
+                     if size == after.shape[place] and before.shape[at + 1 :].numel() == behind), None)  # fmt: skip
+    if before.shape == after.shape and name in ("contiguous", "clone", "dropout", "to", "_to_copy", "alias"):
+        return place
+    return before.dim() - 1 if place == after.dim() - 1 and keeps_last(node) else None
+
+
 def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
     """Whether an op looks at a value only for the shape or the type that its result shall have."""
     return op_name(user) in ("expand_as", "view_as", "type_as") and user.args[0] is not node

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.tables import Tables
-from hf_align.symmetry.passing import is_centred, keeps_last, stored_matrix, sums_to_one
+from hf_align.symmetry.passing import came_from, is_centred, stored_matrix, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.trace import Program, op_name, operand
 
@@ -118,7 +118,7 @@ class _System:
         directions = torch.eye(outputs, dtype=torch.float64)
         if lookups:
             directions = torch.nn.functional.one_hot(self.tables.class_of_rows(weight)).double().T
-        blocks = [self._normed(r.source) for r in readings.values()]
+        blocks = [self._normed(r.source, r.source.meta["val"].dim() - 1) for r in readings.values()]
         for block in blocks[0]:
             same = [next((b for b in found if b.matches(block)), None) for found in blocks]
             if None in same:
@@ -139,7 +139,7 @@ class _System:
         weight, source = operand(node, 1), operand(node, 0)
         assert weight is not None and source is not None
         values = self.weights[self.program.parameters[weight]]
-        blocks = self._normed(source.all_input_nodes[0]) if _shows_last_as_channels(source) else []
+        blocks = self._normed(source, 1)
         if len(weight.users) > 1 or len(blocks) != 1 or len(blocks[0].gain) != values.shape[1]:
             return
         cells = torch.eye(values[:, 0].numel(), dtype=torch.float64).reshape(-1, *values[:, 0].shape).unsqueeze(2)
@@ -149,24 +149,29 @@ class _System:
         self.free_convolutions[node].append((len(self.unknowns), torch.stack(added)))
         self.unknowns.extend({self.program.parameters[weight]: cell * inverse} for cell in cells)
 
-    def _normed(self, source: fx.Node, start: int = 0) -> list[_Normed]:
-        """The parts of a value's last axis that are γ ⊙ n + β with n of mean zero."""
-        while (op_name(source) in LINEAR | {"mean"} and len(source.all_input_nodes) == 1 and keeps_last(source)) or (
-            self._is_times_one(source)
-        ):
-            source = source.all_input_nodes[0]
-        if op_name(source) in ("cat", "concat") and source.args[1:2] in ((-1,), (source.meta["val"].dim() - 1,)):
+    def _normed(self, source: fx.Node, place: int, start: int = 0) -> list[_Normed]:
+        """The parts of an axis of a value (counted from the front) that are γ ⊙ n + β with n of mean zero."""
+        while (before := self._passed(source, place)) is not None:
+            source, place = source.all_input_nodes[0], before
+        if op_name(source) in ("cat", "concat") and source.args[1:2] in ((place - source.meta["val"].dim(),), (place,)):
             parts = []
             for part in source.args[0]:  # type: ignore[union-attr]
                 assert isinstance(part, fx.Node)
-                parts += self._normed(part, start)
-                start += part.meta["val"].shape[-1]
+                parts += self._normed(part, place, start)
+                start += part.meta["val"].shape[place]
             return parts
-        norm = self._norm(source)
+        norm = self._norm(source) if place == source.meta["val"].dim() - 1 else None
         if norm is None:
             return []
         gain, bias = norm
         return [_Normed(start, gain, torch.zeros_like(gain) if bias is None else bias)]
+
+    def _passed(self, node: fx.Node, place: int) -> int | None:
+        """Which axis of what a value is only passed on from, or summed up along other axes, an axis of it is."""
+        if self._is_times_one(node):
+            return place
+        passes = op_name(node) in LINEAR | {"mean"} and len(node.all_input_nodes) == 1
+        return came_from(node, place) if passes else None
 
     def _is_times_one(self, node: fx.Node) -> bool:
         """Whether a value is only multiplied by a mask that hides nothing."""
@@ -481,14 +486,6 @@ def linear_reading(node: fx.Node, program: Program) -> LinearReading | None:
     weight, flipped = found
     bias = operand(node, bias_at) if bias_at is not None else None
     return LinearReading(source, matrix, weight, flipped != (op_name(node) == "linear"), bias)
-
-
-def _shows_last_as_channels(node: fx.Node) -> bool:
-    """Whether an op moves the last axis of its operand to where a convolution looks for channels."""
-    rank = node.meta["val"].dim() if isinstance(node.meta["val"], Tensor) else 0
-    if op_name(node) == "permute":
-        return node.args[1][1] in (-1, rank - 1)  # type: ignore[index, operator]
-    return op_name(node) == "transpose" and rank == 3 and {int(d) % 3 for d in node.args[1:3]} == {1, 2}  # type: ignore[arg-type]
 
 
 def _convolved(node: fx.Node, value: Tensor, kernel: Tensor) -> Tensor:
