@@ -72,6 +72,13 @@ def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
     return op_name(user) in ("expand_as", "view_as", "type_as") and user.args[0] is not node
 
 
+def convolution_groups(node: fx.Node) -> int:
+    """Groups of channels that only read channels of their own: what is constant along all channels of the weight is
+    not constant in the result where there are more than one."""
+    at = 8 if op_name(node) == "convolution" else 6
+    return int(node.args[at] if len(node.args) > at else node.kwargs.get("groups", 1))  # type: ignore[arg-type]
+
+
 def read_once(reading: Reading, program: Program) -> bool:
     """Whether the weight and the bias of a reading have no other use."""
     placeholders = [n for n, name in program.parameters.items() if name in (reading.weight, reading.bias)]

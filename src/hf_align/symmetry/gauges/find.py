@@ -23,6 +23,7 @@ from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading
 from hf_align.symmetry.passing import (
     PASSES,
     SUMS_OF_PLACES,
+    convolution_groups,
     gives_only_its_shape,
     is_centred,
     keeps_last,
@@ -221,8 +222,10 @@ def _passes(user: fx.Node, node: fx.Node, axis: int) -> bool:
         return all(a is node for a in user.all_input_nodes)
     if name == "embedding":
         return user.args[0] is node
-    if name == "linear" or name.startswith("conv"):
+    if name == "linear":
         return user.args[0] is not node
+    if name.startswith("conv"):
+        return user.args[0] is not node and (user.args[2] is node or convolution_groups(user) == 1)
     if name == "addmm":
         return user.args[1] is not node
     if name in ("matmul", "mm", "bmm"):
