@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, fx
 
+from hf_align.shrink import shrink
 from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certificate.certify import Certificate, certify
-from hf_align.symmetry.gauges import attention_biases
+from hf_align.symmetry.certificate.count import missing_directions
+from hf_align.symmetry.gauges import attention_biases, find
 from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
 from hf_align.symmetry.softmax_shift import reaches_softmax
@@ -109,3 +112,36 @@ def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
     graph.output((shifted,))
     program = replace(trace(tiny_llama()), graph=graph)
     assert not reaches_softmax(scores, program)
+
+
+def test_a_positional_convolution_in_groups_with_a_weight_norm() -> None:
+    """Its groups make the stream a product of spaces; the mean of all of it is lost, and so is the length of what a
+    weight norm divides by its length."""
+    config = transformers.Wav2Vec2Config(architectures=["Wav2Vec2Model"], conv_dim=(8, 8), conv_kernel=(4, 3),
+                                         conv_stride=(4, 4), num_feat_extract_layers=2)  # fmt: skip
+    certificate = certify(shrink(config))
+    assert (certificate.found, certificate.missing) == (certificate.nullity, {})
+    assert holds(certificate)
+
+
+@pytest.mark.parametrize(("groups", "passes"), [(1, True), (2, False)])
+def test_a_mean_along_output_channels_is_none_in_a_grouped_convolution(groups: int, passes: bool) -> None:
+    """Each group adds up inputs of its own."""
+    graph = fx.Graph()
+    value, weight, bias = (graph.placeholder(n) for n in ("value", "weight", "bias"))
+    user = graph.call_function(torch.ops.aten.conv1d.default, (value, weight, bias, [1], [0], [1], groups))
+    assert find._passes(user, weight, -2) is passes
+    assert find._passes(user, bias, -1)
+
+
+@pytest.mark.parametrize("known", [0, 3, 5, 60])
+@pytest.mark.parametrize("rows", [30, 200])
+def test_missing_directions_are_the_rest_of_the_null_space(known: int, rows: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(100, 100, generator=rng, dtype=torch.float64))[0].T
+    null = basis[: max(60, 100 - rows)]
+    jacobian = torch.randn(rows, 100 - len(null), generator=rng, dtype=torch.float64) @ basis[len(null) :]
+    found = missing_directions(jacobian, null[:known])
+    assert len(found) == len(null) - known
+    assert torch.allclose(found @ found.T, torch.eye(len(found)).double())
+    assert float((found @ null[:known].T).norm()) < 1e-9 and float((jacobian @ found.T).norm()) < 1e-9

@@ -329,7 +329,7 @@ class _System:
         if not len(null):
             return []
         changes = self._changes(null)
-        rows = torch.cat([change.flatten(1) for change in changes.values()], 1)
+        rows = torch.cat([change.reshape(len(null), -1) for change in changes.values()], 1)
         # What one axis gains and another loses is nothing: its rounding must not be made a direction.
         _, size, basis = torch.linalg.svd(rows, full_matrices=False)
         real = basis[size > _ZERO * size[0].clamp_min(1.0)]
