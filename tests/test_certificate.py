@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, fx
 
-from hf_align.shrink import shrink
 from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certificate.certify import Certificate, certify
@@ -112,16 +110,6 @@ def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
     graph.output((shifted,))
     program = replace(trace(tiny_llama()), graph=graph)
     assert not reaches_softmax(scores, program)
-
-
-def test_a_positional_convolution_in_groups_with_a_weight_norm() -> None:
-    """Its groups make the stream a product of spaces; the mean of all of it is lost, and so is the length of what a
-    weight norm divides by its length."""
-    config = transformers.Wav2Vec2Config(architectures=["Wav2Vec2Model"], conv_dim=(8, 8), conv_kernel=(4, 3),
-                                         conv_stride=(4, 4), num_feat_extract_layers=2)  # fmt: skip
-    certificate = certify(shrink(config))
-    assert (certificate.found, certificate.missing) == (certificate.nullity, {})
-    assert holds(certificate)
 
 
 @pytest.mark.parametrize(("groups", "passes"), [(1, True), (2, False)])
