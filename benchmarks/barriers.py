@@ -175,7 +175,7 @@ def measure(family: str, name: str, label: str, seed: int, which: str, points: i
     sides = (match.a, match.b) if match is not None else None
     ends = raw if sides is None else tuple(AlignedWeights(w, spec, e) for w, e in zip(raw, sides, strict=True))
     a, b = ({n: w[n] for n in pair.spec.parameters} for w in ends)
-    evaluator = Evaluator(pair.config, examples(family, pair, which))
+    evaluator = Evaluator(Network(pair.config), examples(family, pair, which))
     path = evaluator.path(a, b, lambdas(points))
     # Over B as it was: a baseline may have ruined it, and would then rise over nothing.
     honest = replace(path, losses=(*path.losses[:-1], evaluator.loss({n: raw[1][n] for n in pair.spec.parameters})))
@@ -221,7 +221,7 @@ def three_models(family: str, points: dict[str, Search | None]) -> Iterator[tupl
     pair = open_pair(str(folders[0]), str(folders[1]))
     third = open_pair(str(folders[0]), str(folders[2])).b
     raw = [m.weights for m in (pair.a, pair.b, third)]
-    evaluator = Evaluator(pair.config, examples(family, pair, "reported"))
+    evaluator = Evaluator(Network(pair.config), examples(family, pair, "reported"))
     for name, search in points.items():
         if search is None:
             merged: dict[str, Tensor] = {n: sum(w[n] for w in raw) / 3 for n in pair.spec.parameters}  # type: ignore[misc]
@@ -235,7 +235,7 @@ def three_models(family: str, points: dict[str, Search | None]) -> Iterator[tupl
 def two_widths(searches: dict[str, Search | None], points: int) -> Iterator[tuple[str, float]]:
     """The barrier between a Llama of width 192 and one of width 128, widened first."""
     pair = open_pair(str(MODELS / "llama-wide" / "3"), str(MODELS / "llama" / "0"))
-    evaluator = Evaluator(pair.config, examples("llama", pair, "reported"))
+    evaluator = Evaluator(Network(pair.config), examples("llama", pair, "reported"))
     for name, search in searches.items():
         raw = (pair.a.weights, pair.b.weights)
         if search is not None:

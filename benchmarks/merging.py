@@ -60,9 +60,9 @@ class Bench:
         models, plain = (_aligned(pair, m) for m in (match, None))
         network = Network(pair.config)
         inputs = {k: t for k, t in fit.items() if k != "labels"}
-        own = [own_inputs(pair.config, w, rows, 64, i) for i, w in enumerate((models.a, models.b))]
+        own = [own_inputs(Network(pair.config), w, rows, 64, i) for i, w in enumerate((models.a, models.b))]
         return cls(pair, models, Samples(network, inputs, inputs), Samples(network, *own),
-                   Evaluator(pair.config, held_out), plain)  # fmt: skip
+                   Evaluator(Network(pair.config), held_out), plain)  # fmt: skip
 
     def loss(self, mix: Mix, weight: float = 0.5) -> float:
         return self.evaluator.loss({n: mix(n, weight).float() for n in self.pair.spec.parameters})

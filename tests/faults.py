@@ -22,7 +22,7 @@ import torch
 
 from hf_align import cli, pipeline, plain  # noqa: F401  (loaded before forks)
 
-CHANGES = ("posix_fallocate", "pwrite", "fsync", "replace", "unlink", "write", "mkdir")
+CHANGES = ("posix_fallocate", "pwrite", "fsync", "replace", "unlink", "write", "mkdir", "rmdir")
 
 
 def counted(change: Callable[..., Any], counter: list[int], kill_at: int | None) -> Callable[..., Any]:
@@ -53,6 +53,7 @@ def run(arguments: list[str], out: Path, *, kill_at: int | None = None, most: in
     torch.set_num_threads(1)
     for name in CHANGES:
         setattr(os, name, counted(getattr(os, name), counter, kill_at))
+    cli._emit = counted(cli._emit, counter, kill_at)
     if most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     sys.argv = ["hf-align", *arguments, "-o", str(out), "--quiet"]
@@ -75,13 +76,12 @@ def main(points: int, seed: int, out: Path, arguments: list[str]) -> None:
     assert status == 0 and changes, "the run that is not killed"
     whole = contents(out)
     rng = random.Random(seed)
-    for kill_at in sorted(rng.sample(range(1, changes + 1), min(points, changes))):
+    # The last one is before the run says that it is done, when all is written and the folder is no longer claimed.
+    for kill_at in sorted([changes, *rng.sample(range(1, changes), min(points, changes) - 1)]):
         shutil.rmtree(out)
         killed, _ = run(arguments, out, kill_at=kill_at)
-        # Killed when all but the lock was done, it has finished; run again it would be refused as any finished run is.
-        finished = {k: v for k, v in contents(out).items() if k != ".hf-align/lock"} == whole
-        status, again = (0, 0) if finished else run(arguments, out)
-        same = finished or (status == 0 and contents(out) == whole)
+        status, again = run(arguments, out)
+        same = status == 0 and contents(out) == whole
         print(
             json.dumps({"at": kill_at, "of": changes, "killed": os.WIFSIGNALED(killed), "same": same, "again": again})
         )

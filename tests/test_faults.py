@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import MODELS
+from conftest import MODELS, run
 from faults import contents
 from safetensors.torch import load_file, save_file
 
@@ -38,6 +38,54 @@ def test_killed_at_twenty_points_of_a_plain_merge(tmp_path: Path) -> None:
 def test_killed_at_twenty_points_of_an_aligned_merge(tmp_path: Path) -> None:
     found = killed_at(20, tmp_path / "out", "merge", *PAIR, "--max-shard-size", "200KB")
     assert len(found) == 20 and all(f["killed"] and f["same"] for f in found), found
+
+
+@pytest.mark.parametrize("matching", ["none", "weight"])
+def test_a_run_that_is_complete_has_nothing_to_do(
+    matching: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("merge", *PAIR, "--match", matching, "-o", out, "--max-shard-size", "1MB")
+    assert run(*arguments) == 0
+    first, whole, times = capsys.readouterr().out, contents(out), written(out)
+    assert run(*arguments) == 0
+    again = capsys.readouterr()
+    assert "already complete" in again.err and again.out.split("(seconds")[0] == first.split("(seconds")[0]
+    assert written(out) == times
+    assert run(*arguments, "--weight", "0.3") == 2 and "is not empty" in capsys.readouterr().err
+    assert run(*arguments, "--overwrite") == 0 and written(out) != times
+    assert {k: v for k, v in contents(out).items() if k.endswith(".safetensors")} == {
+        k: v for k, v in whole.items() if k.endswith(".safetensors")
+    }
+    (out / "report.html").write_text("")
+    assert run(*arguments) == 0 and "already complete" in capsys.readouterr().err
+    (out / "config.json").unlink()
+    assert run(*arguments) == 2 and "is not empty" in capsys.readouterr().err
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def test_other_weights_do_not_pass_for_the_complete_ones(tmp_path: Path) -> None:
+    """A complete result, begun anew from other inputs, killed: the shards have the sizes that they had."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from pathlib import Path
+from faults import run
+out, arguments = Path({str(tmp_path / "out")!r}), {["merge", *PAIR, "--match", "none", "--max-shard-size", "400KB"]!r}
+other = [*arguments, "--weight", "0.3", "--overwrite"]
+changes = run(other, out.with_name("other"))[1]
+statuses = [run(arguments, out)[0] >> 8]
+for kill_at in (changes // 2, changes - 5, changes - 3):
+    run(other, out, kill_at=kill_at)
+    statuses.append(run(arguments, out)[0] >> 8)
+print(*statuses)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["0", "2", "2", "2"], ran.stderr
+    assert "begun with other inputs or options" in ran.stderr
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

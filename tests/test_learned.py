@@ -170,12 +170,12 @@ def test_models_write_their_own_inputs(pairs: dict[str, Pair]) -> None:
     """What a model writes it finds likely; another model's random tokens it does not."""
     pair = pairs["llama"]
     weights = {n: pair.a.weights[n] for n in pair.spec.parameters}
-    written = own_inputs(pair.config, weights, count=32, length=48, seed=3)
+    written = own_inputs(Network(pair.config), weights, count=32, length=48, seed=3)
     assert written["input_ids"].shape == (32, 48)
-    assert torch.equal(written["input_ids"], own_inputs(pair.config, weights, 32, 48, seed=3)["input_ids"])
-    assert not torch.equal(written["input_ids"], own_inputs(pair.config, weights, 32, 48, seed=4)["input_ids"])
+    assert torch.equal(written["input_ids"], own_inputs(Network(pair.config), weights, 32, 48, seed=3)["input_ids"])
+    assert not torch.equal(written["input_ids"], own_inputs(Network(pair.config), weights, 32, 48, seed=4)["input_ids"])
     tokens = torch.randint(pair.config.vocab_size, (32, 48), generator=torch.Generator().manual_seed(0))
-    losses = [Evaluator(pair.config, {"input_ids": x}).loss(weights) for x in (written["input_ids"], tokens)]
+    losses = [Evaluator(Network(pair.config), {"input_ids": x}).loss(weights) for x in (written["input_ids"], tokens)]
     assert losses[0] < 4 < losses[1] - 2
     noise = own_inputs(
         pairs["vit"].config, {n: pairs["vit"].a.weights[n] for n in pairs["vit"].spec.parameters}, 5, 0, 0
@@ -193,7 +193,7 @@ def test_learning_lowers_the_loss_and_leaves_the_function_alone(pairs: dict[str,
         models, [start], network, OnLabels(data), Schedule(steps=30, warmup=3), progress=lambda _, x: losses.append(x)
     )
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
-    evaluator = Evaluator(pair.config, {"input_ids": inputs("gpt2", 256)["input_ids"][:128]})
+    evaluator = Evaluator(Network(pair.config), {"input_ids": inputs("gpt2", 256)["input_ids"][:128]})
     ends = [evaluator.path(single(dict(models.a)), single(models.moved(e)), (0.0, 0.5, 1.0)) for e in (start, found)]
     assert ends[1].losses[1] < ends[0].losses[1] - 0.05
     assert ends[1].losses[2] == pytest.approx(ends[0].losses[2], abs=1e-4)
@@ -289,7 +289,7 @@ def test_the_paper_s_choices_leave_the_function_alone(residual: str, heads: str,
     match = pipeline.find_match(pair, options, batch)
     assert match is not None
     moved = dict(pipeline.aligned_weights(pair, options, match)[1])
-    evaluator = Evaluator(pair.config, batch)
+    evaluator = Evaluator(Network(pair.config), batch)
     raw = {n: pair.b.weights[n] for n in pair.spec.parameters}
     assert evaluator.loss(moved) == pytest.approx(evaluator.loss(raw), abs=1e-4)
     stays = torch.allclose(moved["transformer.wte.weight"], raw["transformer.wte.weight"], atol=0.5)
@@ -309,7 +309,7 @@ def test_baselines_change_the_function_and_say_so(residual: str, heads: str, pai
     options = replace(options, baseline=True)
     match = pipeline.find_match(pair, options, batch)
     assert match is not None
-    evaluator = Evaluator(pair.config, batch)
+    evaluator = Evaluator(Network(pair.config), batch)
     losses = [evaluator.loss({n: w[n] for n in pair.spec.parameters})
               for w in (pair.b.weights, pipeline.aligned_weights(pair, options, match)[1])]  # fmt: skip
     assert losses[1] > losses[0] + 0.3

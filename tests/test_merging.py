@@ -59,7 +59,7 @@ def case(family: str) -> Case:
     match = pipeline.find_match(pair, Options())
     weights = [{n: w[n] for n in pair.spec.parameters} for w in pipeline.aligned_weights(pair, Options(), match)]
     return Case(pair, Aligned(pair.spec, *weights), Samples(Network(pair.config), fit, fit),
-                Evaluator(pair.config, {k: t[-rows:] for k, t in data.items()}))  # fmt: skip
+                Evaluator(Network(pair.config), {k: t[-rows:] for k, t in data.items()}))  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_the_order_of_the_models_does_not_matter(pair: Pair, three: Balanced) ->
 
 def test_three_models_meet_below_naive_averaging(pair: Pair, three: Balanced) -> None:
     data = {"input_ids": load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:64].long()}
-    evaluator = Evaluator(pair.config, data)
+    evaluator = Evaluator(Network(pair.config), data)
     said: list[str] = []
     found, _ = find(three, Network(pair.config), Search("weight"), None, said.append)
     losses = [evaluator.loss({n: t.float() for n, t in merged(three, e).items()}) for e in ([{}, {}, {}], [{}, *found])]

@@ -20,7 +20,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.processes import current
+from hf_align.processes import alone_by_mistake, current
 
 app = typer.Typer(
     name="hf-align",
@@ -159,7 +159,19 @@ Mixings = Annotated[
     Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where models run, such as cpu or cuda:1. By default an accelerator if there is one.")
+    str | None,
+    typer.Option(
+        help="Where models run, and weights are compared and moved, such as cpu or cuda:1. By default an accelerator "
+        "if there is one."
+    ),
+]
+Offload = Annotated[
+    bool | None,
+    typer.Option(
+        "--offload/--no-offload",
+        help="Run models module by module, with weights read from their files as they are needed, and statistics in "
+        "temporary files. By default where they do not fit into memory.",
+    ),
 ]
 Untie = Annotated[
     bool | None,
@@ -210,6 +222,7 @@ def merge(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -243,6 +256,9 @@ def merge(
     """Align B with A and merge the two into one checkpoint.
 
     Example: hf-align merge org/a org/b --data held_out.txt --push
+
+    On several processes, with the same bytes: accelerate launch --multi_gpu --num_processes 4 -m hf_align merge A B.
+    --multi_gpu is how accelerate starts more than one process on a machine, also on one without GPUs.
     """
     _bars(quiet)
     if push is None and (private or create_pr or commit_message):
@@ -256,6 +272,7 @@ def merge(
         baseline=baseline,
         schedule=Schedule(steps=steps, mixing=mixing.value),
         device=device,
+        offload=offload,
         untie=untie,
         method=method.value,
         weight=weight,
@@ -313,6 +330,7 @@ def align(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -329,7 +347,7 @@ def align(
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
@@ -349,6 +367,7 @@ def evaluate(
     steps: Steps = 150,
     mixing: Mixings = Mixing.narrow,
     device: Device = None,
+    offload: Offload = None,
     residual: Residuals = Residual.orthogonal,
     heads: HeadChoice = Heads.two_stage,
     spaces: Spaces = None,
@@ -364,7 +383,7 @@ def evaluate(
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device,
+                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
@@ -621,6 +640,8 @@ def _root(
     ] = False,
 ) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if (warning := alone_by_mistake()) is not None:
+        typer.echo(f"hf-align: {warning}", err=True)
 
 
 def _with_values(arguments: list[str]) -> list[str]:

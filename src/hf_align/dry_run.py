@@ -15,20 +15,17 @@ import torch
 from hf_align import plain
 from hf_align.checkpoint import Checkpoint
 from hf_align.errors import HfAlignError
-from hf_align.matching.kept import KEPT
+from hf_align.matching.memory import of_matching
+from hf_align.matching.weights import steps_of
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.shards import ShardPlan
-from hf_align.symmetry.groups import ScaledPermutation
-from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft
 
 _DOUBLE = torch.float64.itemsize
 _COPIES = 8
-"""Of the largest tensor in float64: A's and B's, each as read, in canonical gauge, moved and laid out for a product."""
-_ELEMENTS = 6
-"""Of all elements: both models' gauges, what is being solved, and its composition with them."""
+"""Of the largest tensor in float64, for methods that look at whole ones."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class DryRun:
         dimensions: continuous ones of all groups together.
         pinned_by_unknown_ops: op without a rule -> line of the modelling code.
         shards: files to be written, with their bytes.
-        bytes_to_read: of weights, once; matching reads tensors that do not fit into `KEPT` again in each sweep.
+        bytes_to_read: of weights, once; matching reads tensors that are not kept again in each sweep.
         bytes_to_fetch: of those, what the Hub's cache does not have yet.
         peak_bytes: the most memory taken beside the program itself (about 0.3 GiB, with modelling code 0.5 GiB).
         holds_models: whether matching runs the models, which takes both of them in float32 as well, and activations.
@@ -107,7 +104,7 @@ def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
         spaces=dict(groups.most_common()),
         dimensions=spec.dimensions(),
         pinned_by_unknown_ops=dict(spec.unknown_ops),
-        peak_bytes=aligned_peak(spec),
+        peak_bytes=of_matching(spec, steps_of(spec)),
         holds_models=options.match in ("activation", "learned"),
         largest=largest,
         **_traffic(pair.a.checkpoint, pair.b.checkpoint, plan, output),
@@ -120,19 +117,6 @@ def plain_peak(same: plain.Same, options: Options) -> int:
         return torch.get_num_threads() * plain.SLICE * 5 * _DOUBLE
     entries = max((math.prod(same.a.info(n).shape) for n in same.a), default=0)
     return _COPIES * entries * _DOUBLE
-
-
-def aligned_peak(spec: SymmetrySpec) -> int:
-    """The most bytes of matching by weights and merging: elements, what is kept, copies of the largest tensor."""
-    elements = sum(
-        (space.size if isinstance(space.group, ScaledPermutation) else space.size**2)
-        * math.prod(spec.index_shape(name))
-        for name, space in spec.spaces.items()
-        if space.group is not None
-    )
-    sizes = [math.prod(spec.shape(name)) for name in spec.parameters]
-    kept = 2 * min(KEPT, sum(sizes) * _DOUBLE)
-    return kept + (_ELEMENTS * elements + _COPIES * max(sizes)) * _DOUBLE
 
 
 def _traffic(a: Checkpoint, b: Checkpoint, plan: ShardPlan, output: Path) -> dict[str, Any]:

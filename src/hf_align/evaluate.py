@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.network import Batch, Network, batches
+from hf_align.network import Batch, Computed, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512
@@ -140,12 +140,12 @@ class Evaluator:
     """Losses of one architecture on held-out data.
 
     Args:
-        config: the architecture.
+        network: the architecture.
         data: arguments of `forward`, [examples, ...]; without `labels`, the tokens themselves are predicted.
     """
 
-    def __init__(self, config: PretrainedConfig, data: Batch, device: str = "cpu") -> None:
-        self.network = Network(config, device)
+    def __init__(self, network: Network, data: Batch) -> None:
+        self.network = network
         self.data = with_labels(data)
 
     def path(
@@ -158,7 +158,7 @@ class Evaluator:
         """Losses of (1-λ)·a + λ·b; weights by name in memory."""
         losses = []
         for t in at:
-            losses.append(self.loss({n: torch.lerp(a[n].float(), b[n].float(), t) for n in a}))
+            losses.append(self.loss(Computed(a, lambda n, t=t: torch.lerp(a[n].float(), b[n].float(), t))))  # type: ignore[misc]
             if tick is not None:
                 tick()
         return Path1D(tuple(at), tuple(losses))
@@ -166,11 +166,12 @@ class Evaluator:
     @torch.no_grad()
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """The model's own loss with these weights, averaged over the data."""
+        device = self.network.device
         placed = self.network.placed(weights)
         total = count = 0.0
         for batch in batches(self.data, _BATCH):
             size = len(next(iter(batch.values())))
-            total += float(self.network.loss(placed, {k: t.to(self.network.device) for k, t in batch.items()})) * size
+            total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
             count += size
         return total / count
 

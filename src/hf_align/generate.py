@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Generator, Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig
 
-from hf_align.network import Batch, in_float32
+from hf_align.network import Batch, Network, Weights, in_float32
 from hf_align.symmetry.certificate.random_copy import random_inputs
-from hf_align.trace import Program, build_without_weights, quiet, trace
+from hf_align.trace import Program, quiet, trace
 
 _AT_ONCE = 256
 
 
-def own_inputs(config: PretrainedConfig, weights: Mapping[str, Tensor], count: int, length: int, seed: int) -> Batch:
+def own_inputs(network: Network, weights: Weights, count: int, length: int, seed: int) -> Batch:
     """Inputs that a model gives itself.
 
     A causal language model writes sequences from a random first token, by ancestral sampling; any other
     gets random tokens or Gaussian noise in the shape of its inputs.
 
     Args:
-        weights: by name in memory, on the device to generate on.
+        weights: placed for the network.
         length: tokens of each sequence; fewer where the model has fewer positions.
 
     Returns:
         arguments of `forward`, [count, ...], on the CPU.
     """
-    model = _filled(config, weights)
-    device = next(iter(weights.values())).device
+    config, model = network.config, network.module(weights)
     if not _writes(model):
         return noise(trace(config, batch=count, length=length), seed)
     text = config.get_text_config()
     length = min(length, getattr(text, "max_position_embeddings", None) or length)
-    first = torch.randint(text.vocab_size, (count, 1), generator=Generator().manual_seed(seed)).to(device)
+    first = torch.randint(text.vocab_size, (count, 1), generator=Generator().manual_seed(seed)).to(network.device)
     # generate draws from the global generators, and has no other way to be told.
     with torch.random.fork_rng(), torch.no_grad(), quiet():
         torch.manual_seed(seed)
@@ -58,20 +55,3 @@ def _written(model: nn.Module, first: Tensor, length: int) -> Tensor:
                                 eos_token_id=None, bos_token_id=None, min_length=length, max_length=length)  # fmt: skip
     written: Tensor = model.generate(first, generation_config=settings, attention_mask=torch.ones_like(first))  # type: ignore[operator]
     return written
-
-
-def _filled(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The model with these weights: generation cannot be given them from outside."""
-    model = build_without_weights(config)
-    device = next(iter(weights.values())).device
-    for path, module in model.named_modules():
-        for slots in (module._parameters, module._buffers):
-            for key, slot in slots.items():
-                name = f"{path}.{key}" if path else key
-                if name in weights:
-                    real = weights[name]
-                    slots[key] = nn.Parameter(real, requires_grad=False) if isinstance(slot, nn.Parameter) else real
-                elif slot is not None and slots is module._buffers:
-                    slots[key] = slot.to(device)
-    model.tie_weights()
-    return model

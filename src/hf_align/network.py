@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,47 @@ from hf_align.trace import build_without_weights, quiet
 
 Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""
+Weights = Mapping[str, Tensor]
+"""By name in memory, tied ones once."""
+
+
+class Computed(Mapping[str, Tensor]):
+    """Weights that are computed when they are asked for, and not kept."""
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._compute(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Gram:
+    """A sum of products xᵀ y over rows that come in parts, [n, m]."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """More rows: x [rows, n], y [rows, m]."""
+        self._total = x.T @ y if self._total is None else self._total.addmm_(x.T, y)
+
+    @property
+    def value(self) -> Tensor:
+        """The sum, on the CPU, of at least one part."""
+        assert self._total is not None
+        return self._total.cpu()
 
 
 class Network:
@@ -28,6 +69,38 @@ class Network:
         self.config = config
         self.device = torch.device(device)
 
+    @property
+    def holds(self) -> bool:
+        """Whether it runs with weights in memory, by which its outputs can be differentiated."""
+        return True
+
+    def placed(self, weights: Weights) -> Weights:
+        """Weights as this runs with them: where it is, float32 where they are floating point."""
+        return {n: in_float32(t.to(self.device)) for n, t in weights.items()}
+
+    def names(self, weights: Weights) -> Mapping[int, str]:
+        """Identity -> name of the weights that ops may meet while this runs."""
+        return {id(t): n for n, t in weights.items()}
+
+    def module(self, weights: Weights) -> nn.Module:
+        """The model with these weights in it, for what calls it in its own way."""
+        model = build_without_weights(self.config)
+        for path, module in model.named_modules():
+            for slots in (module._parameters, module._buffers):
+                for key, slot in slots.items():
+                    name = f"{path}.{key}" if path else key
+                    if name in weights:
+                        real = weights[name]
+                        slots[key] = nn.Parameter(real, requires_grad=False) if isinstance(slot, nn.Parameter) else real
+                    elif slot is not None and slots is module._buffers:
+                        slots[key] = slot.to(self.device)
+        model.tie_weights()
+        return model
+
+    def gram(self) -> Gram:
+        """An empty sum of products."""
+        return Gram()
+
     @cached_property
     def _module(self) -> nn.Module:
         model = build_without_weights(self.config).eval()
@@ -37,16 +110,12 @@ class Network:
                     module._buffers[name] = buffer.to(self.device)
         return model
 
-    def __call__(self, weights: Mapping[str, Tensor], batch: Batch) -> Any:
-        """The model's output with these weights (by name in memory, tied ones once); differentiable by them."""
+    def __call__(self, weights: Weights, batch: Batch) -> Any:
+        """The model's output with placed weights; differentiable by them."""
         with quiet():
             return torch.func.functional_call(self._module, dict(weights), (), batch)
 
-    def placed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights where the network is, in float32 where they are floating point."""
-        return {n: in_float32(t.to(self.device)) for n, t in weights.items()}
-
-    def loss(self, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def loss(self, weights: Weights, batch: Batch) -> Tensor:
         """The model's own loss, averaged over the labels of a batch."""
         loss: Tensor = self(weights, batch).loss
         return loss

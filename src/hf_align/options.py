@@ -10,7 +10,7 @@ import torch
 
 from hf_align.matching.schedule import Schedule
 
-_NO_RESULT = ("overwrite", "drop_cache", "quiet")
+_NO_RESULT = ("overwrite", "drop_cache", "offload", "quiet")
 _NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code")
 
 
@@ -28,6 +28,7 @@ class Options:
         schedule: of learned matching.
         own: sequences that each model writes itself, where matching needs inputs and there is no data.
         device: where models run; an accelerator if there is one.
+        offload: whether models that are run read their weights as they need them; None where they do not fit.
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
@@ -43,6 +44,7 @@ class Options:
     schedule: Schedule = field(default_factory=Schedule)
     own: int = 512
     device: str | None = None
+    offload: bool | None = None
     untie: bool | None = None
     method: str = "linear"
     weight: float = 0.5

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+from hf_align.provenance import Provenance
 
 
 @dataclass
@@ -20,6 +23,18 @@ class Report:
     certificate: dict[str, Any] | None = None
     comparison: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def again(cls, output: Path) -> Report:
+        """What the run that wrote a merge reported of it.
+
+        Raises:
+            HfAlignError: as `Provenance.load`.
+        """
+        made = Provenance.load(output)
+        return cls(str(output), made.model_type, distance_before=made.distance_before,
+                   distance_after=made.distance_after, untied=made.untied, certificate=made.certificate,
+                   comparison=made.comparison, notes=made.notes)  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

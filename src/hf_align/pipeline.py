@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from hf_align import plain
 from hf_align.card import document
+from hf_align.devices import Devices
 from hf_align.documenting import certified, cosines
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
@@ -26,16 +27,19 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Computed, Network
+from hf_align.offload import network_for
 from hf_align.options import Options
 from hf_align.outcome import Report
+from hf_align.processes import ALONE, Processes
 from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.writing import Draft, record, write
+from hf_align.writing import Draft, record, reported, write
 
 Say = Callable[[str], None]
+_ALIGNMENT = "alignment.safetensors"
 _FEATURE_ROWS = 64
 """Examples on which features are compared."""
 
@@ -77,7 +81,11 @@ def merge(
         certificate = certified(pair.config, options.specs, say)
         clock.lap("certify")
     draft = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size)
-    with claimed(output, record(pair, options.result, fit), overwrite=options.overwrite) as claim:
+    made_with = options.result | reported(held_out, certify=certify)
+    with claimed(output, record(pair, made_with, fit), overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            say(f"{output} is already complete")
+            return Report.again(output)
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         clock.lap("match")
@@ -91,7 +99,7 @@ def merge(
         if claim.processes.leads:
             if match is not None:
                 (output / FOLDER).mkdir(exist_ok=True)
-                match.save(output / FOLDER / "alignment.safetensors", search_spec(pair, options))
+                match.save(output / FOLDER / _ALIGNMENT, search_spec(pair, options))
             if held_out is not None:
                 _judge(report, pair, options, match, mix, held_out)
                 clock.lap("evaluate")
@@ -112,15 +120,20 @@ def align(
     clock.lap("open")
     draft = Draft.build(pair, pair.layout(pair.b), options.dtype, options.max_shard_size)
     with claimed(output, record(pair, options.result, fit), overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            say(f"{output} is already complete")
+            return _report(output, pair, options, Match.load(output / _ALIGNMENT, search_spec(pair, options)))
         claim.require_room(draft.plan)
         match = _match_once(claim, pair, options, fit, say)
         if match is None:
             raise HfAlignError("align needs a matching; --match none leaves B as it is")
         clock.lap("match")
-        weights = AlignedWeights(pair.b.weights, search_spec(pair, options), match.b)
+        weights = AlignedWeights(
+            pair.b.weights, search_spec(pair, options), match.b, Devices.choose(options.device).running
+        )
         write(claim, draft, weights.__getitem__, say, quiet=options.quiet)
         if claim.processes.leads:
-            match.save(output / "alignment.safetensors", search_spec(pair, options))
+            match.save(output / _ALIGNMENT, search_spec(pair, options))
     clock.lap("write")
     report = _report(output, pair, options, match)
     report.seconds = clock.laps
@@ -158,10 +171,10 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
 
 def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, points: int = 21) -> Comparison:
     """As `evaluate`, for models that are open and matched."""
-    evaluator = Evaluator(pair.config, held_out, device_of(options))
-    names = list(pair.spec.parameters)
-    raw_a, raw_b = ({n: m.weights[n] for n in names} for m in (pair.a, pair.b))
-    moved_a, moved_b = ({n: w[n] for n in names} for w in aligned_weights(pair, options, match))
+    network = _network(pair, options)
+    evaluator = Evaluator(network, held_out)
+    ends = (pair.a.weights, pair.b.weights, *aligned_weights(pair, options, match))
+    raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(pair.spec.parameters, w.__getitem__)) for w in ends)
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=options.quiet) as bar:
         naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
         aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
@@ -181,16 +194,16 @@ def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None,
         say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
     if options.method in FROM_WEIGHTS:
         return FROM_WEIGHTS[options.method](models)
-    network = Network(pair.config, device_of(options))
+    network = _network(pair, options)
     return FROM_SAMPLES[options.method](models, Samples.of(models, network, fit, say))
 
 
 def against_the_mean(pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> str:
     """One honest sentence on a method that is not the mean."""
-    evaluator = Evaluator(pair.config, held_out, device_of(options))
+    evaluator, names = Evaluator(_network(pair, options), held_out), pair.spec.parameters
     a, b = aligned_weights(pair, options, match)
-    found = evaluator.loss({n: mix(n, options.weight) for n in pair.spec.parameters})
-    mean = evaluator.loss({n: torch.lerp(a[n].float(), b[n].float(), options.weight) for n in pair.spec.parameters})
+    found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
+    mean = evaluator.loss(Computed(names, lambda n: torch.lerp(a[n].float(), b[n].float(), options.weight)))
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
     return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
@@ -211,33 +224,34 @@ def find_match(
     say: Say = lambda _: None,
     *,
     state: State | None = None,
+    processes: Processes = ALONE,
 ) -> Match | None:
     """The alignment that the options ask for; None for none.
 
     Args:
         fit: examples to match on; without them the models' own inputs are used.
         state: where learned matching keeps how far it got.
+        processes: that look for it together.
     """
     if options.match == "none":
         return None
     spec = search_spec(pair, options)
     if options.alignment is not None:
         return Match.load(options.alignment, spec)
-    models = Balanced.of(spec, pair.a.weights, pair.b.weights)
-    network = Network(pair.config, device_of(options))
-    (elements,), sweeps = find(models, network, search_of(options, state), fit, say)
+    devices = Devices.choose(options.device)
+    models = Balanced.of(spec, pair.a.weights, pair.b.weights, processes=processes, device=devices.solving)
+    (elements,), sweeps = find(models, _network(pair, options), search_of(options, state), fit, say)
     return models.match(elements, sweeps)
+
+
+def _network(pair: Pair, options: Options) -> Network:
+    return network_for(pair.config, Devices.choose(options.device).running, options.offload)
 
 
 def search_of(options: Options, state: State | None) -> Search:
     """How the options look for a match; `state` is where learned matching keeps how far it got."""
     return Search(options.match, options.schedule, residual=options.residual, heads=options.heads, own=options.own,
                   state=state, quiet=options.quiet)  # fmt: skip
-
-
-def device_of(options: Options) -> str:
-    """Where models run: as asked, else the accelerator, else the CPU."""
-    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
@@ -261,7 +275,9 @@ def aligned_weights(
     if match is None:
         return pair.a.weights, pair.b.weights
     spec = search_spec(pair, options)
-    return AlignedWeights(pair.a.weights, spec, match.a), AlignedWeights(pair.b.weights, spec, match.b)
+    device = Devices.choose(options.device).running
+    a, b = pair.a.weights, pair.b.weights
+    return AlignedWeights(a, spec, match.a, device), AlignedWeights(b, spec, match.b, device)
 
 
 def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
@@ -288,14 +304,17 @@ def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, s
     """The alignment; that of a run with the same inputs and options that was killed while it wrote is used again."""
     if options.match == "none":
         return None
-    spec, name, match = search_spec(pair, options), "alignment.safetensors", None
-    with claim.processes.together():
-        if claim.processes.leads and claim.kept(name) is None:
-            state = State(claim.progress, made_of=repr(claim.record))
-            match = find_match(pair, options, fit, say, state=state)
-            if match is not None:
-                claim.keep(name, partial(match.save, spec=spec))
-    return match or Match.load(claim.work / name, spec)
+    spec, name, processes = search_spec(pair, options), _ALIGNMENT, claim.processes
+    with processes.together():
+        is_kept = claim.kept(name) is not None
+    with processes.together():  # all have looked before one is kept
+        if is_kept:
+            return Match.load(claim.work / name, spec)
+        state = State(claim.progress, made_of=repr(claim.record))
+        match = find_match(pair, options, fit, say, state=state, processes=processes)
+        if match is not None and processes.leads:
+            claim.keep(name, partial(match.save, spec=spec))
+    return match
 
 
 def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> None:

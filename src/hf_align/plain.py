@@ -122,6 +122,9 @@ def merge(
         same.a.drop_when_read(list(same.a))
         same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
     with claimed(output, same.record(options), overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            say(f"{output} is already complete")
+            return Report.again(output)
         say(f"writing {len(same.a)} tensors to {output}")
         write_with_bar(claim, plan, same.source(options), quiet=options.quiet)
         seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}

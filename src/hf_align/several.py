@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hf_align.card import document
+from hf_align.devices import Devices
 from hf_align.documenting import certified
 from hf_align.errors import HfAlignError
 from hf_align.evaluate import Evaluator
@@ -18,15 +19,16 @@ from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
 from hf_align.models import Model, Pair
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Computed
+from hf_align.offload import network_for
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.pipeline import device_of, examples, open_models, search_of, search_spec
+from hf_align.pipeline import examples, open_models, search_of, search_spec
 from hf_align.provenance import FOLDER
 from hf_align.shards import Claim, claimed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.writing import Draft, record, write
+from hf_align.writing import Draft, record, reported, write
 
 Say = Callable[[str], None]
 
@@ -95,10 +97,14 @@ def merge(
     spec = search_spec(first, options)
     certificate = certified(first.config, options.specs, say) if certify and options.match != "none" else None
     draft = Draft.build(first, first.a, options.dtype, options.max_shard_size)
-    with claimed(output, several.record(options, fit), overwrite=options.overwrite) as claim:
+    made_with = several.record(options, fit) | reported(held_out, certify=certify)
+    with claimed(output, made_with, overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            say(f"{output} is already complete")
+            return Report.again(output)
         claim.require_room(draft.plan)
         matches = _matches(several, spec, claim, options, fit, say)
-        aligned = list(_aligned(several, spec, matches))
+        aligned = list(_aligned(several, spec, matches, options))
         write(claim, draft, Mean(aligned).__getitem__, say, quiet=options.quiet)
         report = Report(str(output), spec.model_type, untied=first.untied, certificate=certificate)
         if claim.processes.leads:
@@ -116,20 +122,27 @@ def _matches(
     """The match of every model but the first with the first; none under --match none."""
     if options.match == "none":
         return []
-    models = Balanced.of(spec, *(m.weights for m in several.models))
+    devices = Devices.choose(options.device)
+    models = Balanced.of(spec, *(m.weights for m in several.models), processes=claim.processes,
+                         device=devices.solving)  # fmt: skip
     search = search_of(options, State(claim.progress, made_of=repr(claim.record)))
-    found, sweeps = find(models, Network(several.pairs[0].config, device_of(options)), search, fit, say)
+    found, sweeps = find(
+        models, network_for(several.pairs[0].config, devices.running, options.offload), search, fit, say
+    )
     return [models.match(elements, sweeps, i) for i, elements in enumerate(found, start=1)]
 
 
-def _aligned(several: Several, spec: SymmetrySpec, matches: list[Match]) -> Iterator[Mapping[str, Tensor]]:
+def _aligned(
+    several: Several, spec: SymmetrySpec, matches: list[Match], options: Options
+) -> Iterator[Mapping[str, Tensor]]:
     raw = [m.weights for m in several.models]
     if not matches:
         yield from raw
         return
-    yield AlignedWeights(raw[0], spec, matches[0].a)
+    device = Devices.choose(options.device).running
+    yield AlignedWeights(raw[0], spec, matches[0].a, device)
     for weights, match in zip(raw[1:], matches, strict=True):
-        yield AlignedWeights(weights, spec, match.b)
+        yield AlignedWeights(weights, spec, match.b, device)
 
 
 def _save(matches: list[Match], folder: Path, spec: SymmetrySpec) -> None:
@@ -141,11 +154,12 @@ def _save(matches: list[Match], folder: Path, spec: SymmetrySpec) -> None:
 def _verdict(several: Several, aligned: Sequence[Mapping[str, Tensor]], options: Options, held_out: Batch) -> str:
     """One honest sentence."""
     first = several.pairs[0]
-    evaluator = Evaluator(first.config, held_out, device_of(options))
+    network = network_for(first.config, Devices.choose(options.device).running, options.offload)
+    evaluator = Evaluator(network, held_out)
 
     def loss(models: Sequence[Mapping[str, Tensor]]) -> float:
         mean = Mean(models)
-        return evaluator.loss({n: mean[n] for n in first.spec.parameters})
+        return evaluator.loss(Computed(first.spec.parameters, mean.__getitem__))
 
     apart = [loss([m.weights]) for m in several.models]
     naive, found = loss([m.weights for m in several.models]), loss(aligned)

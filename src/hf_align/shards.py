@@ -6,6 +6,7 @@ The names of all files are known before anything is computed, and each appears w
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -28,6 +29,8 @@ from hf_align.errors import CheckpointError, OutputError
 from hf_align.processes import Processes, current
 
 _WORK, _PLAN, _LOCK = ".hf-align", "plan.json", "lock"
+_COMPLETE = "hf-align/complete.json"
+"""Stays with a result: what it was made from, as a digest, and the sizes of its files."""
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -139,6 +142,33 @@ class Claim:
         return begun.is_file() and _recorded(begun) == self.record
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the folder holds the whole result of a run with the same record, so that nothing is left to do."""
+        if self.overwrite:
+            return False
+        try:
+            noted = json.loads((self.folder / _COMPLETE).read_text(encoding="utf-8"))
+            files = {self.folder / name: size for name, size in noted["files"].items()}
+            is_ours = noted["made_from"] == self._digest
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        return is_ours and all(path.is_file() and path.stat().st_size == size for path, size in files.items())
+
+    def note_complete(self) -> None:
+        """From now on the result is one that is finished."""
+        if self.is_complete:
+            return
+        (self.folder / _COMPLETE).unlink(missing_ok=True)
+        paths = sorted(p for p in self.folder.rglob("*") if p.is_file() and self.work not in p.parents)
+        files = {p.relative_to(self.folder).as_posix(): p.stat().st_size for p in paths}
+        (self.folder / _COMPLETE).parent.mkdir(exist_ok=True)
+        _replace(self, _COMPLETE, json.dumps({"made_from": self._digest, "files": files}, indent=2).encode() + b"\n")
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(json.dumps(dict(self.record), sort_keys=True).encode()).hexdigest()
+
+    @property
     def progress(self) -> Path:
         """Where a long search may keep how far it got, and of which record; the folder stays while it is there."""
         return self.work / "progress"
@@ -184,7 +214,8 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
     """Lock an output folder for one run, from before anything is computed.
 
     A folder inside it holds what is not finished; it stays only if a later run can go on with it. All that belongs to
-    the result is written while the claim is held: a run that is killed in between is one that is not finished.
+    the result is written while the claim is held: a run that is killed in between is one that is not finished. One that
+    is finished may be claimed again by a run with the same record, which then has nothing to do.
 
     Raises:
         OutputError: the folder is not writable, not empty, in use by another run, or begun with other inputs; it stays
@@ -200,6 +231,7 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
         with processes.together():
             pass
         if processes.leads:
+            claim.note_complete()
             (claim.work / _PLAN).unlink(missing_ok=True)
 
 
@@ -229,7 +261,7 @@ def _locked(claim: Claim) -> Iterator[None]:
 
 def _require_ours(claim: Claim) -> None:
     begun = claim.work / _PLAN
-    if claim.resumes:
+    if claim.resumes or claim.is_complete:
         return
     if claim.overwrite:
         begun.unlink(missing_ok=True)
@@ -298,6 +330,7 @@ def _write_files(claim: Claim, shards: list[Shard], source: Source, progress: Ca
 
 def _begin(claim: Claim, plan: ShardPlan) -> None:
     """Make place for a plan, and note that it is under way."""
+    (claim.folder / _COMPLETE).unlink(missing_ok=True)
     # Before the plan is noted: a stale shard that outlived a kill here would pass for one of this run.
     _remove(claim.stale(plan))
     noted = {"made_from": dict(claim.record), "shards": {s.file: s.nbytes for s in plan.shards}}

@@ -57,6 +57,12 @@ def record(pair: Pair, made_with: Mapping[str, str], examples: Batch | None = No
     return {**made_with, **ran_on, "the derived symmetries": symmetries, **inputs}
 
 
+def reported(held_out: Batch | None, *, certify: bool) -> dict[str, str]:
+    """What the report depends on besides, by name."""
+    on = {} if held_out is None else {"the examples of the report": sha256(save(held_out)).hexdigest()}
+    return {"--certify": str(certify), **on}
+
+
 def write(
     claim: Claim, draft: Draft, produce: Callable[[str], Tensor], say: Callable[[str], None], *, quiet: bool
 ) -> None:

@@ -17,7 +17,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights
 from hf_align.matching.features import Moments, Site, as_weights, compare
 from hf_align.matching.weights import descend
-from hf_align.network import Batch, Network, batches
+from hf_align.network import Batch, Computed, Network, batches
 from hf_align.symmetry.elements import Element
 
 _SHARE = 1e-3
@@ -33,8 +33,15 @@ def match_activations(models: Balanced, moments: Mapping[Site, Moments]) -> tupl
     spec, a, b = as_weights(models.spec, moments)
     scale = math.sqrt(_SHARE * _size(a, b) / _size(models.a, models.b))
     both = replace(models.spec, parameters={**models.spec.parameters, **spec.parameters})
-    ours, theirs = ({n: scale * t for n, t in w.items()} for w in (models.a, models.b))
-    return descend(both, {**ours, **a}, {**theirs, **b}, {})
+    ours, theirs = (_beside(w, scale, f) for w, f in ((models.a, a), (models.b, b)))
+    return descend(both, ours, theirs, {}, device=models.device)
+
+
+def _beside(weights: Weights, scale: float, features: Weights) -> Weights:
+    def compute(name: str) -> Tensor:
+        return features[name] if name in features else scale * weights[name]
+
+    return Computed([*weights, *features], compute)
 
 
 def _size(a: Weights, b: Weights) -> float:
@@ -54,5 +61,8 @@ def agreement(moments: Mapping[Site, Moments]) -> dict[str, float]:
 
 def correlations(network: Network, a: Weights, b: Weights, data: Batch) -> dict[str, float]:
     """The mean correlation of what A and B read on the same inputs, by the weight that reads it."""
-    inputs = batches({k: t for k, t in data.items() if k != "labels"})
-    return agreement(compare(network, network.placed(a), network.placed(b), inputs))
+    return agreement(
+        compare(
+            network, network.placed(a), network.placed(b), batches({k: t for k, t in data.items() if k != "labels"})
+        )
+    )

@@ -8,13 +8,16 @@ value times output: a point and its image correspond as well.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from hf_align.matching.cross import Weights, cross
+from hf_align.devices import CPU
+from hf_align.matching.cross import Weights, cross, nearest
+from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Block, blocks
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
@@ -34,39 +37,62 @@ def anchored(spec: SymmetrySpec, space: str) -> list[str]:
     return [name for name in spec.uses(space) if meets_nothing_else(name)]
 
 
-def start(spec: SymmetrySpec, space: str, a: Weights, b: Weights) -> Element | None:
+def start(
+    spec: SymmetrySpec,
+    space: str,
+    a: Weights,
+    b: Weights,
+    processes: Processes = ALONE,
+    device: torch.device = CPU,
+) -> Element | None:
     """The element that fits the anchors best, and their images under circuits where the anchors leave it open."""
     group, names = spec.spaces[space].group, anchored(spec, space)
     if group is None or not names or spec.spaces[space].index:
         return None
-    points = cross(spec, space, a, b, {}, names)
+    points = cross(spec, space, a, b, {}, names, processes)
     total = torch.stack(list(points.values())).sum(0)
     if not isinstance(group, ScaledPermutation):
-        total = _extend(total, list(_circuits(spec, space, a)), list(_circuits(spec, space, b)))
-    return group.nearest({PRIMAL: total})
+        total = _extend(spec, space, a, b, total, processes)
+    return processes.by_the_first(lambda: nearest(group, {PRIMAL: total}, device))
 
 
-def _extend(points: Tensor, of_a: list[Tensor], of_b: list[Tensor]) -> Tensor:
-    """points + ε images + ε² images of images …, each scaled to the size of the points."""
+def _extend(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, processes: Processes) -> Tensor:
+    """points + ε images + ε² images of images …, each scaled to the size of the points.
+
+    Circuits are computed again in each round: of all layers together they may be larger than the models.
+    """
     total, images = points, points
-    for step in range(_ROUNDS if of_a else 0):
-        images = torch.stack([x @ images @ y.T + x.T @ images @ y for x, y in zip(of_a, of_b, strict=True)]).sum(0)
-        images = images * (points.norm() / images.norm().clamp_min(1e-300))
+    inner = [s for s in spec.spaces if s != space and spec.spaces[s].group is not None]
+    for step in range(_ROUNDS):
+        seen: Tensor | None = None
+        for image in processes.in_order(inner, functools.partial(_image, spec, space, a, b, images)):
+            if image is not None:
+                seen = image if seen is None else seen + image
+        if seen is None:
+            return total
+        images = seen * (points.norm() / seen.norm().clamp_min(1e-300))
         total = total + _WEIGHT ** (step + 1) * images
     return total
 
 
-def _circuits(spec: SymmetrySpec, space: str, weights: Weights) -> Iterator[Tensor]:
-    """Maps [n, n] of a space into itself that no other space can change, of unit norm."""
-    for inner in spec.spaces:
-        if inner == space or spec.spaces[inner].group is None:
-            continue
-        sides = [(p, r) for name in spec.uses(inner) for p, r in _sides(spec, name, space, inner, weights[name])]
-        free = isinstance(spec.spaces[inner].group, ScaledPermutation) and not spec.spaces[inner].group.has_gauge  # type: ignore[union-attr]
-        for (p, x), (q, y) in itertools.combinations_with_replacement(sides, 2):
-            if x.shape == y.shape and (p == dual(q) or free):
-                circuit = (x @ y.T).double()
-                yield circuit / circuit.norm().clamp_min(1e-300)
+def _image(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, inner: str) -> Tensor | None:
+    """What the circuits through an inner space make of points, both ways; None where there are none."""
+    seen: Tensor | None = None
+    for x, y in zip(_circuits(spec, space, inner, a), _circuits(spec, space, inner, b), strict=True):
+        points = points.to(x.device)
+        image = x @ points @ y.T + x.T @ points @ y
+        seen = image if seen is None else seen + image
+    return None if seen is None else seen.cpu()
+
+
+def _circuits(spec: SymmetrySpec, space: str, inner: str, weights: Weights) -> Iterator[Tensor]:
+    """Maps [n, n] of a space into itself, through an inner one, that no other space can change, of unit norm."""
+    sides = [(p, r) for name in spec.uses(inner) for p, r in _sides(spec, name, space, inner, weights[name])]
+    free = isinstance(spec.group(inner), ScaledPermutation) and not spec.group(inner).has_gauge
+    for (p, x), (q, y) in itertools.combinations_with_replacement(sides, 2):
+        if x.shape == y.shape and (p == dual(q) or free):
+            circuit = (x @ y.T).double()
+            yield circuit / circuit.norm().clamp_min(1e-300)
 
 
 def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor) -> Iterator[tuple[Power, Tensor]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from hf_align.devices import CPU
 from hf_align.matching.kept import KEPT, KeptWeights
 from hf_align.matching.match import Match
+from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
-from hf_align.symmetry.alignment import MovedWeights, balance, compose, distance
+from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_distance
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -25,17 +29,23 @@ class Balanced:
     Attributes:
         models: weights by name in memory, float64, computed as they are read.
         gauges: the elements that balanced each.
+        processes: that match them together: what takes a `Balanced` is called by all of them.
+        device: where its weights are given, and what is matched is solved.
     """
 
     spec: SymmetrySpec
     models: tuple[Weights, ...]
     gauges: tuple[Elements, ...]
+    processes: Processes = ALONE
+    device: torch.device = CPU
 
     @classmethod
-    def of(cls, spec: SymmetrySpec, *raw: Weights) -> Balanced:
+    def of(
+        cls, spec: SymmetrySpec, *raw: Weights, processes: Processes = ALONE, device: torch.device = CPU
+    ) -> Balanced:
         """Fix all gauges of each model; raw weights of any float dtype are read several times."""
-        models, gauges = zip(*(_balanced(spec, weights) for weights in raw), strict=True)
-        return cls(spec, models, gauges)
+        models, gauges = zip(*(_balanced(spec, weights, processes, device) for weights in raw), strict=True)
+        return cls(spec, models, gauges, processes, device)
 
     @property
     def a(self) -> Weights:
@@ -56,13 +66,29 @@ class Balanced:
         return Match(
             a=self.gauges[0],
             b=compose(self.spec, elements, self.gauges[model]),
-            before=distance(self.a, self.models[model]),
-            after=distance(self.a, self.moved(elements, model)),
+            before=self._distance(self.models[model]),
+            after=self._distance(self.moved(elements, model)),
             sweeps=sweeps,
         )
 
+    def _distance(self, other: Weights) -> float:
+        found = self.processes.spread(
+            list(self.a),
+            lambda name: math.prod(self.spec.shape(name)),
+            lambda own: [squared_distance(self.a, other, name) for name in own],
+        )
+        return math.sqrt(sum(found))
 
-def _balanced(spec: SymmetrySpec, raw: Weights) -> tuple[Weights, dict[str, Element]]:
-    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, most=0)
-    gauge = balance(spec, canonical)
+
+def _balanced(
+    spec: SymmetrySpec, raw: Weights, processes: Processes, device: torch.device
+) -> tuple[Weights, dict[str, Element]]:
+    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, most=0, device=device)
+    free = [name for name, space in spec.spaces.items() if space.group is not None and space.group.has_gauge]
+    found = processes.spread(
+        free,
+        lambda space: sum(math.prod(spec.shape(name)) for name in spec.uses(space)),
+        lambda own: [balance(spec, canonical, space) for space in own],
+    )
+    gauge = dict(zip(free, found, strict=True))
     return KeptWeights(MovedWeights(canonical, spec, gauge), spec.parameters, KEPT), gauge

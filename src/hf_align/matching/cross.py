@@ -2,41 +2,91 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from hf_align.symmetry.action import Elements, occurrences
-from hf_align.symmetry.elements import Power
+from hf_align.devices import CPU
+from hf_align.processes import ALONE, Processes
+from hf_align.symmetry.action import Elements, act, occurrences
+from hf_align.symmetry.elements import Element, Power
+from hf_align.symmetry.groups import Group, ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 Weights = Mapping[str, Tensor]
+_PARTS = 16
+"""In which the weights of a space are shared out."""
 
 
 def cross(
-    spec: SymmetrySpec, space: str, a: Weights, b: Weights, elements: Elements, only: Iterable[str] | None = None
+    spec: SymmetrySpec,
+    space: str,
+    a: Weights,
+    b: Weights,
+    elements: Elements,
+    only: Iterable[str] | None = None,
+    processes: Processes = ALONE,
 ) -> dict[Power, Tensor]:
     """M[a, b] = Σ A[a, ·] B[b, ·] over every weight that carries the space, by power of the action.
 
     Args:
         elements: what already acts on B; the space itself stands still where it is compared.
         only: the parameters to sum over; by default all that carry the space.
+        processes: that each take some of the weights; all get the sum.
 
     Returns:
-        power -> [*index, n, n] float64.
+        power -> [*index, n, n] float64, on the CPU.
     """
+    names = list(spec.uses(space) if only is None else only)
     total: dict[Power, Tensor] = {}
-    for name in spec.uses(space) if only is None else only:
-        rows_a = occurrences(a[name], name, spec, space)
-        rows_b = occurrences(b[name], name, spec, space, elements)
-        for (power, x), (_, y) in zip(rows_a, rows_b, strict=True):
-            total[power] = total.get(power, torch.zeros((), dtype=torch.float64)) + (x @ y.mT).double()
+    for part in processes.in_order(_parts(spec, names), lambda few: _sum_over(spec, space, a, b, elements, few)):
+        for power, matrix in part.items():
+            total[power] = total[power] + matrix if power in total else matrix
     return total
 
 
-def inner_product(spec: SymmetrySpec, a: Weights, b: Weights, elements: Elements) -> float:
-    """⟨A, gB⟩ over all weights: the objective of weight matching."""
-    from hf_align.symmetry.action import act
+def _sum_over(
+    spec: SymmetrySpec, space: str, a: Weights, b: Weights, elements: Elements, names: list[str]
+) -> dict[Power, Tensor]:
+    total: dict[Power, Tensor] = {}
+    for name in names:
+        rows_a = occurrences(a[name], name, spec, space)
+        rows_b = occurrences(b[name], name, spec, space, elements)
+        for (power, x), (_, y) in zip(rows_a, rows_b, strict=True):
+            term = (x @ y.mT).double()
+            total[power] = total[power].to(term.device) + term if power in total else term
+    return {power: matrix.cpu() for power, matrix in total.items()}
 
-    return sum(float((a[n] * act(b[n], n, spec, elements)).sum()) for n in spec.parameters)
+
+def _parts(spec: SymmetrySpec, names: list[str]) -> list[list[str]]:
+    """Runs of weights of about one size together: always the same ones, so that how many processes share them does
+    not change in which order they are summed."""
+    sizes = [math.prod(spec.shape(name)) for name in names]
+    parts: dict[int, list[str]] = {}
+    before = 0
+    for name, size in zip(names, sizes, strict=True):
+        parts.setdefault(_PARTS * before // max(1, sum(sizes)), []).append(name)
+        before += size
+    return list(parts.values())
+
+
+def inner_product(
+    spec: SymmetrySpec, a: Weights, b: Weights, elements: Elements, processes: Processes = ALONE
+) -> float:
+    """⟨A, gB⟩ over all weights: the objective of weight matching."""
+    found = processes.spread(
+        list(spec.parameters),
+        lambda name: math.prod(spec.shape(name)),
+        lambda own: [float((a[n] * act(b[n], n, spec, elements)).sum()) for n in own],
+    )
+    return sum(found)
+
+
+def nearest(group: Group, matrices: Mapping[Power, Tensor], device: torch.device) -> Element:
+    """The element of a group that fits cross matrices best, on the CPU; polar factors are computed on the device, and
+    assignments, which it could not speed up, are not."""
+    if isinstance(group, ScaledPermutation):
+        return group.nearest(matrices)
+    return group.nearest({power: matrix.to(device) for power, matrix in matrices.items()}).to(CPU)

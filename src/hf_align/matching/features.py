@@ -10,7 +10,7 @@ matching (Verma & Elbayad, arXiv 2403.00986, section 3.1) is weight matching on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hf_align.matching.cross import Weights
-from hf_align.network import Batch, Network
+from hf_align.network import Batch, Computed, Gram, Network
 from hf_align.symmetry.elements import dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec
@@ -59,11 +59,11 @@ class Site:
 
 
 class Watch(TorchFunctionMode):
-    """Collects what weights read while a model runs, [rows, n] by site; weights are known by identity."""
+    """Collects what weights read while a model runs, [rows, n] by site; weights are known by identity -> name."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
-        self._names = {id(t): n for n, t in weights.items()}
+        self._names = names
         self.seen: dict[Site, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,19 +81,16 @@ class Watch(TorchFunctionMode):
         self.seen[site] = torch.cat([self.seen[site], rows]) if site in self.seen else rows
 
 
-_NONE = torch.zeros((), dtype=torch.float64)
-
-
 @dataclass
 class Moments:
     """Sums over samples of what a site reads in two models, float64, in one pass; x, y [rows, n]."""
 
     count: int = 0
-    sum_a: Tensor = _NONE
-    sum_b: Tensor = _NONE
-    square_a: Tensor = _NONE
-    square_b: Tensor = _NONE
-    product: Tensor = _NONE
+    sum_a: Tensor | float = 0.0
+    sum_b: Tensor | float = 0.0
+    square_a: Tensor | float = 0.0
+    square_b: Tensor | float = 0.0
+    product: Gram = field(default_factory=Gram)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count more samples."""
@@ -101,20 +98,26 @@ class Moments:
         self.count += len(x)
         self.sum_a, self.sum_b = self.sum_a + x.sum(0), self.sum_b + y.sum(0)
         self.square_a, self.square_b = self.square_a + x.square().sum(0), self.square_b + y.square().sum(0)
-        self.product = self.product + x.T @ y
+        self.product.add(x, y)
+
+    @property
+    def width(self) -> int:
+        """n."""
+        return len(torch.as_tensor(self.sum_a))
 
     @property
     def second_moment(self) -> Tensor:
         """E[x yᵀ] / √(E|x|² E|y|²), [n, n]."""
-        return self.product / torch.sqrt(self.square_a.sum() * self.square_b.sum())
+        size = torch.sqrt(torch.as_tensor(self.square_a).sum() * torch.as_tensor(self.square_b).sum())
+        return self.product.value / size.cpu()
 
     @property
     def correlation(self) -> Tensor:
         """The correlation of every entry of x with every entry of y, [n, n]; zero for an entry that is constant."""
-        mean_a, mean_b = self.sum_a / self.count, self.sum_b / self.count
-        covariance = self.product / self.count - mean_a[:, None] * mean_b
-        variance_a, variance_b = self.square_a / self.count - mean_a**2, self.square_b / self.count - mean_b**2
-        variances = variance_a[:, None] * variance_b
+        sums = (self.sum_a, self.sum_b, self.square_a, self.square_b)
+        mean_a, mean_b, square_a, square_b = (torch.as_tensor(s).cpu() / self.count for s in sums)
+        covariance = self.product.value / self.count - mean_a[:, None] * mean_b
+        variances = (square_a - mean_a.square())[:, None] * (square_b - mean_b.square())
         return torch.where(variances > 1e-24, covariance / variances.clamp_min(1e-24).sqrt(), 0.0)
 
 
@@ -122,20 +125,22 @@ def compare(network: Network, a: Weights, b: Weights, batches: Iterable[Batch]) 
     """What two models read on the same inputs, site by site, in the order in which they run.
 
     Args:
-        a, b: weights by name in memory, on the network's device.
+        a, b: weights by name in memory, placed for the network.
     """
     found: dict[Site, Moments] = {}
     for batch in batches:
         seen = [watch(network, weights, batch) for weights in (a, b)]
         for site, x in seen[0].items():
-            found.setdefault(site, Moments()).add(x, seen[1][site])
+            if site not in found:
+                found[site] = Moments(product=network.gram())
+            found[site].add(x, seen[1][site])
     return found
 
 
 @torch.no_grad()
 def watch(network: Network, weights: Weights, batch: Batch) -> dict[Site, Tensor]:
     """What every weight reads on a batch, [rows, n] by site, in the order in which they run."""
-    eye = Watch(weights)
+    eye = Watch(network.names(weights))
     with eye:
         network(weights, {name: t.to(network.device) for name, t in batch.items()})
     return eye.seen
@@ -144,19 +149,25 @@ def watch(network: Network, weights: Weights, batch: Batch) -> dict[Site, Tensor
 def as_weights(spec: SymmetrySpec, moments: Mapping[Site, Moments]) -> tuple[SymmetrySpec, Weights, Weights]:
     """Features as weights to match: a spec whose parameters are the sites, and a tensor for each of both models.
 
-    A tensor is [n, n], its first axis pinned; the two are such that their product over it is the cross-correlation of
-    the features (its second moment where the space turns, for turning mixes entries of different size).
+    A tensor, computed as it is asked for, is [n, n], its first axis pinned; the two are such that their product over it
+    is the cross-correlation of the features (its second moment where the space turns, for turning mixes entries of
+    different size).
     """
     parameters: dict[str, tuple[AxisActions, ...]] = {}
-    a: dict[str, Tensor] = {}
-    b: dict[str, Tensor] = {}
+    turning: dict[str, bool] = {}
+    by_name = {site.name: found for site, found in moments.items()}
     for site, found in moments.items():
         axis = tuple(tuple(replace(f, power=dual(f.power)) for f in segment)
                      for segment in spec.parameters[site.weight][site.axis])  # fmt: skip
-        turns = any(_turns(spec, f) for segment in axis for f in segment)
-        cross = found.second_moment if turns else found.correlation
-        parameters[site.name] = (((Factor(len(cross)),),), axis)
-        a[site.name], b[site.name] = cross.T.cpu(), torch.eye(len(cross), dtype=torch.float64)
+        turning[site.name] = any(_turns(spec, f) for segment in axis for f in segment)
+        parameters[site.name] = (((Factor(found.width),),), axis)
+
+    def cross(name: str) -> Tensor:
+        found = by_name[name]
+        return (found.second_moment if turning[name] else found.correlation).T
+
+    a = Computed(by_name, cross)
+    b = Computed(by_name, lambda name: torch.eye(by_name[name].width, dtype=torch.float64))
     used = {f.space for axes in parameters.values() for segment in axes[1] for f in segment}
     spaces = {n: s for n, s in spec.spaces.items() if n in used}
     return replace(spec, parameters=parameters, spaces=spaces, gains={}, ties={}), a, b

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
+from hf_align.errors import HfAlignError
 from hf_align.generate import noise, own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
@@ -23,6 +23,7 @@ from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.network import Batch, Network, batches
+from hf_align.processes import ALONE
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
 from hf_align.trace import trace
@@ -62,15 +63,31 @@ Found = tuple[list[dict[str, Element]], int]
 def find(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say = lambda _: None) -> Found:
     """The elements that bring every balanced model but the first to the first, and the number of sweeps or steps.
 
+    Weights are matched by all processes; what runs the models runs on the first one.
+
     Args:
         network: of their architecture, on the device to compute on.
         data: arguments of `forward`, for strategies that run the models; without it the models' own inputs are used.
     """
     if search.strategy == "activation":
-        return _by_activations(models, network, search, data, say)
+        alone = replace(models, processes=ALONE)
+        return models.processes.by_the_first(lambda: _by_activations(alone, network, search, data, say))
     found, sweeps = _by_weights(models, search, say)
     if search.strategy == "weight":
         return found, sweeps
+    if not network.holds:
+        raise HfAlignError("--match learned holds all models in memory, where they do not fit or --offload is given")
+    return models.processes.by_the_first(lambda: _learned(models, found, network, search, data, say))
+
+
+def _learned(
+    models: Balanced,
+    found: list[dict[str, Element]],
+    network: Network,
+    search: Search,
+    data: Batch | None,
+    say: Say,
+) -> Found:
     objective = _objective(models, network, search, data, say)
     with tqdm(total=search.schedule.steps, desc="matching", unit="step", disable=search.quiet) as bar:
 
@@ -85,9 +102,7 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
 def _by_weights(models: Balanced, search: Search, say: Say) -> Found:
     pairing = PAIRINGS.get(search.heads, best_fit)
     if len(models.models) == 2:
-        found, sweeps = match_weights(
-            models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"), pairing
-        )
+        found, sweeps = match_weights(models, lambda sweep, fit: say(f"sweep {sweep}: agreement {fit:.6g}"), pairing)
         return [found], sweeps
     elements, rounds = match_universe(models, lambda number, value: say(f"round {number}: agreement {value:.6g}"))
     home = inverse(models.spec, elements[0])
@@ -96,7 +111,7 @@ def _by_weights(models: Balanced, search: Search, say: Say) -> Found:
 
 def _by_activations(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
     """Each model to the first: features have no mean to match to before they are matched."""
-    placed = [network.placed(m) for m in models.models]
+    placed = tuple(network.placed(m) for m in models.models)
     if data is None:
         written = own(network, search, placed, max(1, search.own // 4), say)
         data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
@@ -120,11 +135,11 @@ def _objective(models: Balanced, network: Network, search: Search, data: Batch |
     return TowardsSources(placed, tuple(own(network, search, placed, search.own, say)))
 
 
-def own(network: Network, search: Search, sources: Sequence[dict[str, Tensor]], count: int, say: Say) -> list[Batch]:
+def own(network: Network, search: Search, sources: tuple[Weights, ...], count: int, say: Say) -> list[Batch]:
     """What each source writes by itself, `count` rows each."""
     say(f"no data: each model writes {count} sequences of {search.length} tokens, where it writes")
-    seed, config = search.schedule.seed, network.config
-    return [own_inputs(config, w, count, search.length, seed + i) for i, w in enumerate(sources)]
+    seed = search.schedule.seed
+    return [own_inputs(network, w, count, search.length, seed + i) for i, w in enumerate(sources)]
 
 
 def site_order(config: PretrainedConfig, weights: Weights) -> list[Site]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import torch
 from torch import Tensor
+
+from hf_align.devices import CPU
 
 KEPT = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""
@@ -15,18 +18,24 @@ class KeptWeights(Mapping[str, Tensor]):
 
     First come, first kept: whoever goes through all tensors in the same order over and over finds none in a cache that
     lets go of the oldest.
+
+    Args:
+        device: where they are given.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], names: Iterable[str], most: int) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], names: Iterable[str], most: int, device: torch.device = CPU
+    ) -> None:
         self._weights = weights
         self._names = tuple(names)
         self._left = most
+        self._device = device
         self._kept: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._kept:
             return self._kept[name]
-        tensor = self._weights[name].double()
+        tensor = self._weights[name].to(self._device, torch.float64)
         if tensor.nbytes <= self._left:
             self._left -= tensor.nbytes
             self._kept[name] = tensor

@@ -104,7 +104,7 @@ class Turning(Latent):
         self._step.zero_()
 
     def settled(self, group: Group) -> Element:
-        matrix = Matrix(self._primal.double().cpu())
+        matrix = Matrix(self._primal.cpu().double())
         return matrix if group.has_gauge else group.nearest({PRIMAL: matrix.matrix})
 
 
@@ -129,7 +129,7 @@ class Stretching(Latent):
         self._step.zero_()
 
     def settled(self, group: Group) -> Monomial:
-        return Monomial(self._order.cpu(), self._scale.double().cpu())
+        return Monomial(self._order.cpu(), self._scale.cpu().double())
 
 
 class Arranging(Stretching):

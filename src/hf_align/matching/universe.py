@@ -63,20 +63,23 @@ def match_universe(models: Balanced, progress: Progress | None = None) -> tuple[
         if length - best <= _STILL * length:
             break
         best = length
-        elements = [descend(models.spec, mean, m, e)[0] for m, e in zip(models.models, elements, strict=True)]
+        elements = [descend(models.spec, mean, m, e, processes=models.processes, device=models.device)[0]
+                    for m, e in zip(models.models, elements, strict=True)]  # fmt: skip
     return elements, rounds
 
 
 def _from_medoid(models: Balanced) -> list[dict[str, Element]]:
     """Each model matched to the one that agrees best with all others."""
-    spec = models.spec
+    spec, processes, device = models.spec, models.processes, models.device
     pairs = list(itertools.combinations(range(len(models.models)), 2))
     found: dict[tuple[int, int], dict[str, Element]] = {}
     agreement = [0.0] * len(models.models)
     for i, j in pairs:
         a, b = models.models[i], models.models[j]
-        found[i, j], _ = descend(spec, a, b, start_residual(spec, a, b))
-        value = inner_product(spec, a, b, found[i, j])
+        found[i, j], _ = descend(
+            spec, a, b, start_residual(spec, a, b, processes, device), processes=processes, device=device
+        )
+        value = inner_product(spec, a, b, found[i, j], processes)
         agreement[i] += value
         agreement[j] += value
     centre = max(range(len(models.models)), key=lambda i: agreement[i])

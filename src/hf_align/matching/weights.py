@@ -2,30 +2,37 @@
 Theus et al., 2506.22712, section 4), over whatever groups the spec has.
 
 The spaces are visited in turn, each solved exactly with all others held still, until the objective ⟨A, gB⟩ no longer
-rises. It never falls.
+rises. It never falls. Steps that meet in no weight, layers mostly, are spread over processes, and over the threads of
+each; of a step by itself, the residual stream, the weights are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from hf_align.devices import CPU
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights, cross, inner_product
+from hf_align.matching.cross import Weights, cross, inner_product, nearest
 from hf_align.matching.heads import Pairing, Tree, best_fit, match_heads, trees
+from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import alone, residual
+from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
-from hf_align.symmetry.elements import Element
+from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
 _STILL = 1e-7
 
 Progress = Callable[[int, float], None]
-Step = Tree | str
-"""What is solved at once: heads with all that is inside, or a space by itself."""
 
 
 def match_weights(
@@ -38,15 +45,24 @@ def match_weights(
         pairing: how heads are paired.
     """
     models = weighted(models)
-    start = start_residual(models.spec, models.a, models.b)
-    return descend(models.spec, models.a, models.b, start, progress=progress, pairing=pairing)
+    first = start_residual(models.spec, models.a, models.b, models.processes, models.device)
+    return descend(models.spec, models.a, models.b, first, progress=progress, pairing=pairing,
+                   processes=models.processes, device=models.device)  # fmt: skip
 
 
-def start_residual(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Element]:
+def start_residual(
+    spec: SymmetrySpec, a: Weights, b: Weights, processes: Processes = ALONE, device: torch.device = CPU
+) -> dict[str, Element]:
     """The element of the residual stream that fits what both models share by construction."""
     stream = residual(spec)
-    first = start(spec, stream, a, b) if stream is not None else None
+    first = start(spec, stream, a, b, processes, device) if stream is not None else None
     return {stream: first} if stream is not None and first is not None else {}
+
+
+def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
+    """What a sweep solves, in order: heads with what is inside them, then spaces by themselves, the residual last."""
+    families = [t for t in trees(spec) if not t.spaces & set(still)]
+    return [*families, *(s for s in reversed(alone(spec, families)) if s not in still)]
 
 
 def descend(
@@ -58,6 +74,8 @@ def descend(
     still: Collection[str] = (),
     progress: Progress | None = None,
     pairing: Pairing = best_fit,
+    processes: Processes = ALONE,
+    device: torch.device = CPU,
 ) -> tuple[dict[str, Element], int]:
     """Coordinate descent over spaces; the elements for B, and the number of sweeps.
 
@@ -65,19 +83,19 @@ def descend(
         elements: where it starts; spaces that are not named start from the identity.
         still: spaces that stay there. Of a tree of heads all move, or each by itself.
         pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
+        processes: that solve it together, and all end with the same.
+        device: where polar factors are computed; products are where the weights are.
     """
     elements = dict(elements)
-    families = [t for t in trees(spec) if not t.spaces & set(still)]
-    single = [s for s in alone(spec, families) if s not in still]
     best = float("-inf")
     sweep = 0
-    steps: list[Step] = [*families, *reversed(single)]
+    steps = steps_of(spec, still)
+    solver = _Solver(spec, a, b, pairing, processes, device, room(spec, steps))
     for sweep in range(1, _SWEEPS + 1):
         for together in _independent(spec, steps):
-            with ThreadPoolExecutor() as threads:
-                for found in threads.map(lambda step: _solved(spec, step, a, b, elements, pairing), together):
-                    elements.update(found)
-        objective = inner_product(spec, a, b, elements)
+            for found in solver.solve(together, elements):
+                elements.update(found)
+        objective = inner_product(spec, a, b, elements, processes)
         assert pairing is not best_fit or objective >= best - 1e-9 * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
@@ -87,14 +105,51 @@ def descend(
     return elements, sweep
 
 
-def _solved(
-    spec: SymmetrySpec, step: Step, a: Weights, b: Weights, elements: Elements, pairing: Pairing
-) -> dict[str, Element]:
-    if isinstance(step, Tree):
-        return match_heads(spec, step, a, b, elements, pairing)
-    group = spec.spaces[step].group
-    assert group is not None
-    return {step: group.nearest(cross(spec, step, a, b, elements))}
+@dataclass(frozen=True)
+class _Solver:
+    """Two models, and with what they are matched.
+
+    Attributes:
+        most: bytes for steps side by side.
+    """
+
+    spec: SymmetrySpec
+    a: Weights
+    b: Weights
+    pairing: Pairing
+    processes: Processes
+    device: torch.device
+    most: int
+
+    def solve(self, together: list[Step], elements: Elements) -> Sequence[dict[str, Element]]:
+        """Steps that do not see each other; by itself, the products of one are shared out."""
+        if len(together) == 1 and isinstance(space := together[0], str):
+            matrices = cross(self.spec, space, self.a, self.b, elements, processes=self.processes)
+            return [{space: self.processes.by_the_first(lambda: self._nearest(space, matrices))}]
+
+        def solved(own: Sequence[Step]) -> list[dict[str, Element]]:
+            at_a_time = at_once(self.spec, together, self.most)
+            if at_a_time == 1:
+                return [self.one(step, elements) for step in own]
+            with ThreadPoolExecutor(at_a_time) as threads:
+                return list(threads.map(lambda step: self.one(step, elements), own))
+
+        return self.processes.spread(together, lambda step: _work(self.spec, step), solved)
+
+    def one(self, step: Step, elements: Elements) -> dict[str, Element]:
+        """The best elements of a step, all others held."""
+        if isinstance(step, Tree):
+            return match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
+        return {step: self._nearest(step, cross(self.spec, step, self.a, self.b, elements))}
+
+    def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Element:
+        return nearest(self.spec.group(space), matrices, self.device)
+
+
+def _work(spec: SymmetrySpec, step: Step) -> int:
+    """About how much there is to do: products of weights along the step's spaces."""
+    spaces = step.spaces if isinstance(step, Tree) else (step,)
+    return sum(math.prod(spec.shape(name)) * spec.spaces[s].size for s in spaces for name in spec.uses(s))
 
 
 def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:

@@ -36,12 +36,21 @@ def merge_tensors(
     return merged
 
 
-def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say: Say, seed: int = 0) -> None:
+def merge_here(
+    config: Any,
+    inputs: Inputs,
+    output: Path,
+    options: Options,
+    say: Say,
+    seed: int = 0,
+    document: Callable[[], object] = lambda: None,
+) -> None:
     """Every tensor of the architecture, by the method and the parameters that a recipe gives it.
 
     Args:
         seed: of methods that draw random numbers; each tensor starts from it, so that a run that was killed goes on
             to the same result.
+        document: writes what is said of the result, while the output folder is still claimed.
 
     Raises:
         HfAlignError: the recipe does not fit its method, or the output cannot be written.
@@ -64,8 +73,12 @@ def merge_here(config: Any, inputs: Inputs, output: Path, options: Options, say:
     made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
     made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
     with claimed(output, record(inputs.pair, made_of), overwrite=options.overwrite) as claim:
+        if claim.is_complete:
+            return say(f"{output} is already complete")
         claim.require_room(draft.plan)
         write(claim, draft, produce, say, quiet=options.quiet)
+        if claim.processes.leads:
+            document()
 
 
 def _require_bound(config: Any, settings: _Settings, inputs: Inputs) -> None:

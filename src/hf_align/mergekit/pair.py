@@ -53,14 +53,17 @@ def merge_pair(
     config = parse(recipe)
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
     inputs = open_inputs("a", named, options, data, say)
-    merge_here(config, inputs, output, options, say)
     report = Report(str(output), inputs.pair.spec.model_type, untied=inputs.pair.untied,
                     pinned_by_unknown_ops=dict(inputs.pair.spec.unknown_ops))  # fmt: skip
     chosen = {**options.strategy, **(parameters or {})}
     if base is not None:
         chosen["base"] = Input.of(inputs.models["base"].source, None).name
-    document(output, [model.source for model in inputs.models.values()], say, command=command, strategy=chosen,
-             **report.facts)  # fmt: skip
+    sources = [model.source for model in inputs.models.values()]
+
+    def finish() -> None:
+        document(output, sources, say, command=command, strategy=chosen, **report.facts)
+
+    merge_here(config, inputs, output, options, say, document=finish)
     return report
 
 

@@ -57,7 +57,7 @@ def run_recipe(
     reference = _reference(names, config, align)
     named = {name: name for name in names}
     data = align.data if align else None
-    inputs = None
+    inputs: Inputs | None = None
     if align is not None and len(names) > 1:
         inputs = open_inputs(reference, named, options, data, say)
     stage = output / _STAGE
@@ -66,20 +66,21 @@ def run_recipe(
         fault = run_mergekit(recipe, inputs, stage, seed, trust_remote_code, quiet)
         if fault is None:
             _move(stage, output)
+            if inputs is not None:
+                _document(output, recipe, align, inputs, say)
             how = "merged by mergekit"
         else:
             shutil.rmtree(stage, ignore_errors=True)
             say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
-            inputs = inputs or open_inputs(reference, named, options, data, say)
+            inputs = opened = inputs or open_inputs(reference, named, options, data, say)
             here = replace(options, overwrite=overwrite, dtype=dtype_of(config, "out_dtype", "dtype"))
-            merge_here(config, inputs, output, here, say, seed or 0)
+            merge_here(config, opened, output, here, say, seed or 0,
+                       lambda: _document(output, recipe, align, opened, say))  # fmt: skip
             how = "merged by the methods of mergekit, tensor by tensor"
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if output.is_dir() and not any(output.iterdir()):
             output.rmdir()
-    if inputs is not None:
-        _document(output, recipe, align, inputs, say)
     return [how, *([f"all models are in the basis of {reference}"] if align is not None and inputs else [])]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from hf_align.errors import HfAlignError
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
@@ -19,9 +20,16 @@ _FLOOR = 1e-3
 
 
 def fisher_mean(models: Aligned, samples: Samples) -> Mix:
-    """(1-t)·Fa·a + t·Fb·b over (1-t)·Fa + t·Fb, entry by entry; all information is held in memory, float32."""
-    first = information(samples.network, samples.network.placed(models.a), samples.a, Generator().manual_seed(0))
-    second = information(samples.network, samples.network.placed(models.b), samples.b, Generator().manual_seed(0))
+    """(1-t)·Fa·a + t·Fb·b over (1-t)·Fa + t·Fb, entry by entry; all information is held in memory, float32.
+
+    Raises:
+        HfAlignError: the network does not hold its weights.
+    """
+    network = samples.network
+    if not network.holds:
+        raise HfAlignError("--method fisher holds as much as both models, where they do not fit or --offload is given")
+    first = information(network, network.placed(models.a), samples.a, Generator().manual_seed(0))
+    second = information(network, network.placed(models.b), samples.b, Generator().manual_seed(0))
 
     def mix(name: str, weight: float) -> Tensor:
         a, b = models.a[name], models.b[name]

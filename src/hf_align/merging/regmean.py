@@ -7,6 +7,8 @@ a table as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from hf_align.matching.features import Site, watch
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
-from hf_align.network import Batch, Network, batches
+from hf_align.network import Batch, Gram, Network, batches
 
 OFF_DIAGONAL = 0.9
 """By which the entries beside the diagonal of a Gram matrix are multiplied (section 4.1 there)."""
@@ -24,10 +26,10 @@ _RIDGE = 1e-6
 def regression_mean(models: Aligned, samples: Samples, off_diagonal: float = OFF_DIAGONAL) -> Mix:
     """((1-t)·Ga + t·Gb)⁻¹ ((1-t)·Ga·a + t·Gb·b) along the axis that is read, G the Gram matrices of what is read.
 
-    All Gram matrices are held in memory, float64.
+    All Gram matrices, float64, are held as the network holds sums.
     """
-    grams_a = grams(samples.network, samples.network.placed(models.a), samples.a)
-    grams_b = grams(samples.network, samples.network.placed(models.b), samples.b)
+    network = samples.network
+    grams_a, grams_b = (grams(network, network.placed(w), x) for w, x in ((models.a, samples.a), (models.b, samples.b)))
     read = [site for site in grams_a if len(models.spec.parameters[site.weight]) == 2]
     tied = set(models.spec.ties.values())
     sites = {site.weight: site for site in read if site.weight not in tied}
@@ -43,21 +45,38 @@ def regression_mean(models: Aligned, samples: Samples, off_diagonal: float = OFF
     return mix
 
 
-def grams(network: Network, weights: Weights, inputs: Batch) -> dict[Site, Tensor]:
-    """E[x xᵀ] of what every weight reads, [n, n] float64 on the CPU.
+def grams(network: Network, weights: Weights, inputs: Batch) -> Mapping[Site, Tensor]:
+    """E[x xᵀ] of what every weight reads, [n, n] float64 on the CPU, given as they are asked for.
 
     Args:
-        weights: by name in memory, on the network's device.
+        weights: by name in memory, placed for the network.
         inputs: arguments of `forward`, [examples, ...].
     """
-    total: dict[Site, Tensor] = {}
+    total: dict[Site, Gram] = {}
     counts: dict[Site, int] = {}
     for batch in batches(inputs):
         for site, x in watch(network, weights, batch).items():
             x = x.double()
-            total[site] = total.get(site, torch.zeros((), dtype=torch.float64)) + (x.T @ x).cpu()
+            if site not in total:
+                total[site] = network.gram()
+            total[site].add(x, x)
             counts[site] = counts.get(site, 0) + len(x)
-    return {site: gram / counts[site] for site, gram in total.items()}
+    return _Means(total, counts)
+
+
+class _Means(Mapping[Site, Tensor]):
+    def __init__(self, total: Mapping[Site, Gram], counts: Mapping[Site, int]) -> None:
+        self._total = total
+        self._counts = counts
+
+    def __getitem__(self, site: Site) -> Tensor:
+        return self._total[site].value / self._counts[site]
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._total)
+
+    def __len__(self) -> int:
+        return len(self._total)
 
 
 def regress(a: Tensor, b: Tensor, gram_a: Tensor, gram_b: Tensor, weight: float) -> Tensor:

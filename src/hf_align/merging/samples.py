@@ -35,7 +35,7 @@ class Samples:
             return cls(network, some, some)
         say(f"no data: each model is run on {MOST} inputs of its own, noise where it does not write")
         written = [
-            own_inputs(network.config, network.placed(weights), MOST, _LENGTH, seed)
+            own_inputs(network, network.placed(weights), MOST, _LENGTH, seed)
             for seed, weights in enumerate((models.a, models.b))
         ]
         return cls(network, *written)

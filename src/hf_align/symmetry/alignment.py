@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from hf_align.devices import CPU
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.elements import Element, Monomial, Power, load_element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -36,10 +37,20 @@ class MovedWeights(Mapping[str, Tensor]):
 
 
 class AlignedWeights(MovedWeights):
-    """A model's raw weights in canonical gauge, moved by an alignment."""
+    """A model's raw weights in canonical gauge, moved by an alignment.
 
-    def __init__(self, raw: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements) -> None:
+    Args:
+        device: where they are moved; they are given on the CPU.
+    """
+
+    def __init__(
+        self, raw: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements, device: torch.device = CPU
+    ) -> None:
         super().__init__(CanonicalWeights(raw, spec.gauges), spec, elements)
+        self._device = device
+
+    def __getitem__(self, name: str) -> Tensor:
+        return act(self._weights[name].to(self._device), name, self._spec, self._elements).cpu()
 
 
 def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str, Element]:
@@ -77,21 +88,21 @@ def _carried(element: Element, outer: list[Element | None]) -> Element:
     return load_element(tensors)
 
 
-def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor]) -> dict[str, Element]:
-    """The gauge of every general linear, rotary or scaled space in which what writes it and what reads it have the
-    same Gram matrix, so that what is left to match is an orthogonal map, a phase, a sign."""
-    elements: dict[str, Element] = {}
-    for name, space in spec.spaces.items():
-        if space.group is None or not space.group.has_gauge:
-            continue
-        grams: dict[Power, Tensor] = {}
-        for parameter in spec.uses(name):
-            for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
-                grams[power] = grams.get(power, torch.zeros(())) + rows @ rows.mT
-        elements[name] = space.group.balance(grams)
-    return elements
+def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor], name: str) -> Element:
+    """The gauge of a general linear, rotary or scaled space in which what writes it and what reads it have the same
+    Gram matrix, so that what is left to match is an orthogonal map, a phase, a sign."""
+    grams: dict[Power, Tensor] = {}
+    for parameter in spec.uses(name):
+        for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
+            grams[power] = grams.get(power, torch.zeros(())) + rows @ rows.mT
+    return spec.group(name).balance({power: gram.cpu() for power, gram in grams.items()})
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The Euclidean distance of two sets of weights."""
-    return math.sqrt(sum(float((a[n].double() - b[n].double()).pow(2).sum()) for n in a))
+    return math.sqrt(sum(squared_distance(a, b, name) for name in a))
+
+
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> float:
+    """What a weight adds to the square of the distance."""
+    return float((a[name].double() - b[name].double()).pow(2).sum())

@@ -45,6 +45,10 @@ class Element(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """The arrays that define it, for saving."""
 
+    def to(self, device: torch.device) -> Element:
+        """The same element there."""
+        return load_element({key: t.to(device) for key, t in self.tensors().items()})
+
     def dual(self) -> Matrix:
         """The inverse transpose."""
         return Matrix(self.as_matrix(DUAL))
@@ -126,7 +130,7 @@ class Monomial(Element):
     def act(self, tensor: Tensor, power: Power) -> Tensor:
         between = tensor.dim() - self.order.dim()
         shape = (*self.order.shape[:-1], *(1,) * between, self.order.shape[-1])
-        moved = torch.take_along_dim(tensor, self.order.view(shape), -1)
+        moved = torch.take_along_dim(tensor, self.order.view(shape).to(tensor.device), -1)
         return moved * self.factors(power).view(shape).to(tensor) if any(power) else moved
 
     def shifted(self, by: Tensor) -> Monomial:

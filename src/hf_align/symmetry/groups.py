@@ -223,15 +223,16 @@ class OrthogonalFixingOnes(Orthogonal):
         return torch.linalg.qr(torch.cat([ones, torch.eye(self.size, dtype=torch.float64)[:, :-1]], 1))[0][:, 1:]
 
     def _lift(self, inner: Tensor) -> Tensor:
-        basis = self._complement()
+        basis = self._complement().to(inner)
         return basis @ inner @ basis.T + 1 / self.size
 
     def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
         return Matrix(self._lift(Orthogonal(self.size - 1).random(index, rng).matrix))
 
     def nearest(self, cross: Cross) -> Matrix:
-        basis = self._complement()
-        return Matrix(self._lift(polar(basis.T @ _total(cross) @ basis)))
+        total = _total(cross)
+        basis = self._complement().to(total)
+        return Matrix(self._lift(polar(basis.T @ total @ basis)))
 
     def score(self, cross: Cross) -> Tensor:
         return (self.nearest(cross).matrix * _total(cross)).sum((-1, -2))

@@ -96,6 +96,12 @@ class SymmetrySpec:
             if any(f.space == space for axis in axes for segment in axis for f in segment):
                 yield name
 
+    def group(self, space: str) -> Group:
+        """The group of a space that moves."""
+        group = self.spaces[space].group
+        assert group is not None
+        return group
+
     def dimensions(self) -> int:
         """Continuous dimensions of all groups together: what untying a head may enlarge."""
         moving = [s for s in self.spaces.values() if s.group is not None]

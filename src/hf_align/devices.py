@@ -1,0 +1,67 @@
+"""Where to compute: the one place that chooses.
+
+Models run, and weights are moved, on an accelerator if there is one. Products of weights and what is solved from
+them, in float64, go there too if it has float64, and stay on the CPU if not. What comes of it comes back to the CPU. A
+process that accelerate has started among others has the device that accelerate gives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hf_align.errors import HfAlignError
+from hf_align.processes import current
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where this process computes.
+
+    Attributes:
+        running: models, and weights that are moved, in float32.
+        solving: products of weights and polar factors, in float64.
+    """
+
+    running: torch.device = CPU
+    solving: torch.device = CPU
+
+    @classmethod
+    def choose(cls, asked: str | None = None) -> Devices:
+        """As asked, such as "cpu" or "cuda:1"; else the accelerator, else the CPU.
+
+        Raises:
+            HfAlignError: what is asked for is not there.
+        """
+        if asked is None:
+            running = _accelerator()
+        else:
+            try:
+                running = torch.device(asked)
+                torch.zeros(1, device=running)
+            except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
+                why = str(error).splitlines()[0]
+                raise HfAlignError(f"--device {asked} is not there: {why}; cpu is always there") from error
+        return cls(running, running if _has_double(running) else CPU)
+
+
+def _accelerator() -> torch.device:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return CPU
+    if current().count == 1:
+        return device
+    from accelerate import PartialState
+
+    return torch.device(PartialState().device)
+
+
+def _has_double(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):  # as Metal says it
+        return False
+    return True

@@ -1,0 +1,65 @@
+"""How much memory matching takes: what `--dry-run` states, and what keeps steps that run side by side within it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hf_align.matching.heads import Tree
+from hf_align.matching.kept import KEPT
+from hf_align.symmetry.groups import ScaledPermutation
+from hf_align.symmetry.spec import SymmetrySpec
+
+_DOUBLE = torch.float64.itemsize
+_WEIGHTS = 8
+"""Copies of a weight: A's and B's, each as read, in canonical gauge, moved and laid out for a product."""
+_CROSSES = 5
+"""Of a cross matrix: a term, the sum so far, their sum, and twice what solves it."""
+_ELEMENTS = 6
+"""Of all elements: both models' gauges, what is being solved, and its composition with them."""
+
+Step = Tree | str
+"""What is solved at once: heads with all that is inside, or a space by itself."""
+
+
+def of_step(spec: SymmetrySpec, step: Step) -> int:
+    """The most bytes of solving a step: copies of its largest weight, and its cross matrices."""
+    spaces = step.spaces if isinstance(step, Tree) else {step}
+    names = {name for space in spaces for name in spec.uses(space)}
+    weights = max((math.prod(spec.shape(name)) for name in names), default=0)
+    return (_WEIGHTS * weights + _CROSSES * _crosses(spec, step)) * _DOUBLE
+
+
+def _crosses(spec: SymmetrySpec, step: Step) -> int:
+    if not isinstance(step, Tree):
+        return spec.spaces[step].size ** 2 * math.prod(spec.index_shape(step))
+    # Every head of A beside every head of B, once for each weight.
+    names = {name for space in step.spaces for name in spec.uses(space)}
+    sizes = [math.prod(f.size for axis in spec.parameters[name] for s in axis for f in s if f.space in step.spaces)
+             for name in names]  # fmt: skip
+    return sum(size**2 for size in sizes)
+
+
+def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:
+    """The most bytes of matching by weights and of moving them: what is kept, the elements, and the largest step."""
+    elements = sum(
+        (space.size if isinstance(space.group, ScaledPermutation) else space.size**2)
+        * math.prod(spec.index_shape(name))
+        for name, space in spec.spaces.items()
+        if space.group is not None
+    )
+    sizes = [math.prod(spec.shape(name)) for name in spec.parameters]
+    return 2 * min(KEPT, sum(sizes) * _DOUBLE) + _ELEMENTS * elements * _DOUBLE + room(spec, steps)
+
+
+def room(spec: SymmetrySpec, steps: list[Step]) -> int:
+    """Bytes for steps that are solved side by side: what the largest step, or moving the largest weight, takes."""
+    largest = max(math.prod(spec.shape(name)) for name in spec.parameters)
+    return max([_WEIGHTS * largest * _DOUBLE, *(of_step(spec, step) for step in steps)])
+
+
+def at_once(spec: SymmetrySpec, together: list[Step], most: int) -> int:
+    """How many of these steps fit into `most` bytes side by side; at least one, at most the threads there are."""
+    largest = max(of_step(spec, step) for step in together)
+    return max(1, min(torch.get_num_threads(), len(together), most // largest))

@@ -1,0 +1,88 @@
+"""Where things are computed: on the accelerator if there is one, in float64 only where it has that, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MODELS, run
+from elsewhere import NAME, Elsewhere, Held
+
+from hf_align import pipeline
+from hf_align.devices import CPU, Devices
+from hf_align.errors import HfAlignError
+from hf_align.matching.match import Match
+from hf_align.models import Pair, open_pair
+from hf_align.options import Options
+
+PRODUCTS = ("aten.mm", "aten.bmm")
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return open_pair(str(MODELS / request.param / "0"), str(MODELS / request.param / "1"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # the device is known in one
+
+
+def products(there: Elsewhere) -> set[torch.dtype]:
+    return set().union(*(there.ran.get(name, set()) for name in PRODUCTS))
+
+
+def same(one: Match, other: Match) -> None:
+    for ours, theirs in ((one.a, other.a), (one.b, other.b)):
+        for space, element in ours.items():
+            for key, tensor in element.tensors().items():
+                there = theirs[space].tensors()[key]
+                assert not isinstance(there, Held) and there.device == CPU and there.dtype == tensor.dtype
+                assert torch.allclose(tensor, there, atol=1e-9), (space, key)
+
+
+def test_products_and_polar_factors_go_to_the_device(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.symmetry.groups._LARGE", 32)  # Newton's iteration for the residual stream
+    expected = pipeline.find_match(pair, Options(device="cpu"))
+    with Elsewhere() as there:
+        found = pipeline.find_match(pair, Options(device=NAME))
+    assert expected is not None and found is not None
+    same(expected, found)
+    assert products(there) == {torch.float64} == there.ran["aten.linalg_inv_ex"]
+
+
+def test_without_float64_what_is_solved_stays_on_the_cpu(pair: Pair) -> None:
+    with Elsewhere(has_double=False) as there:
+        devices = Devices.choose(NAME)
+        found = pipeline.find_match(pair, Options(device=NAME))
+        assert found is not None
+        assert (devices.running.type, devices.solving) == (NAME, CPU) and not there.ran
+        moved = pipeline.aligned_weights(pair, Options(device=NAME), found)[1]
+        tensors = {name: moved[name] for name in pair.spec.parameters}
+    assert products(there) == {torch.float32}
+    at_home = pipeline.aligned_weights(pair, Options(device="cpu"), found)[1]
+    for name, tensor in tensors.items():
+        assert not isinstance(tensor, Held) and torch.equal(tensor, at_home[name]), name
+
+
+def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
+    """Transforms in float32 there, and the file is written from the CPU."""
+    models, out = (MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"), tmp_path / "there"
+    assert run("merge", *models, "-o", tmp_path / "here", "--device", "cpu", "--quiet") == 0
+    alignment = tmp_path / "here" / "hf-align" / "alignment.safetensors"
+    with Elsewhere() as there:
+        assert run("merge", *models, "-o", out, "--device", NAME, "--alignment", alignment, "--quiet") == 0
+    assert products(there) == {torch.float32}
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()
+
+
+def test_the_device_is_the_one_that_is_asked_for_or_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Devices.choose("cpu") == Devices(CPU, CPU)
+    for asked in ("nowhere", "cuda:7"):
+        with pytest.raises(HfAlignError, match=f"--device {asked} is not there"):
+            Devices.choose(asked)
+    with Elsewhere():
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(NAME))
+        assert Devices.choose() == Devices(torch.device(NAME), torch.device(NAME))
