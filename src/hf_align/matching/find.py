@@ -102,9 +102,7 @@ def _learned(
 def _by_weights(models: Balanced, search: Search, say: Say) -> Found:
     pairing = PAIRINGS.get(search.heads, best_fit)
     if len(models.models) == 2:
-        found, sweeps = match_weights(
-            models, lambda sweep, value: say(f"sweep {sweep}: agreement {value:.6g}"), pairing
-        )
+        found, sweeps = match_weights(models, lambda sweep, fit: say(f"sweep {sweep}: agreement {fit:.6g}"), pairing)
         return [found], sweeps
     elements, rounds = match_universe(models, lambda number, value: say(f"round {number}: agreement {value:.6g}"))
     home = inverse(models.spec, elements[0])

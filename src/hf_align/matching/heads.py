@@ -87,7 +87,7 @@ def match_heads(
         found[tree.subheads] = Monomial.permutation(order[rows, heads])
     for space in tree.inner:
         fit = {p: m[rows, heads] for p, m in _inner_cross(space, pairs, order).items()}
-        found[space] = _group(spec, space).nearest(fit)
+        found[space] = spec.group(space).nearest(fit)
     return found
 
 
@@ -140,7 +140,7 @@ def _paired(p: Pairs, order: Tensor | None) -> Tensor:
 def best_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """⟨A, gB⟩ of the weights of every pair of heads, under the best inner elements g."""
     return _outside(pairs, order) + sum(
-        (_group(spec, s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(())
+        (spec.group(s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(())
     )
 
 
@@ -153,7 +153,7 @@ def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: T
     """
     total = _outside(pairs, order)
     for space in tree.inner:
-        group, fit = _group(spec, space), _inner_cross(space, pairs, order)
+        group, fit = spec.group(space), _inner_cross(space, pairs, order)
         if isinstance(group, ScaledPermutation) or not group.has_gauge or fit.keys() != {PRIMAL, DUAL}:
             total = total + group.score(fit)
             continue
@@ -190,12 +190,6 @@ def _inner_grams(space: str, pairs: list[Pairs], side: int) -> dict[Power, Tenso
     return total
 
 
-def _group(spec: SymmetrySpec, space: str) -> Group:
-    group = spec.spaces[space].group
-    assert group is not None
-    return group
-
-
 def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> Tensor:
     """For every pair of heads, the order [h, h', g] of sub-heads that allows the best fit."""
     assert tree.subheads is not None
@@ -218,7 +212,7 @@ def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], size: int) ->
             matrices = _inner_cross(space, shared if order is None else pairs, order)
             if not matrices:
                 matrices = {p.power: p.fit.sum((2, 3)) for p in pairs if p.inner == space}
-            element = _group(spec, space).nearest(matrices).as_matrix()
+            element = spec.group(space).nearest(matrices).as_matrix()
             for p in pairs:
                 if p.inner == space and p.has_subheads:
                     cost = cost + (p.fit * element[:, :, None, None]).sum((-1, -2))
