@@ -26,7 +26,6 @@ import typer
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from hf_align.evaluate import Evaluator, lambdas, load_data
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import separated, with_heads, with_residual
 from hf_align.matching.find import Search, find, site_order
@@ -34,7 +33,8 @@ from hf_align.matching.match import Match
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean
 from hf_align.models import Pair, open_pair
-from hf_align.network import Batch, Network
+from hf_align.running.evaluate import Evaluator, lambdas, load_data
+from hf_align.running.network import Batch, Network
 from hf_align.symmetry.alignment import AlignedWeights, distance
 from hf_align.symmetry.spec import SymmetrySpec
 

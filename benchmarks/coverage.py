@@ -35,14 +35,14 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from hf_align.errors import HfAlignError
-from hf_align.inputs import parts
-from hf_align.reduce import reduced
-from hf_align.shrink import ROOMY, TINY, shallow, shrink
 from hf_align.symmetry.certificate.certify import certify, soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import Program, trace
+from hf_align.tracing.inputs import parts
+from hf_align.tracing.reduce import reduced
+from hf_align.tracing.shrink import ROOMY, TINY, shallow, shrink
+from hf_align.tracing.trace import Program, trace
 
 MAPPINGS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", None,
             "SEQUENCE_CLASSIFICATION")  # fmt: skip

@@ -221,7 +221,7 @@ def make(folder: Path, billions: float, seed: int) -> None:
     import torch
     import transformers
 
-    from hf_align.shards import ShardPlan, claimed, whole, write_shards
+    from hf_align.checkpoints.shards import ShardPlan, claimed, whole, write_shards
 
     config = transformers.LlamaConfig(
         vocab_size=32000, hidden_size=2048, intermediate_size=5504, num_hidden_layers=LAYERS[billions],
@@ -258,8 +258,8 @@ def move(model: list[Path], folder: Path) -> None:
     """A model in a random basis."""
     import torch
 
+    from hf_align.checkpoints.shards import claimed
     from hf_align.models import open_pair
-    from hf_align.shards import claimed
     from hf_align.symmetry.alignment import AlignedWeights
     from hf_align.writing import Draft, write
 

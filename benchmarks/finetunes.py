@@ -15,11 +15,11 @@ import torch
 import typer
 from torch import Tensor
 
-from hf_align.evaluate import Evaluator, load_data
 from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.methods import merge_tensors
-from hf_align.network import Network
 from hf_align.options import Options
+from hf_align.running.evaluate import Evaluator, load_data
+from hf_align.running.network import Network
 
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS = ("jargon", "py", "kjv")

@@ -14,8 +14,6 @@ import torch
 import typer
 
 from hf_align import pipeline
-from hf_align.evaluate import Evaluator, load_data
-from hf_align.generate import own_inputs
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.fusion import transport
@@ -23,8 +21,10 @@ from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network
 from hf_align.options import Options
+from hf_align.running.evaluate import Evaluator, load_data
+from hf_align.running.generate import own_inputs
+from hf_align.running.network import Network
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "examples" / "models"

@@ -12,11 +12,11 @@ import transformers
 
 from hf_align.options import Options
 from hf_align.pipeline import merge
-from hf_align.reduce import reduced
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.certificate.random_copy import random_elements, transform
 from hf_align.symmetry.derive import derive
-from hf_align.trace import trace
+from hf_align.tracing.reduce import reduced
+from hf_align.tracing.trace import trace
 
 output = Path(sys.argv[1] if len(sys.argv) > 1 else "out/new_architecture")
 config = transformers.Qwen3Config(

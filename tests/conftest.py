@@ -89,6 +89,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     HUB.clear()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", "hf_alice")
-    monkeypatch.setattr("hf_align.hub._WAITS", (0.01,) * 3)
+    monkeypatch.setattr("hf_align.checkpoints.hub._WAITS", (0.01,) * 3)
     yield HUB
     HUB.clear()

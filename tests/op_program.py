@@ -16,9 +16,9 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align import trace
-from hf_align.inputs import Example
-from hf_align.trace import Program
+from hf_align.tracing import trace
+from hf_align.tracing.inputs import Example
+from hf_align.tracing.trace import Program
 
 _INPUTS = 3
 """Numbers that the model reads."""

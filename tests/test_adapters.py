@@ -16,11 +16,11 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align.adapters import adapted
-from hf_align.checkpoint import Checkpoint
-from hf_align.hub import resolve
+from hf_align.checkpoints.adapters import adapted
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.hub import resolve
 from hf_align.models import open_pair
-from hf_align.provenance import Provenance
+from hf_align.publishing.provenance import Provenance
 
 peft = pytest.importorskip("peft", reason="pip install hf-align[mergekit]")
 

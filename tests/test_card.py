@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from hf_align.errors import HfAlignError
-from hf_align.provenance import Provenance
+from hf_align.publishing.provenance import Provenance
 
 LLAMA = MODELS / "llama"
 

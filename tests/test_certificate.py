@@ -17,7 +17,7 @@ from hf_align.symmetry.gauges import attention_biases, find
 from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
 from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.trace import trace
+from hf_align.tracing.trace import trace
 
 CASES = {
     "llama, one layer": (tiny_llama(), 78),

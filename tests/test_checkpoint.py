@@ -16,9 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align.checkpoint import INDEX, SINGLE, Checkpoint, require_finite
+from hf_align.checkpoints.checkpoint import INDEX, SINGLE, Checkpoint, require_finite
+from hf_align.checkpoints.shards import ShardPlan, claimed, whole, write_shards
 from hf_align.errors import CheckpointError, OutputError
-from hf_align.shards import ShardPlan, claimed, whole, write_shards
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8)

@@ -12,13 +12,13 @@ import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from transformers import PretrainedConfig
 
-from hf_align import layers
-from hf_align.layers import Stack, find_stacks, shorten
 from hf_align.symmetry import depth
 from hf_align.symmetry.depth import IrregularLayersError, derive_by_depth, extend
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import build_without_weights, inventory, trace, trace_model
+from hf_align.tracing import layers
+from hf_align.tracing.layers import Stack, find_stacks, shorten
+from hf_align.tracing.trace import build_without_weights, inventory, trace, trace_model
 
 
 def _decoder(model_type: str, **changes: object) -> PretrainedConfig:

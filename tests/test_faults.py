@@ -15,7 +15,7 @@ from conftest import MODELS, run
 from faults import contents
 from safetensors.torch import load_file, save_file
 
-from hf_align.checkpoint import SINGLE, Checkpoint
+from hf_align.checkpoints.checkpoint import SINGLE, Checkpoint
 from hf_align.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("faults.py")

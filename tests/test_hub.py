@@ -18,10 +18,10 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from hf_align import hub as hub_module
-from hf_align.checkpoint import Checkpoint
+from hf_align.checkpoints import hub as hub_module
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.hub import resolve
 from hf_align.errors import CheckpointError, HfAlignError
-from hf_align.hub import resolve
 from hf_align.models import open_pair
 
 LLAMA = MODELS / "llama"
@@ -240,7 +240,7 @@ def test_shards_are_dropped_once_they_are_read(hub: Hub, tmp_path: Path) -> None
 
 
 def test_a_dropped_shard_is_fetched_again(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hf_align.checkpoint._SMALL", 100)
+    monkeypatch.setattr("hf_align.checkpoints.checkpoint._SMALL", 100)
     source = resolve("org/a")
     checkpoint = Checkpoint.open(source.folder, source.shards)
     checkpoint.drop_when_read(list(checkpoint))

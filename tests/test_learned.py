@@ -17,8 +17,6 @@ from torch import Tensor
 
 from hf_align import pipeline
 from hf_align.errors import HfAlignError
-from hf_align.evaluate import Evaluator, load_data
-from hf_align.generate import own_inputs
 from hf_align.matching.activations import agreement, match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, as_weights, compare, watch
@@ -29,14 +27,16 @@ from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network, batches
+from hf_align.running.evaluate import Evaluator, load_data
+from hf_align.running.generate import own_inputs
+from hf_align.running.network import Network, batches
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.spec import Factor
-from hf_align.trace import read_config
+from hf_align.tracing.trace import read_config
 
 FAMILIES = ("llama", "gpt2", "vit")
 PROCESSOR = {"image_processor_type": "ViTImageProcessor", "do_resize": False, "do_rescale": True,

@@ -10,7 +10,6 @@ import torch
 from conftest import DATA, MODELS, matched
 
 from hf_align import pipeline
-from hf_align.execute import execute
 from hf_align.matching import balanced
 from hf_align.matching.choices import with_residual
 from hf_align.models import Pair, open_pair
@@ -20,7 +19,8 @@ from hf_align.symmetry.certificate.random_copy import random_elements, random_in
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import trace
 
 FAMILIES = ("llama", "gpt2", "vit")
 Weights = dict[str, torch.Tensor]

@@ -25,7 +25,7 @@ from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import merge_here
 from hf_align.mergekit.slices import stack_here
 from hf_align.options import Options
-from hf_align.provenance import Provenance
+from hf_align.publishing.provenance import Provenance
 
 pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align import pipeline
-from hf_align.evaluate import Evaluator
 from hf_align.matching.soft import favourites, likeness, sinkhorn
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import best_split, circuits
@@ -24,8 +23,9 @@ from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import OFF_DIAGONAL, grams, regress, regression_mean
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network
 from hf_align.options import Options
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.network import Network
 from hf_align.symmetry.action import act
 from hf_align.symmetry.overrides import symmetries
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
 
-from hf_align.checkpoint import Checkpoint
-from hf_align.conversion import Conversion
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.conversion import Conversion
+from hf_align.checkpoints.naming import DiskWeights, NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError
-from hf_align.naming import DiskWeights, NamedWeights, Names, match_names
-from hf_align.trace import build_without_weights
+from hf_align.tracing.trace import build_without_weights
 
 transformers.utils.logging.disable_progress_bar()
 

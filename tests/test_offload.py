@@ -13,16 +13,16 @@ import transformers
 from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from transformers import PretrainedConfig
 
-from hf_align import offload
-from hf_align.evaluate import Evaluator
-from hf_align.generate import noise, own_inputs
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import compare, watch
 from hf_align.merging.regmean import grams
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network, batches
-from hf_align.offload import OffloadedNetwork, network_for
-from hf_align.trace import build_without_weights, inventory, trace
+from hf_align.running import offload
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.generate import noise, own_inputs
+from hf_align.running.network import Network, batches
+from hf_align.running.offload import OffloadedNetwork, network_for
+from hf_align.tracing.trace import build_without_weights, inventory, trace
 
 
 def pair_of(family: str) -> Pair:
@@ -108,8 +108,8 @@ from pathlib import Path
 import torch
 from hf_align.matching.features import compare, watch
 from hf_align.models import open_pair
-from hf_align.network import Network, batches
-from hf_align.offload import OffloadedNetwork
+from hf_align.running.network import Network, batches
+from hf_align.running.offload import OffloadedNetwork
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

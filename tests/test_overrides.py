@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from hf_align.cli import app
 from hf_align.errors import HfAlignError
-from hf_align.execute import execute
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
 from hf_align.symmetry.depth import derive_by_depth
@@ -26,7 +25,8 @@ from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation, Sig
 from hf_align.symmetry.override_file import OverrideFile, read_overrides, shipped
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import trace
 
 REASON = "only for this test"
 UP = {"parameter": "model.layers.*.mlp.up_proj.weight", "axis": 0}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align import plain
-from hf_align.checkpoint import INDEX, SINGLE
+from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.errors import CheckpointError
 from hf_align.options import Options
 
@@ -96,7 +96,7 @@ def test_no_modelling_code_is_loaded(tmp_path: Path) -> None:
     """
     loaded = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
     assert "hf_align.plain" in loaded.stdout.split()
-    assert not {"transformers", "scipy", "hf_align.trace"} & set(loaded.stdout.split())
+    assert not {"transformers", "scipy", "hf_align.tracing.trace"} & set(loaded.stdout.split())
 
 
 @pytest.mark.parametrize("side", [0, 1])

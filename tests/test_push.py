@@ -12,7 +12,7 @@ from hub_server import Fault, Hub
 from huggingface_hub import constants
 
 from hf_align.errors import HfAlignError
-from hf_align.push import Destination, default_name, push, user
+from hf_align.publishing.push import Destination, default_name, push, user
 
 
 @pytest.fixture

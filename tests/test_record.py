@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from transformers import PreTrainedModel
 
-from hf_align.execute import execute
-from hf_align.record import record
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
-from hf_align.trace import op_name, trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.record import record
+from hf_align.tracing.trace import op_name, trace
 
 
 class Branch(nn.Module):

@@ -12,8 +12,8 @@ import pytest
 from conftest import DATA, MODELS, run
 from PIL import Image
 
-from hf_align.provenance import Provenance
-from hf_align.report import _ticks
+from hf_align.publishing.provenance import Provenance
+from hf_align.publishing.report import _ticks
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _VOID = {"meta", "br", "wbr"}

@@ -8,9 +8,9 @@ import pytest
 import transformers
 from transformers import PretrainedConfig
 
-from hf_align.reduce import WANTED, reduced, run_on_zeros
-from hf_align.shrink import shrink
-from hf_align.trace import build_without_weights, inventory
+from hf_align.tracing.reduce import WANTED, reduced, run_on_zeros
+from hf_align.tracing.shrink import shrink
+from hf_align.tracing.trace import build_without_weights, inventory
 
 
 def parameters(config: PretrainedConfig) -> int:

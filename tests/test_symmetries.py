@@ -17,7 +17,6 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.reduce import reduced
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights, with_eps
@@ -38,7 +37,8 @@ from hf_align.symmetry.groups import (
     TorusPermutation,
 )
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
-from hf_align.trace import Program, trace
+from hf_align.tracing.reduce import reduced
+from hf_align.tracing.trace import Program, trace
 
 VOCABULARY = 23
 """With fewer tokens than about twice the width, a count shows directions that no real model has."""

@@ -10,7 +10,6 @@ import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 
 from hf_align.errors import IncompatibleModels
-from hf_align.execute import execute
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.groups import (
     GeneralLinear,
@@ -22,7 +21,8 @@ from hf_align.symmetry.groups import (
     SignedPermutation,
 )
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import build_without_weights, op_name, trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import build_without_weights, op_name, trace
 
 
 def groups(spec: SymmetrySpec) -> dict[str, str]:

@@ -12,14 +12,14 @@ from conftest import DATA, MODELS, run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align.evaluate import Evaluator
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import Search, find
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean, match_universe
 from hf_align.models import Pair, open_pair
-from hf_align.network import Network
 from hf_align.options import Options
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.network import Network
 from hf_align.several import Several
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse

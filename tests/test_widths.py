@@ -13,12 +13,12 @@ from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
-from hf_align.execute import execute
 from hf_align.models import open_pair
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.widening import WidenedWeights
-from hf_align.trace import trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import trace
 
 EXACT = {
     "RMSNorm": (tiny_llama, dict(), dict(hidden_size=14, intermediate_size=9)),

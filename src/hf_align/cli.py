@@ -311,7 +311,7 @@ def merge(
     report = merged.as_json()
     lines = _merge_lines(report)
     if push is not None:
-        from hf_align import push as upload
+        from hf_align.publishing import push as upload
 
         names = [_base(model) for model in models]
         message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
@@ -409,7 +409,7 @@ def push(
     quiet: Quiet = False,
 ) -> None:
     """Upload a merged model, or go on with an upload that broke off: what is there is not sent again."""
-    from hf_align import push as upload
+    from hf_align.publishing import push as upload
 
     _bars(quiet)
     upload.user()
@@ -452,7 +452,7 @@ def report(
 ) -> None:
     """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
     _bars(quiet)
-    from hf_align.report import write_report
+    from hf_align.publishing.report import write_report
 
     page = output or folder / "report.html"
     with waiting("drawing"):
@@ -472,7 +472,7 @@ def spec(
     """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
     _bars(quiet)
     from hf_align.symmetry.overrides import symmetries
-    from hf_align.trace import read_config
+    from hf_align.tracing.trace import read_config
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
     with waiting("deriving the symmetries"):
@@ -497,7 +497,7 @@ def explain(
     _bars(quiet)
     from hf_align.symmetry.explain import explain as describe
     from hf_align.symmetry.overrides import symmetries
-    from hf_align.trace import read_config
+    from hf_align.tracing.trace import read_config
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
     with waiting("deriving the symmetries"):
@@ -523,11 +523,11 @@ def certify(
     Exit status 1 if a symmetry is unsound or missing.
     """
     _bars(quiet)
-    from hf_align.reduce import reduced
-    from hf_align.shrink import shrink
     from hf_align.symmetry.certificate.certify import certify as measure
     from hf_align.symmetry.overrides import reviewer
-    from hf_align.trace import read_config
+    from hf_align.tracing.reduce import reduced
+    from hf_align.tracing.shrink import shrink
+    from hf_align.tracing.trace import read_config
 
     config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
     review = reviewer(config.model_type, specs)
@@ -548,14 +548,14 @@ def certify(
 def _config_of(model: str) -> str:
     from transformers import CONFIG_MAPPING
 
-    from hf_align.hub import resolve
+    from hf_align.checkpoints.hub import resolve
 
     return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
 
 
 def _uploader() -> str:
     """Who is logged in: asked before anything is computed."""
-    from hf_align import push as upload
+    from hf_align.publishing import push as upload
 
     return upload.user()
 

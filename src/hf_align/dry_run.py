@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from hf_align import plain
-from hf_align.checkpoint import Checkpoint
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.shards import ShardPlan
 from hf_align.errors import HfAlignError
 from hf_align.matching.memory import of_matching
 from hf_align.matching.weights import steps_of
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
-from hf_align.shards import ShardPlan
 from hf_align.writing import Draft
 
 _DOUBLE = torch.float64.itemsize

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.adapters import adapted
-from hf_align.checkpoint import Checkpoint
-from hf_align.companions import require_same_vocabulary
+from hf_align.checkpoints.adapters import adapted
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.companions import require_same_vocabulary
+from hf_align.checkpoints.hub import Source, resolve
+from hf_align.checkpoints.naming import NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError, IncompatibleModels
-from hf_align.hub import Source, resolve
-from hf_align.naming import NamedWeights, Names, match_names
 from hf_align.progress import waiting
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import is_wider
-from hf_align.trace import build_without_weights, inventory, read_config
+from hf_align.tracing.trace import build_without_weights, inventory, read_config
 from hf_align.widths import Architecture, described, widen
 
 

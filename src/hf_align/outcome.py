@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_align.provenance import Provenance
+from hf_align.publishing.provenance import Provenance
 
 
 @dataclass

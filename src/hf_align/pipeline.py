@@ -12,11 +12,8 @@ from huggingface_hub.utils import tqdm
 from torch import Tensor
 
 from hf_align import plain
-from hf_align.card import document
-from hf_align.devices import Devices
-from hf_align.documenting import certified, cosines
+from hf_align.checkpoints.shards import Claim, claimed
 from hf_align.errors import HfAlignError
-from hf_align.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
@@ -27,14 +24,17 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
-from hf_align.network import Batch, Computed, Network
-from hf_align.offload import network_for
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.processes import ALONE, Processes
 from hf_align.progress import waiting
-from hf_align.provenance import FOLDER
-from hf_align.shards import Claim, claimed
+from hf_align.publishing.card import document
+from hf_align.publishing.documenting import certified, cosines
+from hf_align.publishing.provenance import FOLDER
+from hf_align.running.devices import Devices
+from hf_align.running.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.running.network import Batch, Computed, Network
+from hf_align.running.offload import network_for
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, reported, write

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_align.adapters import adapted
-from hf_align.card import document
-from hf_align.checkpoint import Checkpoint, is_finite, require_finite
-from hf_align.companions import require_same_vocabulary, write_companions
+from hf_align.checkpoints.adapters import adapted
+from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
+from hf_align.checkpoints.companions import require_same_vocabulary, write_companions
+from hf_align.checkpoints.hub import Source as ModelSource
+from hf_align.checkpoints.hub import resolve
+from hf_align.checkpoints.shards import ShardPlan, Source, claimed, write_with_bar
 from hf_align.errors import CheckpointError
-from hf_align.hub import Source as ModelSource
-from hf_align.hub import resolve
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.shards import ShardPlan, Source, claimed, write_with_bar
+from hf_align.publishing.card import document
 
 SLICE = 2**19
 """Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""

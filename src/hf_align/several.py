@@ -8,24 +8,24 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hf_align.card import document
-from hf_align.devices import Devices
-from hf_align.documenting import certified
+from hf_align.checkpoints.shards import Claim, claimed
 from hf_align.errors import HfAlignError
-from hf_align.evaluate import Evaluator
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import find
 from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
 from hf_align.models import Model, Pair
-from hf_align.network import Batch, Computed
-from hf_align.offload import network_for
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.pipeline import examples, open_models, search_of, search_spec
-from hf_align.provenance import FOLDER
-from hf_align.shards import Claim, claimed
+from hf_align.publishing.card import document
+from hf_align.publishing.documenting import certified
+from hf_align.publishing.provenance import FOLDER
+from hf_align.running.devices import Devices
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.network import Batch, Computed
+from hf_align.running.offload import network_for
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, reported, write

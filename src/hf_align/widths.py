@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
-from hf_align.generate import noise
-from hf_align.network import Network, predictions
+from hf_align.running.generate import noise
+from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import STRETCHES, WidenedWeights, grown
-from hf_align.trace import trace
+from hf_align.tracing.trace import trace
 
 _ROUNDING = 1e-4
 """The largest change of an output, of the largest output, that float32 explains."""

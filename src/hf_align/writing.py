@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from hf_align.companions import write_companions
+from hf_align.checkpoints.companions import write_companions
+from hf_align.checkpoints.naming import DiskLayout, DiskWeights
+from hf_align.checkpoints.shards import Claim, ShardPlan, whole, write_with_bar
 from hf_align.models import Model, Pair
-from hf_align.naming import DiskLayout, DiskWeights
-from hf_align.network import Batch
-from hf_align.shards import Claim, ShardPlan, whole, write_with_bar
+from hf_align.running.network import Batch
 
 
 @dataclass(frozen=True)

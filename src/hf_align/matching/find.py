@@ -10,7 +10,6 @@ from huggingface_hub.utils import tqdm
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.generate import noise, own_inputs
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
@@ -22,11 +21,12 @@ from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
-from hf_align.network import Batch, Network, batches
 from hf_align.processes import ALONE
+from hf_align.running.generate import noise, own_inputs
+from hf_align.running.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
-from hf_align.trace import trace
+from hf_align.tracing.trace import trace
 
 Say = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.latent import Arranging, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
-from hf_align.network import Network
+from hf_align.running.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling

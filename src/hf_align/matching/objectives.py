@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from hf_align.network import Batch, Network, predictions
+from hf_align.running.network import Batch, Network, predictions
 
 Weights = Mapping[str, Tensor]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hf_align.checkpoints.naming import DiskWeights
 from hf_align.models import Model, Pair, open_pair
-from hf_align.naming import DiskWeights
 from hf_align.options import Options
 from hf_align.pipeline import Say, aligned_weights, examples, find_match
 

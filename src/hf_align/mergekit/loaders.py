@@ -19,12 +19,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_align.checkpoint import Checkpoint
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.naming import match_names
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of, parse
-from hf_align.naming import match_names
-from hf_align.trace import build_without_weights, inventory, read_config
+from hf_align.tracing.trace import build_without_weights, inventory, read_config
 
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx|index\.json)$")
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_align.checkpoints.shards import claimed
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of
 from hf_align.options import Options
 from hf_align.pipeline import Say
-from hf_align.shards import claimed
 from hf_align.writing import Draft, record, write
 
 

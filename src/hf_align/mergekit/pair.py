@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_align.card import document
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import parse, require_known
@@ -15,7 +14,8 @@ from hf_align.mergekit.methods import merge_here
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.pipeline import Say
-from hf_align.provenance import public_name
+from hf_align.publishing.card import document
+from hf_align.publishing.provenance import public_name
 
 
 def merge_pair(

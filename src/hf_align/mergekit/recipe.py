@@ -11,10 +11,9 @@ from typing import Any
 
 import yaml
 
-from hf_align.card import document
+from hf_align.checkpoints.hub import resolve
 from hf_align.config import Align, read_recipe
 from hf_align.errors import HfAlignError, OutputError
-from hf_align.hub import resolve
 from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
 from hf_align.mergekit.folders import run_command, write_inputs
@@ -23,7 +22,8 @@ from hf_align.mergekit.methods import merge_here, whole_slice
 from hf_align.mergekit.slices import stack_here
 from hf_align.options import Options
 from hf_align.pipeline import Say
-from hf_align.provenance import public_name
+from hf_align.publishing.card import document
+from hf_align.publishing.provenance import public_name
 
 _STAGE = ".mergekit"
 

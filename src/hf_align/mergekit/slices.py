@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.companions import write_companions
+from hf_align.checkpoints.companions import write_companions
+from hf_align.checkpoints.naming import DiskWeights
+from hf_align.checkpoints.shards import ShardPlan, claimed, whole, write_with_bar
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of
 from hf_align.mergekit.methods import Settings, layer_of, layers_of, merge_tensors
-from hf_align.naming import DiskWeights
 from hf_align.options import Options
 from hf_align.pipeline import Say
-from hf_align.shards import ShardPlan, claimed, whole, write_with_bar
-from hf_align.shrink import with_fields
-from hf_align.trace import build_without_weights, inventory
+from hf_align.tracing.shrink import with_fields
+from hf_align.tracing.trace import build_without_weights, inventory
 from hf_align.writing import record
 
 

@@ -15,7 +15,7 @@ from hf_align.matching.features import Site, as_weights, compare, watch
 from hf_align.matching.soft import blends, favourites, likeness, sinkhorn, units
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.samples import Samples
-from hf_align.network import batches
+from hf_align.running.network import batches
 from hf_align.symmetry.action import Elements, act
 
 TEMPERATURE = 0.05

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_align.generate import own_inputs
 from hf_align.merging.aligned import Aligned
-from hf_align.network import Batch, Network
+from hf_align.running.generate import own_inputs
+from hf_align.running.network import Batch, Network
 
 MOST = 256
 """Examples: more change little."""

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
-from hf_align.layers import Stack, find_stacks, shorten
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
-from hf_align.trace import Inventory, build_without_weights, inventory, trace, trace_model
+from hf_align.tracing.layers import Stack, find_stacks, shorten
+from hf_align.tracing.trace import Inventory, build_without_weights, inventory, trace, trace_model
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

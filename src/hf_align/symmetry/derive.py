@@ -19,7 +19,7 @@ from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
-from hf_align.trace import Evidence, Program, op_name
+from hf_align.tracing.trace import Evidence, Program, op_name
 
 
 def derive(program: Program) -> SymmetrySpec:

@@ -29,7 +29,7 @@ from hf_align.symmetry.spaces import (
     require_same_order,
     unify,
 )
-from hf_align.trace import Program, evidence, op_name
+from hf_align.tracing.trace import Program, evidence, op_name
 
 
 @dataclass(frozen=True)

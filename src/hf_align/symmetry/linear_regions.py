@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.execute import call_wide
 from hf_align.symmetry.rotations import Rotations, reordering
-from hf_align.trace import Program, op_name
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import Program, op_name
 
 _LINEAR = frozenset(
     [

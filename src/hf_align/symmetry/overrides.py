@@ -15,8 +15,6 @@ import torch
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.execute import execute
-from hf_align.shrink import shrink
 from hf_align.symmetry import groups
 from hf_align.symmetry.certificate.random_copy import (
     random_elements,
@@ -32,7 +30,9 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.override_file import Override, OverrideFile, Pin, SetBound, SpaceRef, Tie, read_overrides
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
-from hf_align.trace import Evidence, Program, trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.shrink import shrink
+from hf_align.tracing.trace import Evidence, Program, trace
 
 _TOLERANCE = 1e-9
 _BELOW: dict[str, frozenset[str]] = {

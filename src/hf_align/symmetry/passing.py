@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter import Reading
-from hf_align.trace import Program, op_name
+from hf_align.tracing.trace import Program, op_name
 
 # fmt: off
 PASSES = frozenset((

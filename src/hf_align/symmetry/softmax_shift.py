@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.trace import Program, op_name, upstream
+from hf_align.tracing.trace import Program, op_name, upstream
 
 _NOTHING = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""

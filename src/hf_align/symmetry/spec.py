@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.groups import Group
-from hf_align.trace import Evidence
+from hf_align.tracing.trace import Evidence
 
 
 @dataclass(frozen=True)

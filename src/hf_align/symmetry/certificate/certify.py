@@ -17,7 +17,6 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 from transformers import PretrainedConfig
 
-from hf_align.execute import execute
 from hf_align.symmetry.certificate.count import (
     are_null,
     jacobian,
@@ -40,7 +39,8 @@ from hf_align.symmetry.certificate.random_copy import (
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import Program, trace
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import Program, trace
 
 _EXACT = 1e-9
 """Relative changes below are rounding."""

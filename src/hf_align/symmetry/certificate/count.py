@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 from torch.fx import Node
 
-from hf_align.execute import run
 from hf_align.symmetry.certificate.random_copy import Weights
-from hf_align.trace import Program
+from hf_align.tracing.execute import run
+from hf_align.tracing.trace import Program
 
 _SEEN = 10
 """Combinations of the outputs at one position that the count looks at: no more are independent of each other there

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.readings import LINEAR
-from hf_align.trace import Program, op_name, operand
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import Program, op_name, operand
 
 _POWERS = {"relu": 1.0, "relu_": 1.0, "leaky_relu": 1.0, "abs": 1.0, "neg": 1.0, "sqrt": 0.5, "rsqrt": -0.5,
            "reciprocal": -1.0, "square": 2.0}  # fmt: skip

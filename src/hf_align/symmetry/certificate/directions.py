@@ -24,7 +24,7 @@ from hf_align.symmetry.gauges.canonical import (
     FoldStatistics,
 )
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import Program
+from hf_align.tracing.trace import Program
 
 _NOTHING = 1e-9
 """A shorter step is rounding, and made longer it would lead anywhere."""

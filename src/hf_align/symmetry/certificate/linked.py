@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.shears import Streams
 from hf_align.symmetry.groups import OrthogonalFixingOnes
-from hf_align.trace import Program, operand
+from hf_align.tracing.trace import Program, operand
 
 _ZERO = 1e-9
 

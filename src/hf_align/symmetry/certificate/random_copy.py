@@ -10,12 +10,12 @@ import torch
 from torch import Generator, Tensor
 from transformers import PretrainedConfig
 
-from hf_align.inputs import parts
 from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import FoldStatistics
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.trace import Program, op_name
+from hf_align.tracing.inputs import parts
+from hf_align.tracing.trace import Program, op_name
 
 Weights = dict[str, Tensor]
 

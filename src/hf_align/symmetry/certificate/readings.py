@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from hf_align.symmetry.passing import stored_matrix
-from hf_align.trace import Program, op_name, operand
+from hf_align.tracing.trace import Program, op_name, operand
 
 # fmt: off
 LINEAR = frozenset((

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
 from hf_align.symmetry.passing import keeps_last, takes_rows
-from hf_align.trace import Program, op_name, operand
+from hf_align.tracing.trace import Program, op_name, operand
 
 _READ, _WRITE = "read", "write"
 

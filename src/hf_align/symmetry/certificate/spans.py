@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, linear_reading
 from hf_align.symmetry.passing import axes_before, is_centred, keeps_last, takes_rows
-from hf_align.trace import Program, op_name, operand
+from hf_align.tracing.trace import Program, op_name, operand
 
 _ZERO = 1e-9
 

@@ -19,8 +19,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx
 
-from hf_align.execute import call_wide
-from hf_align.trace import Program, op_name, upstream
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import Program, op_name, upstream
 
 _DRAWS = 64
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.execute import call_wide
 from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
 from hf_align.symmetry.certificate.spans import Spans
 from hf_align.symmetry.certificate.tables import Tables
 from hf_align.symmetry.passing import sums_to_one, takes_rows
 from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.trace import Program, op_name, operand
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import Program, op_name, operand
 
 # fmt: off
 _LINEAR_AT_FIXED_PLACES = frozenset((

@@ -13,7 +13,7 @@ from hf_align.symmetry.gauges.labels import move, numbered, only_moves, present,
 from hf_align.symmetry.interpreter import Interpretation, Reading
 from hf_align.symmetry.passing import read_once, sums_to_one
 from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.trace import op_name
+from hf_align.tracing.trace import op_name
 
 _PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}
 """Where the left factor stands among the operands."""

@@ -30,7 +30,7 @@ from hf_align.symmetry.passing import (
     subtracts_mean,
 )
 from hf_align.symmetry.spaces import Axis, Kind
-from hf_align.trace import Program, op_name
+from hf_align.tracing.trace import Program, op_name
 
 
 @dataclass(frozen=True)

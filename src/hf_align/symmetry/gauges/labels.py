@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.execute import call_wide
 from hf_align.symmetry.gauges.canonical import Runs
 from hf_align.symmetry.interpreter import Interpretation
 from hf_align.symmetry.passing import PASSES
-from hf_align.trace import op_name
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import op_name
 
 NOBODY = -1
 

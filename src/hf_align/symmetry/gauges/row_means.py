@@ -12,7 +12,7 @@ from hf_align.symmetry.gauges.labels import move, numbered, only_moves, present,
 from hf_align.symmetry.interpreter import Interpretation
 from hf_align.symmetry.passing import read_once
 from hf_align.symmetry.spaces import Kind
-from hf_align.trace import op_name
+from hf_align.tracing.trace import op_name
 
 
 def centred_rows(found: Interpretation) -> Iterator[CentreRows]:

@@ -11,7 +11,7 @@ from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.symmetry.spaces import Axis, fresh, split_product
-from hf_align.trace import op_name
+from hf_align.tracing.trace import op_name
 
 
 @rule("layer_norm")

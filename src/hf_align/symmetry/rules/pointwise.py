@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.spaces import Axis, cut, fresh
-from hf_align.trace import op_name
+from hf_align.tracing.trace import op_name
 
 
 @rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",

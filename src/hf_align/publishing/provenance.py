@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_align import __version__
+from hf_align.checkpoints.hub import Source
 from hf_align.errors import HfAlignError
-from hf_align.hub import Source
 
 FOLDER = "hf-align"
 FILE = "provenance.json"

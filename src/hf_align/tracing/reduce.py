@@ -23,8 +23,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
-from hf_align.inputs import examples
-from hf_align.shrink import (
+from hf_align.tracing.inputs import examples
+from hf_align.tracing.shrink import (
     ROOMY,
     TINY,
     keep_tokens_inside,
@@ -33,7 +33,7 @@ from hf_align.shrink import (
     small_fields,
     with_fields,
 )
-from hf_align.trace import build_without_weights, inventory, quiet
+from hf_align.tracing.trace import build_without_weights, inventory, quiet
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""

@@ -32,13 +32,13 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 from transformers.initialization import no_init_weights
 
 from hf_align.errors import HfAlignError, IncompatibleModels
-from hf_align.inputs import Example, examples, parts
-from hf_align.record import ONLY_SHAPES, record
+from hf_align.tracing.inputs import Example, examples, parts
+from hf_align.tracing.record import ONLY_SHAPES, record
 
 _BATCH = 2
 _LENGTH = 7
 _HELPERS = (
-    f"{Path(__file__).parent}/",
+    f"{Path(__file__).parents[1]}/",
     f"{Path(torch.__file__).parent}/",
     *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("integrations", "utils")),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from hf_align.trace import quiet
+from hf_align.tracing.trace import quiet
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import GenerationConfig
 
-from hf_align.network import Batch, Network, Weights, in_float32
+from hf_align.running.network import Batch, Network, Weights, in_float32
 from hf_align.symmetry.certificate.random_copy import random_inputs
-from hf_align.trace import Program, quiet, trace
+from hf_align.tracing.trace import Program, quiet, trace
 
 _AT_ONCE = 256
 

@@ -24,7 +24,7 @@ import torch
 from huggingface_hub.utils import tqdm
 from torch import Tensor
 
-from hf_align.checkpoint import INDEX, NAMES, SINGLE, bytes_of
+from hf_align.checkpoints.checkpoint import INDEX, NAMES, SINGLE, bytes_of
 from hf_align.errors import CheckpointError, OutputError
 from hf_align.processes import Processes, current
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.match import Match
-from hf_align.provenance import FOLDER, Provenance
+from hf_align.publishing.provenance import FOLDER, Provenance
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import (
@@ -29,7 +29,7 @@ from hf_align.symmetry.gauges.canonical import (
 )
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
-from hf_align.trace import read_config
+from hf_align.tracing.trace import read_config
 
 _WIDEST = 4096
 """The largest map whose eigenvalues are computed: 8192 already take minutes."""
@@ -111,7 +111,9 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     elements = Match.load(file, spec).b if file.is_file() else {}
     colours = _colours(spec)
     environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(files("hf_align").joinpath("templates", "report.html.j2").read_text("utf-8"))
+    page = environment.from_string(
+        files("hf_align.publishing").joinpath("templates", "report.html.j2").read_text("utf-8")
+    )
     output.write_text(
         page.render(
             made=made,

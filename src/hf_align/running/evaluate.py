@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.network import Batch, Computed, Network, batches
+from hf_align.running.network import Batch, Computed, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512

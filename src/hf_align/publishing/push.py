@@ -12,8 +12,8 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 
+from hf_align.checkpoints.hub import plain_errors, retrying
 from hf_align.errors import HfAlignError
-from hf_align.hub import plain_errors, retrying
 
 _STALE = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*"]
 """Weights of an older upload that `from_pretrained` might load instead of ours."""

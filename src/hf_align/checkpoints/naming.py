@@ -23,8 +23,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from hf_align.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
-from hf_align.conversion import Conversion, Link, Read, Renaming
+from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
+from hf_align.checkpoints.conversion import Conversion, Link, Read, Renaming
 from hf_align.errors import CheckpointError
 
 

@@ -13,10 +13,10 @@ from transformers import PretrainedConfig
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.models import Pair
 from hf_align.progress import waiting
-from hf_align.reduce import reduced
-from hf_align.shrink import shrink
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.overrides import reviewer
+from hf_align.tracing.reduce import reduced
+from hf_align.tracing.shrink import shrink
 
 Weights = Mapping[str, Tensor]
 

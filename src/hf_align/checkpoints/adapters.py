@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_align.checkpoint import Checkpoint
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.errors import CheckpointError
-from hf_align.hub import ADAPTER, Source
 
 _WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")

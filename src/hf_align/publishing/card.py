@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
 from yaml import YAMLError
 
-from hf_align.hub import Source
-from hf_align.provenance import FOLDER, Input, Provenance, public_name
+from hf_align.checkpoints.hub import Source
+from hf_align.publishing.provenance import FOLDER, Input, Provenance, public_name
 
 _PLOT = "barrier.png"
 
@@ -53,7 +53,9 @@ def write_card(folder: Path, made: Provenance) -> None:
     """Write README.md into a merged model's folder, and beside it, if matplotlib is there, the plot of its barriers."""
     plot = _plot(folder, made.comparison) if made.comparison else None
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
-    text = environment.from_string(files("hf_align").joinpath("templates", "card.md.j2").read_text(encoding="utf-8"))
+    text = environment.from_string(
+        files("hf_align.publishing").joinpath("templates", "card.md.j2").read_text(encoding="utf-8")
+    )
     repositories = [i.repository for i in made.inputs if i.repository]
     warning = licence_warning(made.inputs)
     data = ModelCardData(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.trace import build_without_weights, quiet
+from hf_align.tracing.trace import build_without_weights, quiet
 
 Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""

@@ -20,8 +20,8 @@ from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.network import Batch, Gram, Network, Weights, in_float32
-from hf_align.trace import build_without_weights, inventory, quiet
+from hf_align.running.network import Batch, Gram, Network, Weights, in_float32
+from hf_align.tracing.trace import build_without_weights, inventory, quiet
 
 _COPIES = 4
 """Of a model in float32, at most, while two are compared as they are and aligned."""

@@ -1,0 +1,1 @@
+"""Weights on disk and on the Hub: read by slices, named as in memory, written shard by shard."""
