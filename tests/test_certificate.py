@@ -13,7 +13,7 @@ from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
-from hf_align.symmetry.gauges import attention_biases, find
+from hf_align.symmetry.gauges import attention_biases
 from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
 from hf_align.symmetry.softmax_shift import reaches_softmax
@@ -112,14 +112,14 @@ def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
     assert not reaches_softmax(scores, program)
 
 
-@pytest.mark.parametrize(("groups", "passes"), [(1, True), (2, False)])
-def test_a_mean_along_output_channels_is_none_in_a_grouped_convolution(groups: int, passes: bool) -> None:
-    """Each group adds up inputs of its own."""
-    graph = fx.Graph()
-    value, weight, bias = (graph.placeholder(n) for n in ("value", "weight", "bias"))
-    user = graph.call_function(torch.ops.aten.conv1d.default, (value, weight, bias, [1], [0], [1], groups))
-    assert find._passes(user, weight, -2) is passes
-    assert find._passes(user, bias, -1)
+@pytest.mark.parametrize("known", [2, 5])
+def test_a_small_derivative_is_not_taken_for_none(known: int) -> None:
+    """Where nothing is missing, the widest gap is that above the known directions, however small the rest is."""
+    rng = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(60, 60, generator=rng, dtype=torch.float64))[0].T
+    sizes = torch.cat([torch.ones(50), torch.tensor([1e-3, 1e-5, 2e-8, 1e-8, 5e-11]), torch.zeros(5)]).double()
+    jacobian = torch.linalg.qr(torch.randn(80, 60, generator=rng, dtype=torch.float64))[0] @ (sizes[:, None] * basis)
+    assert len(missing_directions(jacobian, basis[60 - known :])) == 5 - known
 
 
 @pytest.mark.parametrize("known", [0, 3, 5, 60])

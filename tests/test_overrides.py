@@ -235,4 +235,5 @@ def test_the_certificate_is_of_the_reviewed_spec(tmp_path: Path) -> None:
     )
     before, after = (json.loads(r.stdout)["complete"] for r in (derived, reviewed))
     assert (derived.exit_code, reviewed.exit_code) == (0, 1)
-    assert before["nullity"] == after["nullity"] == before["found"] > after["found"]
+    assert before["found"] == before["nullity"]
+    assert after["found"] < after["nullity"]

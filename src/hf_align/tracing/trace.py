@@ -341,7 +341,7 @@ def _return_no_stages(graph: fx.Graph) -> None:
         before = [n for n in stack.pop().all_input_nodes if n not in stages]
         stages.update(before)
         stack.extend(before)
-    end.args = (tuple(n for n in flat if _shown(n) not in stages),)
+    end.args = ((*flat[:1], *(n for n in flat[1:] if _shown(n) not in stages)),)
 
 
 def _shown(node: fx.Node) -> fx.Node:

@@ -114,12 +114,14 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
     factor = torch.linalg.qr(torch.cat([rows, rows.new_zeros(max(short, 0), rows.shape[1])]), mode="r")[1]
     length = factor.norm()
     least = _ROUNDING * length
+    # What rounding leaves of zero: without it, small values would be cut off where the known are the only zeros.
+    zero = torch.cat([(jacobian @ known.T).norm(dim=0), least[None]]).max()
     factor.diagonal().copy_(torch.where(factor.diagonal().abs() < least, least, factor.diagonal()))
     for wanted in (_BLOCK, 8 * _BLOCK, len(factor)):
         null, values = _smallest(factor, min(wanted, len(factor)))
         if values[-1] > _CLEAR * length:
             return null[:0]
-        rank = _rank(torch.cat([length[None], values])) - 1
+        rank = _rank(torch.cat([length[None], values, zero[None]])) - 1
         if rank:
             break
     return null[rank:]
