@@ -65,7 +65,7 @@ _PREAMBLE = (
 _REFERENCE_PREAMBLE = (
     "A scratch implementation, written by hand for three families, was tuned and measured on the same examples: the "
     "first 128 sequences or all 500 images, the pair 0–1. The same strategies there; our options were chosen on them "
-    "too. The reference had data for its 400 steps (500 for the ViT) of 16 examples; ours are of 32, for text without data."
+    "too. The reference had data for its 400 steps (500 for the ViT) of 16 examples; ours are of 32, for text without."
 )
 _FINDINGS = (
     "**Heads.** Paired by the best fit of their weights (the default) or by what they compute, the circuits W_QᵀW_K "
