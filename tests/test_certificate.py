@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, fx
 
@@ -13,6 +14,7 @@ from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
+from hf_align.symmetry.certificate.random_copy import with_tokens
 from hf_align.symmetry.gauges import attention_biases
 from hf_align.symmetry.groups import Scaling
 from hf_align.symmetry.interpreter import Call, Value
@@ -110,6 +112,15 @@ def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
     graph.output((shifted,))
     program = replace(trace(tiny_llama()), graph=graph)
     assert not reaches_softmax(scores, program)
+
+
+def test_all_vocabularies_of_one_size_grow_together() -> None:
+    """What is generated for one language is looked up in the table of the other."""
+    config = transformers.FSMTConfig(src_vocab_size=16, tgt_vocab_size=16, langs=["de", "en"])
+    larger = with_tokens(config, 48)
+    assert larger is not None
+    assert (larger.src_vocab_size, larger.tgt_vocab_size, larger.vocab_size) == (48, 48, 48)
+    assert with_tokens(larger, 48) is None
 
 
 @pytest.mark.parametrize("known", [2, 5])

@@ -79,7 +79,13 @@ def jacobian(
 
     stacked = {name: torch.stack([inputs[name] for inputs in contexts]) for name in contexts[0]}
     runs = torch.func.vmap(at, chunk_size=1 + at_once // (rows_of(program) + 1), randomness="different")
-    rows = runs(stacked, mixes)
+    try:
+        rows = runs(stacked, mixes)
+    except RuntimeError as error:
+        if "dynamic shape" not in str(error):
+            raise
+        # How many rows a mask lets through depends on the context: one after the other.
+        rows = torch.stack([at(inputs, mix) for inputs, mix in zip(contexts, mixes, strict=True)])
     choosing = without_derivative(program)
     reached = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
     return rows[:, :-1].flatten(0, 1), reached & (rows[:, -1] != 0).any(0)

@@ -35,7 +35,11 @@ def with_tokens(config: PretrainedConfig, tokens: int) -> PretrainedConfig | Non
     larger = copy.deepcopy(config)
     few = [p for p in parts(larger) if 1 < (getattr(p, "vocab_size", None) or 0) < tokens]
     for part in few:
+        size = part.vocab_size
         part.vocab_size = tokens
+        for name, value in list(vars(part).items()):  # of the other language, of the decoder
+            if name.endswith("vocab_size") and value == size:
+                setattr(part, name, tokens)
     return larger if few else None
 
 
