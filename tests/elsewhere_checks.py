@@ -11,11 +11,11 @@ from conftest import MODELS, run
 from elsewhere import NAME, Elsewhere, Held
 
 from hf_align import pipeline
+from hf_align.devices import CPU, Devices
 from hf_align.errors import HfAlignError
 from hf_align.matching.match import Match
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
-from hf_align.running.devices import CPU, Devices
 
 PRODUCTS = ("aten.mm", "aten.bmm")
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hf_align.running.devices import CPU, Devices
+from hf_align.devices import CPU, Devices
 
 
 def test_with_an_accelerator() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_align import plain
 from hf_align.checkpoints.shards import Claim, claimed
+from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
@@ -31,7 +32,6 @@ from hf_align.progress import waiting
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.publishing.provenance import FOLDER
-from hf_align.running.devices import Devices
 from hf_align.running.evaluate import Comparison, Evaluator, lambdas, load_data
 from hf_align.running.network import Batch, Computed, Network
 from hf_align.running.offload import network_for

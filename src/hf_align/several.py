@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hf_align.checkpoints.shards import Claim, claimed
+from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import find
@@ -22,7 +23,6 @@ from hf_align.pipeline import examples, open_models, search_of, search_spec
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified
 from hf_align.publishing.provenance import FOLDER
-from hf_align.running.devices import Devices
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Computed
 from hf_align.running.offload import network_for

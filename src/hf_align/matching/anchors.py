@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from hf_align.devices import CPU
 from hf_align.matching.cross import Weights, cross, nearest
 from hf_align.processes import ALONE, Processes
-from hf_align.running.devices import CPU
 from hf_align.symmetry.action import Block, blocks
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from hf_align.running.devices import CPU
+from hf_align.devices import CPU
 
 KEPT = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_align.devices import CPU
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, cross, inner_product, nearest
@@ -24,7 +25,6 @@ from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import alone, residual
 from hf_align.processes import ALONE, Processes
-from hf_align.running.devices import CPU
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.spec import SymmetrySpec

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from hf_align.running.devices import CPU
+from hf_align.devices import CPU
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.elements import Element, Monomial, Power, load_element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
