@@ -457,8 +457,13 @@ def test_an_output_that_is_not_empty(tmp_path: Path, capsys: pytest.CaptureFixtu
 # Versions of mergekit that are not known -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [LLAMA, GPT2], ids=["llama", "gpt2"])
-@pytest.mark.parametrize("version", ["0.1.4", "0.2.0"])
+@pytest.mark.parametrize(
+    ("version", "family"),
+    [
+        pytest.param("0.1.4", LLAMA, id="0.1.4-llama"),
+        pytest.param("0.2.0", GPT2, id="0.2.0-gpt2", marks=pytest.mark.slow),
+    ],
+)
 def test_another_version_gets_folders_that_are_aligned(
     version: str, family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
