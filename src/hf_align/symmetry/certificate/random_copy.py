@@ -65,7 +65,7 @@ def _scale(shape: tuple[int, ...]) -> float:
     the more they add up, so that nothing behind them saturates."""
     if len(shape) < 2:
         return 0.2
-    return 0.6 * min(1.0, math.sqrt(12 / math.prod(shape[1:]))) if len(shape) > 2 else 0.6
+    return 0.6 * min(1.0, math.sqrt(12 / max(1, math.prod(shape[1:])))) if len(shape) > 2 else 0.6
 
 
 def random_inputs(program: Program, rng: Generator) -> dict[str, Tensor]:
