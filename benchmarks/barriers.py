@@ -72,8 +72,9 @@ _FINDINGS = (
     "and W_OW_V: alike in GPT-2, BERT and Llama; in the ViT worse on the half that options are chosen on (1.895 "
     "against 1.655), better on the other. Hence the default.",
     "**BERT.** Verma & Elbayad found that an identity residual beats learned permutations for independently trained "
-    "encoders that normalise after every block. Not so for this pair: by weights, by activations and "
-    "learned (1.115 against 1.250), permutations beat the identity. The default stays the largest group that the architecture allows.",
+    "encoders that normalise after every block. Not so for this pair: by weights, by activations and learned (1.115 "
+    "against 1.250), permutations beat the identity. The default stays the largest group that the architecture "
+    "allows.",
     "**Tables.** In weight matching the tables of the residual stream (vocabulary, positions, patches, labels) count "
     "by the geometric mean of what their entries and what their rows would have them count; with entries alone the "
     "barriers on the half that options are chosen on were 0.462 (GPT-2), 1.114, 1.089, 1.096 (Llama) and 1.761 (ViT), "
