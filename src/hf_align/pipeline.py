@@ -25,6 +25,7 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
+from hf_align.ondemand import Computed
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.processes import ALONE, Processes
@@ -33,7 +34,7 @@ from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.evaluate import Comparison, Evaluator, lambdas, load_data
-from hf_align.running.network import Batch, Computed, Network
+from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec

@@ -17,6 +17,7 @@ from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
 from hf_align.models import Model, Pair
+from hf_align.ondemand import Computed
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.pipeline import examples, open_models, search_of, search_spec
@@ -24,7 +25,7 @@ from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.evaluate import Evaluator
-from hf_align.running.network import Batch, Computed
+from hf_align.running.network import Batch
 from hf_align.running.offload import network_for
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_align.errors import CheckpointError
+from hf_align.ondemand import OnDemand
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {
@@ -63,12 +64,13 @@ class Shards(Protocol):
         """Take the shard off this disk."""
 
 
-class Checkpoint(Mapping[str, Tensor]):
+class Checkpoint(OnDemand):
     """The tensors of a folder of safetensors, by name on disk, each read when it is asked for."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo], remote: Shards | None = None) -> None:
         self.folder = folder
         self._tensors = dict(tensors)
+        super().__init__(self._tensors)
         self._remote = remote
         self._files: dict[str, FileIO] = {}
         self._kept: dict[str, Tensor] = {}
@@ -210,15 +212,6 @@ class Checkpoint(Mapping[str, Tensor]):
             if not left:
                 self._files.pop(info.shard).close()
                 self._remote.drop(info.shard)  # type: ignore[union-attr]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def require_finite(name: str, tensor: Tensor, origin: str) -> Tensor:

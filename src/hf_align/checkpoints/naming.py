@@ -26,6 +26,7 @@ from transformers.core_model_loading import (
 from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
 from hf_align.checkpoints.conversion import Conversion, Link, Read, Renaming
 from hf_align.errors import CheckpointError
+from hf_align.ondemand import OfNames, OnDemand
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def match_names(
     return Names(tuple(links), tuple(missing), tuple(unused))
 
 
-class NamedWeights(Mapping[str, Tensor]):
+class NamedWeights(OnDemand):
     """The weights of a checkpoint by their names in memory, read when they are asked for, as float32 (float64 stays).
 
     Only the tensors on disk that make up the one that is asked for are read, and none is kept.
@@ -118,6 +119,7 @@ class NamedWeights(Mapping[str, Tensor]):
     def __init__(self, checkpoint: Checkpoint, names: Names) -> None:
         self._checkpoint = checkpoint
         self._links = names.by_memory()
+        super().__init__(self._links)
 
     def stored(self, name: str) -> TensorInfo:
         """Shape in memory, and dtype on disk, of a tensor given by its name in memory; no weights are read."""
@@ -131,15 +133,6 @@ class NamedWeights(Mapping[str, Tensor]):
         tensor = self._links[name].load(self._finite)[name]
         return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._links
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
-
-    def __len__(self) -> int:
-        return len(self._links)
-
     def _finite(self, on_disk: str) -> Tensor:
         tensor = self._checkpoint[on_disk]
         if tensor.is_floating_point():
@@ -147,7 +140,7 @@ class NamedWeights(Mapping[str, Tensor]):
         return tensor
 
 
-class DiskLayout:
+class DiskLayout(OfNames):
     """The tensors that are written for a model in the names and layout of a checkpoint, from headers alone.
 
     Args:
@@ -162,6 +155,7 @@ class DiskLayout:
         self._parameters = frozenset(parameters)
         self._dtype = dtype
         self._links = {name: link for link in names.links for name in link.targets}
+        super().__init__(self._links)
 
     def info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of a tensor given by its name on disk."""
@@ -171,20 +165,11 @@ class DiskLayout:
             return found.shape, found.dtype
         return found.shape, self._dtype
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._links
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
-
-    def __len__(self) -> int:
-        return len(self._links)
-
     def _is_produced(self, link: Link) -> bool:
         return any(name in self._parameters for name in link.memory)
 
 
-class DiskWeights(DiskLayout, Mapping[str, Tensor]):
+class DiskWeights(DiskLayout, OnDemand):
     """Weights in the names, layout and dtypes of a checkpoint, made from weights in memory when they are asked for.
 
     What a conversion makes is kept until it is asked for, and no longer. So whoever asks for every tensor once has

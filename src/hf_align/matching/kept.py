@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from hf_align.devices import CPU
+from hf_align.ondemand import OnDemand
 
 KEPT = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""
 
 
-class KeptWeights(Mapping[str, Tensor]):
+class KeptWeights(OnDemand):
     """Weights as float64, the first ones of `weights` that are asked for kept up to a number of bytes.
 
     First come, first kept: whoever goes through all tensors in the same order over and over finds none in a cache that
@@ -24,10 +25,10 @@ class KeptWeights(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], names: Iterable[str], most: int, device: torch.device = CPU
+        self, weights: Mapping[str, Tensor], names: Collection[str], most: int, device: torch.device = CPU
     ) -> None:
+        super().__init__(names)
         self._weights = weights
-        self._names = tuple(names)
         self._left = most
         self._device = device
         self._kept: dict[str, Tensor] = {}
@@ -40,12 +41,3 @@ class KeptWeights(Mapping[str, Tensor]):
             self._left -= tensor.nbytes
             self._kept[name] = tensor
         return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

@@ -10,8 +10,8 @@ Between the two lies the geometric mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -19,30 +19,20 @@ from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights
 from hf_align.matching.stream import residual
-
-
-@dataclass(frozen=True)
-class Scaled(Mapping[str, Tensor]):
-    """Weights, some of them times a factor."""
-
-    weights: Weights
-    factors: Mapping[str, float]
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self.weights[name]
-        return self.factors[name] * tensor if name in self.factors else tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
+from hf_align.ondemand import Computed
 
 
 def weighted(models: Balanced) -> Balanced:
     """The models as weight matching compares them. Factors commute with every element, and are the same for all."""
     factors = _factors(models)
-    return replace(models, models=tuple(Scaled(m, factors) for m in models.models))
+    return replace(models, models=tuple(_scaled(m, factors) for m in models.models))
+
+
+def _scaled(weights: Weights, factors: Mapping[str, float]) -> Weights:
+    def compute(name: str) -> Tensor:
+        return factors[name] * weights[name] if name in factors else weights[name]
+
+    return Computed(weights, compute)
 
 
 def _factors(models: Balanced) -> dict[str, float]:

@@ -10,7 +10,7 @@ used.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, inner_product
 from hf_align.matching.metric import weighted
 from hf_align.matching.weights import Progress, descend, start_residual
+from hf_align.ondemand import OnDemand
 from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
 
@@ -25,10 +26,11 @@ _ROUNDS = 20
 _STILL = 1e-6
 
 
-class Mean(Mapping[str, Tensor]):
+class Mean(OnDemand):
     """The mean of models, tensor by tensor."""
 
     def __init__(self, models: Sequence[Weights]) -> None:
+        super().__init__(models[0])
         self._models = models
 
     def __getitem__(self, name: str) -> Tensor:
@@ -38,12 +40,6 @@ class Mean(Mapping[str, Tensor]):
         for tensor in tensors[1:]:
             total = total + tensor
         return total / len(tensors)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._models[0])
-
-    def __len__(self) -> int:
-        return len(self._models[0])
 
 
 def match_universe(models: Balanced, progress: Progress | None = None) -> tuple[list[dict[str, Element]], int]:

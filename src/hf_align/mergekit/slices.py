@@ -24,6 +24,7 @@ from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of
 from hf_align.mergekit.methods import Settings, layer_of, layers_of, merge_tensors
+from hf_align.ondemand import OnDemand
 from hf_align.options import Options
 from hf_align.pipeline import Say
 from hf_align.tracing.shrink import with_fields
@@ -163,12 +164,11 @@ def stack_here(
             document()
 
 
-class _Stacked(Mapping[str, Tensor]):
+class _Stacked(OnDemand):
     """The stacked model in the names and layout of the reference, by name on disk."""
 
     def __init__(self, stack: Stack, inputs: Inputs, produce: Any, dtype: torch.dtype | None) -> None:
         a, parameters = inputs.pair.a, inputs.pair.spec.parameters
-        self._found: dict[str, tuple[DiskWeights, str]] = {}
         outside = DiskWeights(a.checkpoint, a.names, lambda name: produce(name, None), parameters, dtype)
         by_layer: dict[int | None, list[str]] = {}
         for link in a.names.links:
@@ -177,6 +177,7 @@ class _Stacked(Mapping[str, Tensor]):
                 raise HfAlignError(f"{link.sources[0]} is of several layers at once; use models:")
             by_layer.setdefault(number, []).extend(link.targets)
         self._found = {name: (outside, name) for name in by_layer.get(None, ())}
+        super().__init__(self._found)
         for place, layer in enumerate(stack.layers):
 
             def produced(name: str, place: int = place) -> Tensor:
@@ -194,12 +195,6 @@ class _Stacked(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         weights, source = self._found[name]
         return weights[source]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def _only_stack(inputs: Inputs) -> tuple[str, int]:

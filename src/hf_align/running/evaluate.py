@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.running.network import Batch, Computed, Network, batches
+from hf_align.ondemand import Computed
+from hf_align.running.network import Batch, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,28 +16,6 @@ Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""
 Weights = Mapping[str, Tensor]
 """By name in memory, tied ones once."""
-
-
-class Computed(Mapping[str, Tensor]):
-    """Weights that are computed when they are asked for, and not kept."""
-
-    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
-        self._names = dict.fromkeys(names)
-        self._compute = compute
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._compute(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class Gram:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Batch, Gram, Network, Weights, in_float32
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
 
@@ -45,7 +46,7 @@ def _room(device: torch.device) -> int:
     return int(free["cpu"] if device.type == "cpu" else free.get(device.index or 0, free["cpu"]))
 
 
-class Streamed(Mapping[str, Tensor]):
+class Streamed(OnDemand):
     """Weights as float32 on a device, made anew each time they are asked for; and the model that runs with them.
 
     Attributes:
@@ -54,6 +55,7 @@ class Streamed(Mapping[str, Tensor]):
     """
 
     def __init__(self, weights: Weights, config: PretrainedConfig, device: torch.device) -> None:
+        super().__init__(weights)
         self._weights = weights
         self._device = device
         self.running: dict[int, str] = {}
@@ -73,7 +75,7 @@ class Streamed(Mapping[str, Tensor]):
                 model,
                 {"": "disk"},
                 main_device=device,
-                state_dict=_Named(self, names),
+                state_dict=Computed(names, lambda name: self[names[name]]),
                 offload_index={},  # in place of a folder: the mapping has every weight
             )
         for path, module in model.named_modules():
@@ -86,15 +88,6 @@ class Streamed(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return in_float32(self._weights[name].to(self._device))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
 
 def _made_plain(model: nn.Module) -> None:
     """Parameters on no device in place of fake ones, which cannot be set again."""
@@ -104,23 +97,6 @@ def _made_plain(model: nn.Module) -> None:
             if parameter is not None:
                 empty = torch.empty(parameter.shape, dtype=torch.float32, device="meta")
                 module._parameters[key] = plain.setdefault(id(parameter), nn.Parameter(empty, requires_grad=False))
-
-
-class _Named(Mapping[str, Tensor]):
-    """Weights by all names that a model has for them."""
-
-    def __init__(self, weights: Weights, names: Mapping[str, str]) -> None:
-        self._weights = weights
-        self._names = names
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._weights[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class _Naming(ModelHook):  # type: ignore[misc]

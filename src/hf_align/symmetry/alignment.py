@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from hf_align.devices import CPU
+from hf_align.ondemand import OnDemand
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.elements import Element, Monomial, Power, load_element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -16,25 +17,17 @@ from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 
-class MovedWeights(Mapping[str, Tensor]):
+class MovedWeights(OnDemand):
     """Weights moved by an alignment, tensor by tensor as they are asked for."""
 
     def __init__(self, weights: Mapping[str, Tensor], spec: SymmetrySpec, elements: Elements) -> None:
+        super().__init__(weights)
         self._weights = weights
         self._spec = spec
         self._elements = elements
 
     def __getitem__(self, name: str) -> Tensor:
         return act(self._weights[name], name, self._spec, self._elements)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
 
 class AlignedWeights(MovedWeights):

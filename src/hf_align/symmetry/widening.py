@@ -11,12 +11,13 @@ c times one with orthonormal columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from hf_align.errors import IncompatibleModels
+from hf_align.ondemand import OnDemand
 from hf_align.symmetry.action import blocks
 from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -27,7 +28,7 @@ STRETCHES = (1, 0, -1)
 """Powers of c: of a stream whose mean square is taken, of one whose sum is, of one that is named by its readers."""
 
 
-class WidenedWeights(Mapping[str, Tensor]):
+class WidenedWeights(OnDemand):
     """Canonical weights of a narrow model in the sizes of a wide spec, tensor by tensor as they are asked for.
 
     Args:
@@ -39,6 +40,7 @@ class WidenedWeights(Mapping[str, Tensor]):
         self, raw: Mapping[str, Tensor], narrow: SymmetrySpec, wide: SymmetrySpec, stretch: int = STRETCHES[0]
     ) -> None:
         require_widenable(narrow, wide)
+        super().__init__(narrow.parameters)
         self._canonical = CanonicalWeights(raw, narrow.gauges)
         self._narrow = narrow
         self._wide = wide
@@ -68,12 +70,6 @@ class WidenedWeights(Mapping[str, Tensor]):
             return _padded(view, size)
         c = math.sqrt(size / factor.size) ** (self._stretch * _sign(factor.power))
         return _keeping_ones(view, size, c) if isinstance(group, OrthogonalFixingOnes) else c * _padded(view, size)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._narrow.parameters)
-
-    def __len__(self) -> int:
-        return len(self._narrow.parameters)
 
 
 def is_wider(wide: SymmetrySpec, narrow: SymmetrySpec) -> bool:

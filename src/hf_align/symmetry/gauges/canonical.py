@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hf_align.errors import HfAlignError
+from hf_align.ondemand import OnDemand
 
 Get = Callable[[str], Tensor]
 
@@ -272,10 +273,11 @@ def _along(tensor: Tensor, axis: int, factors: Tensor) -> Tensor:
     return tensor * factors.reshape(shape)
 
 
-class CanonicalWeights(Mapping[str, Tensor]):
+class CanonicalWeights(OnDemand):
     """Weights with every gauge fixed, computed from `raw` tensor by tensor as they are asked for."""
 
     def __init__(self, raw: Mapping[str, Tensor], gauges: tuple[Gauge, ...]) -> None:
+        super().__init__(raw)
         self._raw = raw
         self._gauges = gauges
         self._moves: dict[str, list[int]] = {}
@@ -292,12 +294,3 @@ class CanonicalWeights(Mapping[str, Tensor]):
             return self._raw[name]
         last = earlier[-1]
         return self._gauges[last].fix(name, lambda other: self._before(other, last))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._raw
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._raw)
-
-    def __len__(self) -> int:
-        return len(self._raw)
