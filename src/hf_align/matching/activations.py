@@ -62,8 +62,5 @@ def agreement(moments: Mapping[Site, Moments]) -> dict[str, float]:
 
 def correlations(network: Network, a: Weights, b: Weights, data: Batch) -> dict[str, float]:
     """The mean correlation of what A and B read on the same inputs, by the weight that reads it."""
-    return agreement(
-        compare(
-            network, network.placed(a), network.placed(b), batches({k: t for k, t in data.items() if k != "labels"})
-        )
-    )
+    inputs = {name: tensor for name, tensor in data.items() if name != "labels"}
+    return agreement(compare(network, network.placed(a), network.placed(b), batches(inputs)))

@@ -16,8 +16,6 @@ from hf_align.matching.stream import residual as residual_stream
 from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 
-RESIDUALS = ("orthogonal", "permutation", "identity", "first", "last", "all", "separate")
-HEADS = (*PAIRINGS, "monotonic", "ignore-heads")
 BY_SITE = frozenset(("first", "last", "all", "separate"))
 BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_align.checkpoints.shards import claimed
+from hf_align.checkpoints.shards import Claim, ShardPlan, claimed
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.basis import Inputs
 from hf_align.mergekit.extra import dtype_of
@@ -57,27 +57,65 @@ def merge_here(
     """
     settings = Settings.of_models(config, config.models or whole_slice(config, inputs) or ())
     _require_bound(config, settings, inputs)
-    before = dtype_of(config, "dtype")
     on_disk = {name: link.sources[0] for name, link in inputs.pair.a.names.by_memory().items()}
 
     def produce(name: str) -> Tensor:
-        tensors = {model: inputs.weights[model][name] for model in settings.models}
-        if before is not None:
-            tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
         known = on_disk.get(name, name)
-        torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        return merge_tensors(
-            tensors, config.merge_method, settings.of(known, _depth(name, inputs)), settings.base, known
-        )
+        parameters = settings.of(known, _depth(name, inputs))
+        sources = dict.fromkeys(settings.models, name)
+        return mixed(config, inputs, sources, parameters, settings.base, known, f"{seed} {name}")
+
+    def fill(claim: Claim) -> None:
+        write(claim, draft, produce, say, quiet=options.quiet)
 
     draft = Draft.build(inputs.pair, inputs.pair.a, options.dtype, options.max_shard_size)
+    fill_output(config, inputs, output, options, say, seed, draft.plan, fill, document)
+
+
+def mixed(
+    config: Any,
+    inputs: Inputs,
+    sources: Mapping[str, str],
+    parameters: Mapping[str, Any],
+    base: str | None,
+    name: str,
+    seed: str,
+) -> Tensor:
+    """One tensor of the result, by the method of a recipe.
+
+    Args:
+        sources: what it is made of: a parameter's name in memory, by model.
+        parameters: of the method.
+        name: that the method knows it by.
+        seed: that random numbers start from.
+    """
+    before = dtype_of(config, "dtype")
+    tensors = {model: inputs.weights[model][source] for model, source in sources.items()}
+    if before is not None:
+        tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
+    torch.manual_seed(zlib.crc32(seed.encode()))
+    return merge_tensors(tensors, config.merge_method, parameters, base, name)
+
+
+def fill_output(
+    config: Any,
+    inputs: Inputs,
+    output: Path,
+    options: Options,
+    say: Say,
+    seed: int,
+    plan: ShardPlan,
+    fill: Callable[[Claim], None],
+    document: Callable[[], object],
+) -> None:
+    """Claim the output folder of a recipe, and `fill` it unless it is complete; arguments as `merge_here`."""
     made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
     made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
     with claimed(output, record(inputs.pair, made_of), overwrite=options.overwrite) as claim:
         if claim.is_complete:
             return say(f"{output} is already complete")
-        claim.require_room(draft.plan)
-        write(claim, draft, produce, say, quiet=options.quiet)
+        claim.require_room(plan)
+        fill(claim)
         if claim.processes.leads:
             document()
 

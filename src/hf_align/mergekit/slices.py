@@ -7,7 +7,6 @@ first slice, what comes after them of the last. Which entry of the config counts
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,15 @@ from transformers import PretrainedConfig
 
 from hf_align.checkpoints.companions import write_companions
 from hf_align.checkpoints.naming import DiskWeights
-from hf_align.checkpoints.shards import ShardPlan, claimed, whole, write_with_bar
+from hf_align.checkpoints.shards import Claim, ShardPlan, whole, write_with_bar
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.mergekit.basis import Inputs
-from hf_align.mergekit.extra import dtype_of
-from hf_align.mergekit.methods import Settings, layer_of, layers_of, merge_tensors
+from hf_align.mergekit.methods import Settings, fill_output, layer_of, layers_of, mixed
 from hf_align.ondemand import OnDemand
 from hf_align.options import Options
 from hf_align.pipeline import Say
 from hf_align.tracing.shrink import with_fields
 from hf_align.tracing.trace import build_without_weights, inventory
-from hf_align.writing import record
 
 
 @dataclass(frozen=True)
@@ -137,31 +134,24 @@ def stack_here(
     Raises:
         HfAlignError: as `Stack.of`; the output cannot be written.
     """
-    stack, before, pair = Stack.of(config, inputs), dtype_of(config, "dtype"), inputs.pair
+    stack, pair = Stack.of(config, inputs), inputs.pair
 
     def produce(name: str, place: int | None) -> Tensor:
-        settings, depth, named = stack.sources(name, place)
-        tensors = {model: inputs.weights[model][source] for model, source in named.items()}
-        if before is not None:
-            tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
+        settings, depth, sources = stack.sources(name, place)
         out = name if place is None else stack.moved(name, place)
-        torch.manual_seed(zlib.crc32(f"{seed} {out}".encode()))
-        return merge_tensors(tensors, config.merge_method, settings.of(out, depth, named), settings.base, out)
+        parameters = settings.of(out, depth, sources)
+        return mixed(config, inputs, sources, parameters, settings.base, out, f"{seed} {out}")
 
-    tensors = _Stacked(stack, inputs, produce, options.dtype)
-    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
-    made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
-    made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
-    with claimed(output, record(pair, made_of), overwrite=options.overwrite) as claim:
-        if claim.is_complete:
-            return say(f"{output} is already complete")
-        claim.require_room(plan)
+    def fill(claim: Claim) -> None:
         say(f"writing {len(tensors)} tensors in {len(stack.layers)} layers to {output}")
         write_with_bar(claim, plan, whole(tensors.__getitem__), quiet=options.quiet)
         if claim.processes.leads:
             untied = {"tie_word_embeddings": False} if pair.untied else {}
             write_companions(output, pair.a.folder, {**untied, **stack.changed})
-            document()
+
+    tensors = _Stacked(stack, inputs, produce, options.dtype)
+    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
+    fill_output(config, inputs, output, options, say, seed, plan, fill, document)
 
 
 class _Stacked(OnDemand):

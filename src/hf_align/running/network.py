@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.trace import build_without_weights, quiet
 
@@ -81,12 +81,7 @@ class Network:
 
     @cached_property
     def _module(self) -> nn.Module:
-        model = build_without_weights(self.config).eval()
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and not buffer.is_meta:
-                    module._buffers[name] = buffer.to(self.device)
-        return model
+        return runnable(self.config, self.device)
 
     def __call__(self, weights: Weights, batch: Batch) -> Any:
         """The model's output with placed weights; differentiable by them."""
@@ -97,6 +92,16 @@ class Network:
         """The model's own loss, averaged over the labels of a batch."""
         loss: Tensor = self(weights, batch).loss
         return loss
+
+
+def runnable(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
+    """A model in evaluation mode with no weights; the buffers that it computes for itself are on the device."""
+    model = build_without_weights(config).eval()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(device)
+    return model
 
 
 def predictions(output: Any) -> Tensor:

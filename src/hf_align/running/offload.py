@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.ondemand import Computed, OnDemand
-from hf_align.running.network import Batch, Gram, Network, Weights, in_float32
+from hf_align.running.network import Batch, Gram, Network, Weights, in_float32, runnable
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
 
 _COPIES = 4
@@ -59,13 +59,9 @@ class Streamed(OnDemand):
         self._weights = weights
         self._device = device
         self.running: dict[int, str] = {}
-        model = build_without_weights(config).eval()
+        model = runnable(config, device)
         ties = inventory(model).ties
         _made_plain(model)
-        for module in model.modules():
-            for key, buffer in module._buffers.items():
-                if buffer is not None and not buffer.is_meta:
-                    module._buffers[key] = buffer.to(device)
         names = {name: ties.get(name, name) for name, _ in model.named_parameters(remove_duplicate=False)}
         for path, module in model.named_modules():
             for key in [k for k in module._buffers if (f"{path}.{k}" if path else k) in weights]:

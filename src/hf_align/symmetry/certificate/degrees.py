@@ -16,31 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.certificate.readings import LINEAR
+from hf_align.symmetry.certificate.readings import LINEAR, MOVES
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.trace import Program, op_name, operand
 
 _POWERS = {"relu": 1.0, "relu_": 1.0, "leaky_relu": 1.0, "abs": 1.0, "neg": 1.0, "sqrt": 0.5, "rsqrt": -0.5,
            "reciprocal": -1.0, "square": 2.0}  # fmt: skip
 """By how much an op multiplies degrees, entry by entry."""
-_MOVES = (LINEAR - {"neg"}) | {
-    "pad",
-    "roll",
-    "flip",
-    "repeat",
-    "repeat_interleave",
-    "index",
-    "index_select",
-    "movedim",
-    "narrow",
-    "unfold",
-    "copy",
-    "slice_scatter",
-    "select_scatter",
-    "tile",
-    "gather",
-}
-"""Where the numbers are fixed, these only move entries, or leave some out."""
+_KEEPS = (LINEAR - {"neg"}) | MOVES
+"""What every entry keeps its degree through."""
 _SUMS = frozenset(("sum", "mean", "linalg_vector_norm", "norm", "amax", "cumsum"))
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "softplus", "tanh", "sigmoid", "silu", "gelu", "sin", "cos",
                         "add", "sub"))  # fmt: skip
@@ -112,7 +96,7 @@ class _System:
             self._evaluate(node)
         if name in _POWERS:
             return _POWERS[name] * self._of(node, node.args[0])
-        if name in _MOVES and (name in LINEAR or self._is_alone(node, moved)):
+        if name in _KEEPS and (name in LINEAR or self._is_alone(node, moved)):
             return self._rearranged(node, moved)
         if name in ("mul", "div"):
             return self._product(node)

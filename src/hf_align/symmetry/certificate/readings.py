@@ -16,6 +16,11 @@ LINEAR = frozenset((
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "concat", "stack",
     "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
 ))
+MOVES = frozenset((
+    "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim", "narrow", "unfold",
+    "copy", "slice_scatter", "select_scatter", "tile", "gather",
+))
+"""Ops that move entries or leave some out, where the numbers that say which are fixed."""
 # fmt: on
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
+from hf_align.symmetry.certificate.readings import LINEAR, MOVES, LinearReading, leads_to, linear_reading
 from hf_align.symmetry.certificate.spans import Spans
 from hf_align.symmetry.certificate.tables import Tables
 from hf_align.symmetry.passing import sums_to_one, takes_rows
@@ -25,13 +25,12 @@ from hf_align.tracing.execute import call_wide
 from hf_align.tracing.trace import Program, op_name, operand
 
 # fmt: off
-_LINEAR_AT_FIXED_PLACES = frozenset((
-    "sum", "mean", "cumsum", "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim",
-    "narrow", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d",
-    "upsample_bilinear2d", "upsample_bicubic2d", "unfold", "copy", "slice_scatter", "select_scatter", "tile",
-    "upsample_linear1d", "upsample_nearest1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "embedding_bag", "gather", "index_put",
-))
+_LINEAR_AT_FIXED_PLACES = MOVES | {
+    "sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d",
+    "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d",
+    "embedding_bag", "index_put",
+}
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
 _ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
