@@ -15,6 +15,7 @@ from hf_align.symmetry.certificate.linked import linked_rotations
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.symmetry.certificate.shears import shears
 from hf_align.symmetry.certificate.translations import translations
+from hf_align.symmetry.elements import Matrix
 from hf_align.symmetry.gauges.canonical import (
     Carried,
     CentreRows,
@@ -23,11 +24,14 @@ from hf_align.symmetry.gauges.canonical import (
     FoldNorm,
     FoldStatistics,
 )
+from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.trace import Program
 
 _NOTHING = 1e-9
 """A shorter step is rounding, and made longer it would lead anywhere."""
+_TOGETHER = 256
+"""Directions of a group in memory at once."""
 
 
 def directions(spec: SymmetrySpec, program: Program, weights: Weights) -> Tensor:
@@ -71,16 +75,22 @@ def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]
             continue
         index = spec.index_shape(space.name)
         names = list(spec.uses(space.name))
-        steps = [_at(index, at, tangent) for tangent in space.group.tangents() for at in range(math.prod(index))]
-        changes = _derivatives(spec, space.name, index, torch.stack(steps), {n: weights[n] for n in names})
+        most = sum(weights[n].numel() for n in names)
+        steps = _steps(space.group, index, most)
+        changes = _derivatives(spec, space.name, index, steps, {n: weights[n] for n in names})
         yield from ({n: change[i] for n, change in changes.items()} for i in range(len(steps)))
 
 
-def _at(index: tuple[int, ...], at: int, tangent: Tensor) -> Tensor:
-    """A tangent at one index, nothing at the others, [*index, *tangent]."""
-    where = torch.zeros(math.prod(index), dtype=torch.float64)
-    where[at] = 1.0
-    return where.reshape(index)[..., None, None] * tangent
+def _steps(group: Group, index: tuple[int, ...], most: int) -> Tensor:
+    """A basis of the tangents at every index, [steps, *index, *tangent]; of a group with more of them than the `most`
+    numbers that it acts on, as many at random: they move those in as many directions."""
+    one = group.identity(index)
+    if isinstance(one, Matrix) and group.dimension * math.prod(index) > most:
+        rng = torch.Generator().manual_seed(0)
+        return group.algebra(torch.randn(most, *one.matrix.shape, generator=rng, dtype=torch.float64))
+    tangents = group.tangents()
+    places = torch.eye(math.prod(index), dtype=torch.float64).reshape(-1, *index, 1, 1)
+    return (places * tangents.reshape(-1, 1, *(1,) * len(index), *tangents.shape[1:])).flatten(0, 1)
 
 
 def _derivatives(spec: SymmetrySpec, space: str, index: tuple[int, ...], steps: Tensor, weights: Weights) -> Weights:
@@ -97,7 +107,7 @@ def _derivatives(spec: SymmetrySpec, space: str, index: tuple[int, ...], steps: 
         return torch.func.jvp(moved, (torch.zeros_like(step),), (step,))[1]
 
     copies = {n: w.expand(len(steps), *w.shape) for n, w in weights.items()}  # for an action may write into a copy
-    return torch.func.vmap(derivative)(steps, copies)
+    return torch.func.vmap(derivative, chunk_size=_TOGETHER)(steps, copies)
 
 
 def _gain_directions(gauge: FoldNorm, weights: Weights) -> Iterator[Weights]:

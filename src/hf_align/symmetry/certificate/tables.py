@@ -49,19 +49,27 @@ class Tables:
         """Rows of all tables that are ever chosen at one place are in one class, [rows]."""
         return self._classes[table]
 
-    def class_of_places(self, lookup: fx.Node) -> Tensor | None:
-        """The class at every place of a lookup, for some inputs; None where it depends on the weights."""
-        if lookup not in self.sample:
+    def class_of_places(self, lookup: fx.Node, numbers: Numbers) -> Tensor | None:
+        """The class at every place of a lookup; None where it depends on the weights."""
+        if lookup not in numbers:
             return None
-        return self._classes[self.lookups[lookup]][self.sample[lookup]]
+        return self._classes[self.lookups[lookup]][numbers[lookup]]
 
     @cached_property
-    def sample(self) -> Numbers:
-        """What some inputs choose: those where the most classes occur."""
-        return max(self._drawn, key=self._classes_met)
+    def samples(self) -> list[Numbers]:
+        """What some inputs choose, enough of them that every class occurs wherever it can."""
+        met = [self._met(numbers) for numbers in self._drawn]
+        wanted = set[tuple[fx.Node, int]]().union(*met)
+        chosen: list[Numbers] = []
+        while wanted or not chosen:
+            best = max(range(len(met)), key=lambda i: len(met[i] & wanted))
+            wanted -= met[best]
+            chosen.append(self._drawn[best])
+        return chosen
 
-    def _classes_met(self, numbers: Numbers) -> int:
-        return sum(len(self._classes[self.lookups[lookup]][rows].unique()) for lookup, rows in numbers.items())
+    def _met(self, numbers: Numbers) -> set[tuple[fx.Node, int]]:
+        rows = {lookup: self._classes[self.lookups[lookup]][chosen] for lookup, chosen in numbers.items()}
+        return {(lookup, label) for lookup, labels in rows.items() for label in labels.unique().tolist()}
 
     @cached_property
     def _drawn(self) -> list[Numbers]:

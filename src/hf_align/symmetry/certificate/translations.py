@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.readings import LINEAR, MOVES, LinearReading, leads_to, linear_reading
 from hf_align.symmetry.certificate.spans import Spans
-from hf_align.symmetry.certificate.tables import Tables
+from hf_align.symmetry.certificate.tables import Numbers, Tables
 from hf_align.symmetry.passing import sums_to_one, takes_rows
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.tracing.execute import call_wide
@@ -60,9 +60,11 @@ class _System:
         self.program = program
         self.weights = weights
         self.unknowns: list[dict[str, Tensor]] = []
+        self.added: dict[fx.Node, Tensor] = {}
         self.shift: dict[fx.Node, Any] = {}
         self.demands: list[Tensor] = []
         self.tables = Tables(program)
+        self.numbers: Numbers = {}
         self.spans = Spans(program, weights)
         self.free_readers: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
         self.free_tables: dict[fx.Node, list[tuple[int, Tensor]]] = defaultdict(list)
@@ -82,8 +84,8 @@ class _System:
                     self.unknowns.append({name: rows})
         self._collect_readers()
         for node, (start, basis) in spans.items():
-            self.shift[node] = basis.new_zeros(len(self.unknowns), *basis.shape[1:])
-            self.shift[node][start : start + len(basis)] = basis
+            self.added[node] = basis.new_zeros(len(self.unknowns), *basis.shape[1:])
+            self.added[node][start : start + len(basis)] = basis
 
     def _basis(self, node: fx.Node, role: str) -> Tensor:
         """One change for each entry, of a table for each entry of the rows of a class."""
@@ -147,6 +149,12 @@ class _System:
     # The interpretation.
 
     def run(self) -> None:
+        """Demand what every class of rows must meet, at some inputs for each."""
+        for numbers in self.tables.samples:
+            self.numbers, self.shift = numbers, dict(self.added)
+            self._interpret()
+
+    def _interpret(self) -> None:
         for node in self.program.graph.nodes:
             if node.op == "output":
                 for result in self.program.interface:
@@ -319,7 +327,7 @@ class _System:
 
     def _class_of_places(self, node: fx.Node) -> Tensor:
         """Numbers that depend on the weights may be any; no rows are told apart where there are such."""
-        classes = self.tables.class_of_places(node)
+        classes = self.tables.class_of_places(node, self.numbers)
         return torch.zeros(node.meta["val"].shape[:-1], dtype=torch.long) if classes is None else classes
 
     def _convolution(self, node: fx.Node) -> Tensor | None:
