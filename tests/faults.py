@@ -1,4 +1,5 @@
-"""Runs of the command line that are killed for real: python tests/faults.py POINTS SEED OUT -- ARGUMENTS of hf-align
+"""Runs of the command line that are killed for real: python tests/faults.py POINTS SEED OUT -- ARGUMENTS of hf-align,
+where `-o OUT` is put behind them unless OUT is one of them.
 
 One process loads the program, and every run is a fork of it, killed by SIGKILL when it has changed the disk a random
 number of times. Prints one line of JSON for each point: how many changes there were, and whether the run that went on
@@ -56,7 +57,8 @@ def run(arguments: list[str], out: Path, *, kill_at: int | None = None, most: in
     cli._emit = counted(cli._emit, counter, kill_at)
     if most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    sys.argv = ["hf-align", *arguments, "-o", str(out), "--quiet"]
+    command = [str(out) if a == "OUT" else a for a in arguments]
+    sys.argv = ["hf-align", *command, *([] if "OUT" in arguments else ["-o", str(out)]), "--quiet"]
     try:
         cli.main()
         status = 0

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import MODELS, run
 from faults import contents
 from safetensors.torch import load_file, save_file
@@ -38,6 +39,17 @@ def test_killed_at_twenty_points_of_a_plain_merge(tmp_path: Path) -> None:
 def test_killed_at_twenty_points_of_an_aligned_merge(tmp_path: Path) -> None:
     found = killed_at(20, tmp_path / "out", "merge", *PAIR, "--max-shard-size", "200KB")
     assert len(found) == 20 and all(f["killed"] and f["same"] for f in found), found
+
+
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "vit"])
+def test_a_recipe_that_is_killed_goes_on(family: str, tmp_path: Path) -> None:
+    """mergekit starts again, and our loop, which it leaves a ViT to, goes on; what is all written is refused."""
+    models = [{"model": str(MODELS / family / seed), "parameters": {"weight": 0.5}} for seed in "01"]
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text(yaml.safe_dump({"merge_method": "linear", "models": models, "dtype": "float32"}))
+    found = killed_at(7, tmp_path / "out", "mergekit", str(recipe), "OUT")
+    early = [f for f in found if int(f["of"]) - int(f["at"]) > 3]  # type: ignore[call-overload]
+    assert len(early) >= 3 and all(f["killed"] and f["same"] for f in early), found
 
 
 @pytest.mark.parametrize("matching", ["none", "weight"])

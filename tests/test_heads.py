@@ -41,7 +41,7 @@ def rows(models: Balanced, space: str, model: int) -> tuple[Tensor, Tensor]:
     found: dict[tuple[int, ...], list[Tensor]] = {PRIMAL: [], DUAL: []}
     for name in models.spec.uses(space):
         for power, part in occurrences(models.models[model][name], name, models.spec, space):
-            found[power].append(part)
+            found[power].append(part.double())
     return torch.cat(found[PRIMAL], -1), torch.cat(found[DUAL], -1)
 
 
@@ -84,7 +84,8 @@ def test_circuits_are_compared_as_if_they_had_been_formed(family: str, balanced:
         for h, one in enumerate(ours):
             for i, other in enumerate(theirs):
                 sizes = product(spec, space, one, one) * product(spec, space, other, other)
-                torch.testing.assert_close(found[h, i], product(spec, space, one, other) / sizes**0.25)
+                expected = product(spec, space, one, other) / sizes**0.25
+                torch.testing.assert_close(found[h, i].float(), expected.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

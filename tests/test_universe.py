@@ -75,7 +75,7 @@ def test_the_order_of_the_models_does_not_matter(pair: Pair, three: Balanced) ->
     turned = Balanced(pair.spec, tuple(three.models[i] for i in order), tuple(three.gauges[i] for i in order))
     found, _ = match_universe(turned)
     for name, weight in merged(turned, found).items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(weight, expected[name], atol=2e-6, rtol=1e-6)  # products are in single precision
 
 
 def test_three_models_meet_below_naive_averaging(pair: Pair, three: Balanced) -> None:

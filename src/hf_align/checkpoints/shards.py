@@ -235,6 +235,16 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
             (claim.work / _PLAN).unlink(missing_ok=True)
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether a run that did not come to its end holds the folder, or left it."""
+    return (folder / _WORK).exists()
+
+
+def abandon(folder: Path) -> None:
+    """Forget what a run noted that did not come to its end: none can go on with it."""
+    shutil.rmtree(folder / _WORK, ignore_errors=True)
+
+
 @contextmanager
 def _locked(claim: Claim) -> Iterator[None]:
     is_new = not claim.folder.exists()

@@ -27,7 +27,7 @@ class Balanced:
     """Models of one architecture in the canonical gauge, each balanced.
 
     Attributes:
-        models: weights by name in memory, float64, computed as they are read.
+        models: weights by name in memory, float32, computed as they are read; what is solved of them is float64.
         gauges: the elements that balanced each.
         processes: that match them together: what takes a `Balanced` is called by all of them.
         device: where its weights are given, and what is matched is solved.
@@ -83,7 +83,7 @@ class Balanced:
 def _balanced(
     spec: SymmetrySpec, raw: Weights, processes: Processes, device: torch.device
 ) -> tuple[Weights, dict[str, Element]]:
-    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, most=0, device=device)
+    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, torch.float64, device=device)
     free = [name for name, space in spec.spaces.items() if space.group is not None and space.group.has_gauge]
     found = processes.spread(
         free,
@@ -91,4 +91,4 @@ def _balanced(
         lambda own: [balance(spec, canonical, space) for space in own],
     )
     gauge = dict(zip(free, found, strict=True))
-    return KeptWeights(MovedWeights(canonical, spec, gauge), spec.parameters, KEPT), gauge
+    return KeptWeights(MovedWeights(canonical, spec, gauge), spec.parameters, torch.float32, KEPT), gauge

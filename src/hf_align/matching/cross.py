@@ -79,7 +79,7 @@ def inner_product(
     found = processes.spread(
         list(spec.parameters),
         lambda name: math.prod(spec.shape(name)),
-        lambda own: [float((a[n] * act(b[n], n, spec, elements)).sum()) for n in own],
+        lambda own: [float((a[n] * act(b[n], n, spec, elements)).sum(dtype=torch.float64)) for n in own],
     )
     return sum(found)
 

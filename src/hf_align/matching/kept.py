@@ -15,20 +15,27 @@ KEPT = 2**30
 
 
 class KeptWeights(OnDemand):
-    """Weights as float64, the first ones of `weights` that are asked for kept up to a number of bytes.
+    """Weights in a dtype, the first ones of `weights` that are asked for kept up to a number of bytes.
 
     First come, first kept: whoever goes through all tensors in the same order over and over finds none in a cache that
     lets go of the oldest.
 
     Args:
+        most: bytes.
         device: where they are given.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], names: Collection[str], most: int, device: torch.device = CPU
+        self,
+        weights: Mapping[str, Tensor],
+        names: Collection[str],
+        dtype: torch.dtype,
+        most: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         super().__init__(names)
         self._weights = weights
+        self._dtype = dtype
         self._left = most
         self._device = device
         self._kept: dict[str, Tensor] = {}
@@ -36,7 +43,7 @@ class KeptWeights(OnDemand):
     def __getitem__(self, name: str) -> Tensor:
         if name in self._kept:
             return self._kept[name]
-        tensor = self._weights[name].to(self._device, torch.float64)
+        tensor = self._weights[name].to(self._device, self._dtype)
         if tensor.nbytes <= self._left:
             self._left -= tensor.nbytes
             self._kept[name] = tensor

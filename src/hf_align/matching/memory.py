@@ -50,7 +50,7 @@ def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:
         if space.group is not None
     )
     sizes = [math.prod(spec.shape(name)) for name in spec.parameters]
-    return 2 * min(KEPT, sum(sizes) * _DOUBLE) + _ELEMENTS * elements * _DOUBLE + room(spec, steps)
+    return 2 * min(KEPT, sum(sizes) * torch.float32.itemsize) + _ELEMENTS * elements * _DOUBLE + room(spec, steps)
 
 
 def room(spec: SymmetrySpec, steps: list[Step]) -> int:

@@ -31,6 +31,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
 _STILL = 1e-7
+_ROUNDING = 1e-6
 
 Progress = Callable[[int, float], None]
 
@@ -97,7 +98,7 @@ def descend(
             for found in solver.solve(together, elements):
                 elements.update(found)
         objective = inner_product(spec, a, b, elements, processes)
-        assert pairing is not best_fit or objective >= best - 1e-9 * abs(best), "descent lowered its objective"
+        assert pairing is not best_fit or objective >= best - _ROUNDING * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
         if abs(objective - best) <= _STILL * abs(objective):

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from hf_align.checkpoints.hub import resolve
+from hf_align.checkpoints.shards import abandon, is_unfinished
 from hf_align.config import Align, read_recipe
 from hf_align.errors import HfAlignError, OutputError
 from hf_align.mergekit.basis import Inputs, open_inputs
@@ -170,11 +171,17 @@ def _options(align: Align | None, trust_remote_code: bool, quiet: bool) -> Optio
 def _require_free(output: Path, overwrite: bool) -> None:
     if output.exists() and not output.is_dir():
         raise OutputError(f"{output} is no folder; choose another")
-    if not overwrite and output.is_dir() and any(p.name not in (_STAGE, ".hf-align") for p in output.iterdir()):
+    if not overwrite and output.is_dir() and any(output.iterdir()) and not _is_begun(output):
         raise OutputError(f"{output} is not empty; choose another folder, or --overwrite")
 
 
+def _is_begun(output: Path) -> bool:
+    """Whether a run that was killed left what is there: the loop goes on with it, mergekit starts again."""
+    return (output / _STAGE).exists() or is_unfinished(output)
+
+
 def _move(stage: Path, output: Path) -> None:
+    abandon(output)
     for old in output.glob("*.safetensors*"):
         old.unlink()
     for file in stage.iterdir():
