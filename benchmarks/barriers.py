@@ -24,7 +24,6 @@ from typing import Annotated
 import torch
 import typer
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import separated, with_heads, with_residual
@@ -47,8 +46,6 @@ TRAINING = {
     "llama": "kjv_sample.txt",
     "vit": "train_digits.safetensors",
 }
-MASKED, ABSENT = 0.15, -100
-"""Share of the tokens that a masked language model is to predict, and the label of all others."""
 TABLE = Path(__file__).with_suffix(".md")
 
 
@@ -218,14 +215,7 @@ def _seeded(search: Search, seed: int) -> Search:
 
 
 def _training(family: str, pair: Pair) -> Batch:
-    data = load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
-    return _masked(data["input_ids"], pair) if "mlm" in HELD_OUT[family] else data
-
-
-def _masked(tokens: Tensor, pair: Pair) -> Batch:
-    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < MASKED
-    mask = AutoTokenizer.from_pretrained(pair.a.folder).convert_tokens_to_ids("[MASK]")
-    return {"input_ids": tokens.masked_fill(hidden, mask), "labels": tokens.masked_fill(~hidden, ABSENT)}
+    return load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
 
 
 def three_models(family: str, points: dict[str, Search | None]) -> Iterator[tuple[str, float]]:

@@ -350,3 +350,19 @@ def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> N
         load_data(tmp_path / "empty", model, read_config(model))
     with pytest.raises(HfAlignError, match="image processor"):
         load_data(images, MODELS / "vit" / "0", read_config(model))
+
+
+def test_text_is_masked_for_what_predicts_masked_tokens(tmp_path: Path) -> None:
+    folder, text = MODELS / "bert" / "0", DATA / "kjv_sample.txt"
+    data = load_data(text, folder, read_config(folder))
+    mask = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]["[MASK]"]
+    hidden = data["input_ids"] == mask
+    assert 0.12 < float(hidden.float().mean()) < 0.18
+    assert bool(torch.all((data["labels"] >= 0) == hidden)) and mask not in data["labels"]
+    assert load_data(text, MODELS / "gpt2" / "0", read_config(MODELS / "gpt2" / "0")).keys() == {"input_ids"}
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    (bare / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": None}))
+    with pytest.raises(HfAlignError, match="no mask token"):
+        load_data(text, bare, read_config(bare))

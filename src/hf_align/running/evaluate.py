@@ -13,6 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from hf_align.errors import HfAlignError
 from hf_align.ondemand import Computed
@@ -20,6 +24,8 @@ from hf_align.running.network import Batch, Network, batches
 
 _BATCH = 64
 _CONTEXT = 512
+_MASKED, _NO_LABEL = 0.15, -100
+"""The share of tokens that a masked language model is to predict, and the label of all others."""
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -87,6 +93,7 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
         path: safetensors with tensors named after the arguments, a text file, JSON lines (a "text" field, or one field
             for each argument), or a folder of images.
         tokenizer_from: the folder whose tokenizer reads text, or whose image processor reads images.
+        config: of the model, which says how long a context is, and whether tokens of text are to be masked.
 
     Raises:
         HfAlignError: the file is missing, empty, or needs a tokenizer that is not there.
@@ -107,7 +114,9 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
         if rows and "text" not in rows[0]:
             return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
         text = "\n".join(row["text"] for row in rows)
-    return {"input_ids": _tokenise(text, tokenizer_from, config, path)}
+    tokenizer = _tokenizer(tokenizer_from, path)
+    tokens = _contexts(text, tokenizer, config, path)
+    return _masked(tokens, tokenizer) if _is_masked_lm(config) else {"input_ids": tokens}
 
 
 def _images(folder: Path, model: Path | None) -> Batch:
@@ -124,17 +133,36 @@ def _images(folder: Path, model: Path | None) -> Batch:
     return {"pixel_values": pixels}
 
 
-def _tokenise(text: str, folder: Path | None, config: PretrainedConfig, path: Path) -> Tensor:
+def _tokenizer(folder: Path | None, path: Path) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise HfAlignError(f"{path} is text, but {folder} has no tokenizer; give token ids as safetensors") from error
-    ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
+
+
+def _contexts(text: str, tokenizer: Any, config: PretrainedConfig, path: Path) -> Tensor:
+    """Text cut into contexts, [contexts, tokens]."""
+    ids: Tensor = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
     length = min(getattr(config, "max_position_embeddings", _CONTEXT), _CONTEXT)
     if len(ids) < length:
         raise HfAlignError(f"{path} has {len(ids)} tokens; one context of {length} is needed")
-    blocks: Tensor = ids[: len(ids) // length * length].reshape(-1, length)
-    return blocks
+    return ids[: len(ids) // length * length].reshape(-1, length)
+
+
+def _is_masked_lm(config: PretrainedConfig) -> bool:
+    """Whether transformers lists the model's class as one that predicts masked tokens in place."""
+    classes = set(config.architectures or ())
+    masked, written = MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    return bool(classes & set(masked.values()) - set(written.values()))
+
+
+def _masked(tokens: Tensor, tokenizer: Any) -> Batch:
+    """Always the same share of the tokens hidden, and only they to be predicted (Devlin et al., 1810.04805, 3.1)."""
+    if tokenizer.mask_token_id is None:
+        raise HfAlignError("the tokenizer has no mask token; give input_ids and labels as safetensors")
+    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < _MASKED
+    labels = tokens.masked_fill(~hidden, _NO_LABEL)
+    return {"input_ids": tokens.masked_fill(hidden, tokenizer.mask_token_id), "labels": labels}
 
 
 class Evaluator:
