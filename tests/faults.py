@@ -54,7 +54,7 @@ def run(arguments: list[str], out: Path, *, kill_at: int | None = None, most: in
     torch.set_num_threads(1)
     for name in CHANGES:
         setattr(os, name, counted(getattr(os, name), counter, kill_at))
-    cli._emit = counted(cli._emit, counter, kill_at)
+    cli.emit = counted(cli.emit, counter, kill_at)
     if most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     command = [str(out) if a == "OUT" else a for a in arguments]

@@ -18,7 +18,7 @@ from hub_server import Hub
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hf_align.cli import _OURS, Method
+from hf_align.arguments import OURS, Method
 from hf_align.mergekit import loaders
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import models_of, parse
@@ -335,7 +335,7 @@ def test_a_recipe_with_models_from_the_hub(hub: Hub, tmp_path: Path, random_pair
 # hf-align merge --method ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [m for m in Method if m not in _OURS])
+@pytest.mark.parametrize("method", [m for m in Method if m not in OURS])
 def test_every_method_in_our_own_command(
     method: Method, tmp_path: Path, random_pairs: Callable[..., list[Path]]
 ) -> None:

@@ -6,17 +6,46 @@ import json
 import logging
 import shlex
 import sys
-import textwrap
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 import yaml
 
 from hf_align import __version__
+from hf_align.arguments import (
+    OURS,
+    AlignmentFile,
+    Baseline,
+    CommitMessage,
+    CreatePr,
+    Device,
+    Dtype,
+    HeadChoice,
+    Heads,
+    Json,
+    Match,
+    Matching,
+    Method,
+    Mixing,
+    Mixings,
+    Model,
+    Offload,
+    Overwrite,
+    Private,
+    Quiet,
+    Remote,
+    Residual,
+    Residuals,
+    Spaces,
+    Specs,
+    Steps,
+    Strict,
+    Untie,
+)
+from hf_align.console import bars, comparison_lines, emit, merge_lines, speaker, wrapped
 from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
@@ -34,165 +63,6 @@ app = typer.Typer(
     "Models trained from different seeds compute alike in different bases. hf-align derives from the architecture's "
     "graph every change of basis that leaves the function untouched, moves B into the basis of A, and merges.",
 )
-
-
-class Residual(StrEnum):
-    """--residual."""
-
-    orthogonal = "orthogonal"
-    permutation = "permutation"
-    identity = "identity"
-    first = "first"
-    last = "last"
-    all = "all"
-    separate = "separate"
-
-
-class Heads(StrEnum):
-    """--heads."""
-
-    two_stage = "two-stage"
-    circuits = "circuits"
-    monotonic = "monotonic"
-    ignore_heads = "ignore-heads"
-
-
-class Mixing(StrEnum):
-    """--mixing."""
-
-    narrow = "narrow"
-    uniform = "uniform"
-    middle = "middle"
-
-
-class Matching(StrEnum):
-    """--match."""
-
-    weight = "weight"
-    activation = "activation"
-    learned = "learned"
-    none = "none"
-
-
-class Method(StrEnum):
-    """--method."""
-
-    linear = "linear"
-    slerp = "slerp"
-    fisher = "fisher"
-    regmean = "regmean"
-    circuits = "circuits"
-    transport = "transport"
-    transport_activations = "transport-activations"
-    semi_permutation = "semi-permutation"
-    ties = "ties"
-    dare_ties = "dare_ties"
-    dare_linear = "dare_linear"
-    della = "della"
-    della_linear = "della_linear"
-    task_arithmetic = "task_arithmetic"
-    breadcrumbs = "breadcrumbs"
-    breadcrumbs_ties = "breadcrumbs_ties"
-    sce = "sce"
-    model_stock = "model_stock"
-    karcher = "karcher"
-    multislerp = "multislerp"
-    nuslerp = "nuslerp"
-    nearswap = "nearswap"
-    arcee_fusion = "arcee_fusion"
-    ram = "ram"
-    ramplus_tl = "ramplus_tl"
-
-
-_OURS = frozenset(
-    (
-        Method.linear,
-        Method.slerp,
-        Method.fisher,
-        Method.regmean,
-        Method.circuits,
-        Method.transport,
-        Method.transport_activations,
-        Method.semi_permutation,
-    )
-)
-
-
-class Dtype(StrEnum):
-    """--dtype."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
-Model = Annotated[
-    str, typer.Argument(help="A folder, org/name or org/name@revision; a LoRA adapter likewise, or MODEL+ADAPTER.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Residuals = Annotated[
-    Residual,
-    typer.Option(
-        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
-        "(identity). With --match activation, permutations by the first, the last or all of its features, or (a "
-        "baseline) by each of them apart."
-    ),
-]
-HeadChoice = Annotated[
-    Heads,
-    typer.Option(
-        help="Pair heads by the best fit of their weights or by what they compute (circuits), keep their order, or (a "
-        "baseline) ignore where heads end."
-    ),
-]
-Spaces = Annotated[
-    list[str] | None,
-    typer.Option("--only", help="Move only spaces of such names (*.layers.3.*); may be repeated."),
-]
-Baseline = Annotated[bool, typer.Option("--baseline", help="Allow choices that change B's function, to compare with.")]
-Match = Annotated[
-    Matching,
-    typer.Option(
-        help="How B is matched to A: by its weights (seconds), by what both models read on the same inputs, or by "
-        "descent on the loss of the merged network (best, slowest; needs no data). none averages them as they are."
-    ),
-]
-Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
-Mixings = Annotated[
-    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="Where models run, and weights are compared and moved, such as cpu or cuda:1. By default an accelerator "
-        "if there is one."
-    ),
-]
-Offload = Annotated[
-    bool | None,
-    typer.Option(
-        "--offload/--no-offload",
-        help="Run models module by module, with weights read from their files as they are needed, and statistics in "
-        "temporary files. By default where they do not fit into memory.",
-    ),
-]
-Untie = Annotated[
-    bool | None,
-    typer.Option(
-        "--untie/--no-untie", help="Untie the head from the embedding. By default where that enlarges the group."
-    ),
-]
-Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run modelling code that comes with the model.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse architectures with ops that have no rule.")]
-AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a saved alignment; nothing is matched.")]
-Specs = Annotated[
-    Path | None, typer.Option(help="Folder of reviewed overrides of derived symmetries, before those that ship.")
-]
-Private = Annotated[bool, typer.Option("--private", help="Make the repository private.")]
-CreatePr = Annotated[bool, typer.Option("--create-pr", help="Propose the files as a pull request.")]
-CommitMessage = Annotated[str | None, typer.Option(help="Of the upload.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 
 
 @app.command()
@@ -264,7 +134,7 @@ def merge(
     On several processes, with the same bytes: accelerate launch --multi_gpu --num_processes 4 -m hf_align merge A B.
     --multi_gpu is how accelerate starts more than one process on a machine, also on one without GPUs.
     """
-    _bars(quiet)
+    bars(quiet)
     if push is None and (private or create_pr or commit_message):
         raise HfAlignError("--private, --create-pr and --commit-message need --push")
     owner = _uploader() if push is not None else ""
@@ -295,7 +165,7 @@ def merge(
     if dry_run:
         return _plan(a, b, output, options, as_json)
     models = [a, b, *(more or ())]
-    if method in _OURS:
+    if method in OURS:
         if base is not None or parameter:
             raise HfAlignError(f"--base and --parameter are for methods of mergekit, not for --method {method.value}")
         merged = _merged(models, output, options, data, push is not None if certify is None else certify)
@@ -307,9 +177,9 @@ def merge(
                 f"--method {method.value} merges two models here; hf-align mergekit takes a recipe of more"
             )
         merged = merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,
-                            say=_say(quiet), command=_typed())  # fmt: skip
+                            say=speaker(quiet), command=_typed())  # fmt: skip
     report = merged.as_json()
-    lines = _merge_lines(report)
+    lines = merge_lines(report)
     if push is not None:
         from hf_align.publishing import push as upload
 
@@ -319,7 +189,7 @@ def merge(
         pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
         report["pushed"] = asdict(pushed)
         lines.append(f"uploaded to {pushed.url}")
-    _emit(report, as_json, lines)
+    emit(report, as_json, lines)
 
 
 @app.command()
@@ -348,7 +218,7 @@ def align(
     quiet: Quiet = False,
 ) -> None:
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
-    _bars(quiet)
+    bars(quiet)
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
@@ -356,8 +226,8 @@ def align(
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
                       overwrite=overwrite, quiet=quiet)  # fmt: skip
-    report = pipeline.align(a, b, output, options, data, _say(quiet))
-    _emit(report.as_json(), as_json, _merge_lines(report.as_json()))
+    report = pipeline.align(a, b, output, options, data, speaker(quiet))
+    emit(report.as_json(), as_json, merge_lines(report.as_json()))
 
 
 @app.command()
@@ -385,7 +255,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Measure the loss between A and B, with and without alignment."""
-    _bars(quiet)
+    bars(quiet)
     from hf_align import pipeline
 
     options = Options(match=match.value, residual=residual.value, heads=heads.value,
@@ -393,8 +263,12 @@ def evaluate(
                       schedule=Schedule(steps=steps, mixing=mixing.value),
                       untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
                       quiet=quiet)  # fmt: skip
-    comparison = pipeline.evaluate(a, b, data, options, points, _say(quiet))
-    _emit(comparison.as_json(), as_json, [*_table(comparison.as_json()), "", *_wrapped(pipeline.verdict(comparison))])
+    comparison = pipeline.evaluate(a, b, data, options, points, speaker(quiet))
+    emit(
+        comparison.as_json(),
+        as_json,
+        [*comparison_lines(comparison.as_json()), "", *wrapped(pipeline.verdict(comparison))],
+    )
 
 
 @app.command()
@@ -411,11 +285,11 @@ def push(
     """Upload a merged model, or go on with an upload that broke off: what is there is not sent again."""
     from hf_align.publishing import push as upload
 
-    _bars(quiet)
+    bars(quiet)
     upload.user()
     message = commit_message or upload.Destination.message
     pushed = upload.push(folder, upload.Destination(repository, private, create_pr, message, revision))
-    _emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
+    emit(asdict(pushed), as_json, [f"{pushed.url} ({pushed.commit})"])
 
 
 @app.command("mergekit")
@@ -435,10 +309,10 @@ def run_mergekit(
     """
     from hf_align.mergekit.recipe import run_recipe
 
-    _bars(quiet)
-    notes = run_recipe(config, output, say=_say(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
+    bars(quiet)
+    notes = run_recipe(config, output, say=speaker(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
                        overwrite=overwrite, quiet=quiet)  # fmt: skip
-    _emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
+    emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
 
 
 @app.command()
@@ -451,13 +325,13 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Draw a merge on one page (HTML): loss on the way, what moved and how far, what is pinned and why."""
-    _bars(quiet)
+    bars(quiet)
     from hf_align.publishing.report import write_report
 
     page = output or folder / "report.html"
     with waiting("drawing"):
         write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
-    _emit({"output": str(page)}, as_json, [f"{page} is written"])
+    emit({"output": str(page)}, as_json, [f"{page} is written"])
 
 
 @app.command()
@@ -470,7 +344,7 @@ def spec(
     quiet: Quiet = False,
 ) -> None:
     """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
-    _bars(quiet)
+    bars(quiet)
     from hf_align.symmetry.overrides import symmetries
     from hf_align.tracing.trace import read_config
 
@@ -494,7 +368,7 @@ def explain(
     quiet: Quiet = False,
 ) -> None:
     """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
-    _bars(quiet)
+    bars(quiet)
     from hf_align.symmetry.explain import explain as describe
     from hf_align.symmetry.overrides import symmetries
     from hf_align.tracing.trace import read_config
@@ -506,7 +380,7 @@ def explain(
     if parameter not in found.parameters:
         raise HfAlignError(f"{model} has no parameter {parameter}; hf-align spec lists them")
     result = describe(found, parameter)
-    _emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=80).splitlines())
+    emit(result, as_json, yaml.safe_dump(result, sort_keys=False, width=80).splitlines())
 
 
 @app.command()
@@ -522,7 +396,7 @@ def certify(
 
     Exit status 1 if a symmetry is unsound or missing.
     """
-    _bars(quiet)
+    bars(quiet)
     from hf_align.symmetry.certificate.certify import certify as measure
     from hf_align.symmetry.overrides import reviewer
     from hf_align.tracing.reduce import reduced
@@ -540,7 +414,7 @@ def certify(
         *(f"  missing {amount:g} in {name}" for name, amount in result.missing.items()),
         *(f"  no rule for {op}" for op in result.unknown_ops),
     ]
-    _emit(result.as_json(), as_json, lines)
+    emit(result.as_json(), as_json, lines)
     if not (result.sound and result.complete):
         raise typer.Exit(1)
 
@@ -558,6 +432,32 @@ def _uploader() -> str:
     from hf_align.publishing import push as upload
 
     return upload.user()
+
+
+def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(a, b, output, options)
+    emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
+
+
+def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
+    if len(models) > 2:
+        from hf_align import several
+
+        return several.merge(models, output, options, data, speaker(options.quiet), certify=certify, command=_typed())
+    a, b = models
+    if options.match == "none" and data is None:
+        # As the pipeline does it, without waiting for modelling code to be loaded.
+        from hf_align import plain
+
+        if (report := plain.merge(a, b, output, options, speaker(options.quiet), command=_typed())) is not None:
+            return report
+    from hf_align import pipeline
+
+    return pipeline.merge(a, b, output, options, data, speaker(options.quiet), certify=certify, command=_typed())
 
 
 def _typed() -> str:
@@ -580,88 +480,6 @@ def _base(model: str) -> str:
     """A model's name without its revision, a folder's without its path; of a model with an adapter, the adapter's."""
     model = model if Path(model).is_dir() else model.rpartition("+")[2]
     return Path(model).resolve().name if Path(model).is_dir() else model.removeprefix("hf://").partition("@")[0]
-
-
-def _bars(quiet: bool) -> None:
-    """Progress of downloads and uploads on stderr, or none."""
-    from huggingface_hub.utils import disable_progress_bars
-
-    if quiet:
-        disable_progress_bars()
-
-
-def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
-    from hf_align import dry_run
-
-    found = dry_run.dry_run(a, b, output, options)
-    _emit(found.as_json(), as_json, dry_run.lines(found))
-    if not found.compatible:
-        raise typer.Exit(2)
-
-
-def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
-    if len(models) > 2:
-        from hf_align import several
-
-        return several.merge(models, output, options, data, _say(options.quiet), certify=certify, command=_typed())
-    a, b = models
-    if options.match == "none" and data is None:
-        # As the pipeline does it, without waiting for modelling code to be loaded.
-        from hf_align import plain
-
-        if (report := plain.merge(a, b, output, options, _say(options.quiet), command=_typed())) is not None:
-            return report
-    from hf_align import pipeline
-
-    return pipeline.merge(a, b, output, options, data, _say(options.quiet), certify=certify, command=_typed())
-
-
-def _say(quiet: bool) -> Any:
-    return (lambda _: None) if quiet or not current().leads else _above_bars
-
-
-def _above_bars(line: str) -> None:
-    from huggingface_hub.utils import tqdm
-
-    tqdm.write(line, file=sys.stderr)
-
-
-def _emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    if current().leads:
-        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
-
-
-def _merge_lines(report: dict[str, Any]) -> list[str]:
-    lines = []
-    if report["distance_after"] is not None:
-        lines.append(f"weight distance {report['distance_before']:.4g} -> {report['distance_after']:.4g}")
-    if report["comparison"]:
-        lines += [*_table(report["comparison"]), ""]
-    seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
-    notes = [line for note in report["notes"] for line in _wrapped(note)]
-    return [*lines, *notes, f"{report['output']} is written (seconds: {seconds})"]
-
-
-def _wrapped(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, 80, break_long_words=False, break_on_hyphens=False)
-
-
-def _table(comparison: dict[str, Any]) -> list[str]:
-    rows = [f"{'':10}{'barrier':>10}{'over mean':>12}{'at 1/2':>10}"]
-    for name in ("naive", "aligned"):
-        path = comparison[name]
-        middle = path["losses"][len(path["losses"]) // 2]
-        rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
-    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
-
-
-def _features(comparison: dict[str, Any]) -> list[str]:
-    """The mean over all weights of how what they read correlates."""
-    found = comparison["features"].values()
-    if not found:
-        return []
-    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
-    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
 
 
 def _version(show: bool) -> None:

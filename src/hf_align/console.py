@@ -1,0 +1,74 @@
+"""What a command says: progress and notes on stderr, its result on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from hf_align.processes import current
+
+
+def bars(quiet: bool) -> None:
+    """Progress of downloads and uploads on stderr, or none."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    if quiet:
+        disable_progress_bars()
+
+
+def speaker(quiet: bool) -> Callable[[str], None]:
+    """What says a line on stderr while something is computed: in the leading process, unless it is to be quiet."""
+    return (lambda _: None) if quiet or not current().leads else _above_bars
+
+
+def _above_bars(line: str) -> None:
+    from huggingface_hub.utils import tqdm
+
+    tqdm.write(line, file=sys.stderr)
+
+
+def emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """The result of a command on stdout, as JSON or as lines."""
+    if current().leads:
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+
+
+def merge_lines(report: dict[str, Any]) -> list[str]:
+    """What a report says, from its JSON."""
+    lines = []
+    if report["distance_after"] is not None:
+        lines.append(f"weight distance {report['distance_before']:.4g} -> {report['distance_after']:.4g}")
+    if report["comparison"]:
+        lines += [*comparison_lines(report["comparison"]), ""]
+    seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
+    notes = [line for note in report["notes"] for line in wrapped(note)]
+    return [*lines, *notes, f"{report['output']} is written (seconds: {seconds})"]
+
+
+def wrapped(sentence: str) -> list[str]:
+    """A sentence in lines of at most 80 characters."""
+    return textwrap.wrap(sentence, 80, break_long_words=False, break_on_hyphens=False)
+
+
+def comparison_lines(comparison: dict[str, Any]) -> list[str]:
+    """Barriers as they are and aligned, from the JSON of a comparison."""
+    rows = [f"{'':10}{'barrier':>10}{'over mean':>12}{'at 1/2':>10}"]
+    for name in ("naive", "aligned"):
+        path = comparison[name]
+        middle = path["losses"][len(path["losses"]) // 2]
+        rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
+    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
+
+
+def _features(comparison: dict[str, Any]) -> list[str]:
+    """The mean over all weights of how what they read correlates."""
+    found = comparison["features"].values()
+    if not found:
+        return []
+    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
+    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
