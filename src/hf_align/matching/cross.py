@@ -43,7 +43,7 @@ def cross(
     total: dict[Power, Tensor] = {}
     for part in processes.in_order(_parts(spec, names), lambda few: _sum_over(spec, space, a, b, elements, few)):
         for power, matrix in part.items():
-            total[power] = total[power] + matrix if power in total else matrix
+            total[power] = total[power].add_(matrix) if power in total else matrix
     return total
 
 
@@ -55,8 +55,8 @@ def _sum_over(
         rows_a = occurrences(a[name], name, spec, space)
         rows_b = occurrences(b[name], name, spec, space, elements)
         for (power, x), (_, y) in zip(rows_a, rows_b, strict=True):
-            term = (x @ y.mT).double()
-            total[power] = total[power].to(term.device) + term if power in total else term
+            term = x @ y.mT
+            total[power] = total[power].add_(term) if power in total else term.double()
     return {power: matrix.cpu() for power, matrix in total.items()}
 
 

@@ -14,8 +14,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 _DOUBLE = torch.float64.itemsize
 _WEIGHTS = 8
 """Copies of a weight: A's and B's, each as read, in canonical gauge, moved and laid out for a product."""
-_CROSSES = 5
-"""Of a cross matrix: a term, the sum so far, their sum, and twice what solves it."""
+_TERM, _SOLVING = 1, 5
+"""Of a cross matrix: a term as it is computed, and what solves it."""
 _ELEMENTS = 6
 """Of all elements: both models' gauges, what is being solved, and its composition with them."""
 
@@ -28,17 +28,20 @@ def of_step(spec: SymmetrySpec, step: Step) -> int:
     spaces = step.spaces if isinstance(step, Tree) else {step}
     names = {name for space in spaces for name in spec.uses(space)}
     weights = max((math.prod(spec.shape(name)) for name in names), default=0)
-    return (_WEIGHTS * weights + _CROSSES * _crosses(spec, step)) * _DOUBLE
+    return (_WEIGHTS * weights + _crosses(spec, step)) * _DOUBLE
 
 
 def _crosses(spec: SymmetrySpec, step: Step) -> int:
     if not isinstance(step, Tree):
-        return spec.spaces[step].size ** 2 * math.prod(spec.index_shape(step))
+        powers = len({f.power for name in spec.uses(step) for axis in spec.parameters[name] for s in axis for f in s
+                      if f.space == step})  # fmt: skip
+        copies = powers + max(powers + _TERM, _SOLVING)  # the sum so far, and that of a part or what solves it
+        return copies * spec.spaces[step].size ** 2 * math.prod(spec.index_shape(step))
     # Every head of A beside every head of B, once for each weight.
     names = {name for space in step.spaces for name in spec.uses(space)}
     sizes = [math.prod(f.size for axis in spec.parameters[name] for s in axis for f in s if f.space in step.spaces)
              for name in names]  # fmt: skip
-    return sum(size**2 for size in sizes)
+    return (_TERM + _SOLVING) * sum(size**2 for size in sizes)
 
 
 def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:

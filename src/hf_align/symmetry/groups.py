@@ -11,7 +11,6 @@ orthogonal one.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -416,7 +415,11 @@ class ScaledPermutation(Group):
         return ((0.5 * noise[0] * size).exp() * torch.where(sign & (noise[1] < 0), -1.0, 1.0)).mT
 
     def nearest(self, cross: Cross) -> Monomial:
-        order = assign(functools.reduce(torch.maximum, (_signed(cross, s) for s in self._signs())))
+        best, *others = self._signs()
+        gain = _signed(cross, best)
+        for signs in others:
+            torch.maximum(gain, _signed(cross, signs), out=gain)
+        order = assign(gain)
         chosen = {p: m.gather(-1, order.unsqueeze(-1)).squeeze(-1) for p, m in cross.items()}
         return Monomial(order, self._nearest_signs(chosen))
 
@@ -460,9 +463,15 @@ class ScaledPermutation(Group):
 
 def _signed(fit: Cross, signs: tuple[int, ...]) -> Tensor:
     """Σ_p Π_k sign_k^p_k M_p."""
-    return torch.stack(
-        [math.prod(s ** abs(e) for s, e in zip(signs, p, strict=False)) * m for p, m in fit.items()]
-    ).sum(0)
+    (power, first), *others = fit.items()
+    total = _sign(signs, power) * first
+    for power, matrix in others:
+        total.add_(matrix, alpha=_sign(signs, power))
+    return total
+
+
+def _sign(signs: tuple[int, ...], power: Power) -> int:
+    return math.prod(s ** abs(e) for s, e in zip(signs, power, strict=False))
 
 
 @dataclass(frozen=True)
