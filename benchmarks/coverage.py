@@ -19,9 +19,11 @@ import os
 import resource
 import signal
 import statistics
+import subprocess
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,6 +71,7 @@ class Row:
     missing: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     reason: str = ""
+    revision: str = ""
 
     @property
     def sound(self) -> bool:
@@ -228,7 +231,7 @@ def render(rows: list[Row], counted: int) -> str:
         f"Null directions are counted up to {counted} parameters; larger copies are only checked for soundness. "
         "*reduced* copies are tiny ones (width 8), or have sizes that were lowered by trying (`reduce.py`); *tiny*, "
         "*roomy* (width 32) and *shallow* ones (default sizes in two layers) could not be lowered. "
-        "Rows may come from several runs (`--results`), so from several revisions of the rules.",
+        f"Rows may come from several runs (`--results`); they are of {_revisions(rows)}.",
         "",
     ]
     for title, chosen in (
@@ -249,6 +252,19 @@ def render(rows: list[Row], counted: int) -> str:
         lines.append(f"| {r.model_type} | {r.name} | {r.copy} | {r.parameters} | {'yes' if r.traced else ''} | {error} "
                      f"| {count} | {r.spaces} | {', '.join(r.groups)} | {r.seconds} |")  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _revisions(rows: list[Row]) -> str:
+    found = Counter(row.revision or "an unknown one" for row in rows).most_common()
+    if len(found) == 1:
+        return f"one revision of the rules, {found[0][0]}"
+    return "these revisions of the rules: " + ", ".join(f"{revision} ({count})" for revision, count in found)
+
+
+def _revision() -> str:
+    """The commit that the rules are of."""
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 
 def _line(row: Row) -> str:
@@ -290,7 +306,8 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure also what the results hold already")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    everything = [Row(name, model_type) for name, model_type in classes().items()]
+    revision = _revision()
+    everything = [Row(name, model_type, revision=revision) for name, model_type in classes().items()]
     rows = [r for r in everything if not chosen.only or r.model_type in chosen.only or r.name in chosen.only]
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     done: dict[str, Row] = {}

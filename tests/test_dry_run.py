@@ -85,13 +85,17 @@ def test_the_bound_on_memory_holds_without_alignment(
     assert taken - base <= bound
 
 
-def test_the_bound_on_memory_holds_with_alignment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of 32 MiB in float64 beside little else."""
+@pytest.mark.parametrize(("vocabulary", "units"), [(2**16, 96), (64, 2560)])
+def test_the_bound_on_memory_holds_with_alignment(
+    vocabulary: int, units: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of 32 MiB in float64 beside little else; cross matrices of 50 MiB, two layers of three each."""
     for seed in range(4):
         torch.manual_seed(seed)
         config = transformers.LlamaConfig(
-            vocab_size=2**16 if seed < 2 else 64, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, dtype="bfloat16",
+            vocab_size=vocabulary if seed < 2 else 64, hidden_size=64, intermediate_size=units if seed < 2 else 96,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
+            dtype="bfloat16",
         )  # fmt: skip
         transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / str(seed))
     large, small = (tmp_path / "0", tmp_path / "1"), (tmp_path / "2", tmp_path / "3")
