@@ -6,6 +6,7 @@ shards are written, by all of them; what one has found all are told, so that eve
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,6 +149,8 @@ def current() -> Processes:
     # What is told is on the CPU, and several processes may share a GPU, which NCCL refuses.
     told_by = {"backend": "gloo"} if accelerator is None or accelerator.type == "cuda" else {}
     state = PartialState(cpu=accelerator is None, timeout=_PATIENCE, **told_by)
+    # A thread of theirs that outlives the interpreter aborts it when all is done.
+    atexit.register(state.destroy_process_group)
     return Processes(state.process_index, state.num_processes)
 
 
