@@ -1,13 +1,17 @@
-"""The command line, and beside it RANK.json: how much of matching this process has done. Run by test_processes.py."""
+"""The command line, and beside it RANK.json: how much of matching this process has done, and RANK.end: whether it was
+still connected to the others in the end. Run by test_processes.py."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torch import distributed
 
 from hf_align import cli
 from hf_align.matching import anchors, balanced, cross, weights
@@ -32,10 +36,12 @@ def main() -> None:
 
     for kind, (module, name) in COUNTED.items():
         setattr(module, name, counted(kind, getattr(module, name)))
+    rank = os.environ.get("RANK", "0")
+    atexit.register(lambda: Path(f"{rank}.end").write_text(str(distributed.is_initialized())))
     try:
         cli.main()
     finally:
-        Path(f"{os.environ.get('RANK', 0)}.json").write_text(json.dumps(done))
+        Path(f"{rank}.json").write_text(json.dumps(done))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ def test_each_process_matches_its_share(tmp_path: Path) -> None:
         ran = launch(count, where, *arguments, program=(str(COUNTING),))
         assert ran.returncode == 0, ran.stderr
         done[count] = [json.loads((where / f"{rank}.json").read_text()) for rank in range(count)]
+        # Threads of the connection that outlive the interpreter may abort it.
+        assert [(where / f"{rank}.end").read_text() for rank in range(count)] == ["False"] * count
     assert contents(tmp_path / "1" / "out") == contents(tmp_path / "2" / "out")
     for kind, whole in done[1][0].items():
         shares = [counts.get(kind, 0) for counts in done[2]]
