@@ -15,7 +15,7 @@ from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
 from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
-from hf_align.symmetry.certificate.directions import _steps
+from hf_align.symmetry.certificate.directions import _group_directions, _steps
 from hf_align.symmetry.certificate.random_copy import Weights, random_inputs, random_weights, with_tokens
 from hf_align.symmetry.certificate.translations import translations
 from hf_align.symmetry.gauges import attention_biases
@@ -155,6 +155,11 @@ def test_a_group_larger_than_what_it_acts_on_moves_it_in_all_directions(index: t
     few = _steps(GeneralLinear(6), index, weight.numel())
     assert len(few) == weight.numel()
     assert torch.linalg.matrix_rank((few @ weight).flatten(1)) == weight.numel()
+
+
+def test_weights_without_entries_move_in_no_direction() -> None:
+    spec = derive.derive(trace(tiny_llama()))
+    assert list(_group_directions(spec, {name: torch.zeros(0) for name in spec.parameters})) == []
 
 
 @pytest.mark.parametrize("index", [(), (3,), (2, 2)])

@@ -76,6 +76,8 @@ def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]
         index = spec.index_shape(space.name)
         names = list(spec.uses(space.name))
         most = sum(weights[n].numel() for n in names)
+        if not most:
+            continue
         steps = _steps(space.group, index, most)
         changes = _derivatives(spec, space.name, index, steps, {n: weights[n] for n in names})
         yield from ({n: change[i] for n, change in changes.items()} for i in range(len(steps)))
