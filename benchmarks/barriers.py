@@ -32,7 +32,8 @@ from hf_align.matching.match import Match
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean
 from hf_align.models import Pair, open_pair
-from hf_align.running.evaluate import Evaluator, lambdas, load_data
+from hf_align.running.data import load_data
+from hf_align.running.evaluate import Evaluator, lambdas
 from hf_align.running.network import Batch, Network
 from hf_align.symmetry.alignment import AlignedWeights, distance
 from hf_align.symmetry.spec import SymmetrySpec

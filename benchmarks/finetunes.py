@@ -18,7 +18,8 @@ from torch import Tensor
 from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.methods import merge_tensors
 from hf_align.options import Options
-from hf_align.running.evaluate import Evaluator, load_data
+from hf_align.running.data import load_data
+from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 
 TABLE = Path(__file__).with_suffix(".md")

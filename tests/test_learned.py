@@ -27,7 +27,8 @@ from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
-from hf_align.running.evaluate import Evaluator, load_data
+from hf_align.running.data import load_data
+from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Network, batches
 from hf_align.symmetry import groups as g

@@ -33,7 +33,8 @@ from hf_align.progress import waiting
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.publishing.provenance import FOLDER
-from hf_align.running.evaluate import Comparison, Evaluator, lambdas, load_data
+from hf_align.running.data import load_data
+from hf_align.running.evaluate import Comparison, Evaluator, lambdas
 from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
 from hf_align.symmetry.alignment import AlignedWeights
