@@ -122,15 +122,17 @@ STRATEGIES = {
     "weight, orthogonal residual": Strategy(Search("weight")),
     "weight, orthogonal residual, heads by circuits": Strategy(Search("weight", heads="circuits"), heads="circuits"),
     "learned, permutations only": Strategy(
-        Search("learned", Schedule(steps=150, order_rate=1e-3)), residual="permutation", training=True
+        Search("learned", Schedule(steps=150, order_rate=1e-3)), residual="permutation", training=True, seeds=(0, 1)
     ),
     "learned, 150 steps, identity residual, data": Strategy(
         Search("learned", SHORT), residual="identity", training=True, seeds=(0, 1), families=("bert",)
     ),
     "learned, 150 steps, data": Strategy(Search("learned", SHORT), training=True, seeds=(0, 1)),
     "learned, 150 steps, no data": Strategy(Search("learned", SHORT), seeds=(0, 1), families=("bert", "gpt2", "llama")),
-    "learned, 400 steps of 32, data": Strategy(Search("learned", LONG), training=True, families=("bert", "vit")),
-    "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), families=("gpt2", "llama")),
+    "learned, 400 steps of 32, data": Strategy(
+        Search("learned", LONG), training=True, seeds=(0, 1), families=("bert", "vit")
+    ),
+    "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), seeds=(0, 1), families=("gpt2", "llama")),
 }
 REFERENCE: dict[str, dict[str, float]] = {
     "naive": {"vit": 2.67, "gpt2": 1.78, "llama": 2.25},
