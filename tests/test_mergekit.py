@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hf_align.arguments import OURS, Method
+from hf_align.checkpoints.shards import abandon, claimed
+from hf_align.errors import OutputError
 from hf_align.mergekit import loaders
 from hf_align.mergekit.basis import open_inputs
 from hf_align.mergekit.extra import models_of, parse
@@ -442,6 +444,18 @@ def test_recipes_that_do_not_fit_their_method(
     recipe = linear(MODELS / "vit" / "0", MODELS / "vit" / "1", align=True)
     error = refused(write_recipe(tmp_path / "r.yml", **{**recipe, **more}), tmp_path / "out", capsys)
     assert "the recipe does not fit its method: " in error and message in error
+
+
+def test_an_output_that_another_run_is_writing_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = tmp_path / "out" / "model-00001-of-00002.safetensors"
+    recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", LLAMA / "1"))
+    with claimed(tmp_path / "out", {}) as claim:
+        shard.write_bytes(b"of the other run")
+        assert run("mergekit", recipe, tmp_path / "out") == 2
+        assert "is not empty" in capsys.readouterr().err
+        with pytest.raises(OutputError, match="another run is writing"):
+            abandon(tmp_path / "out")
+        assert shard.read_bytes() == b"of the other run" and claim.work.is_dir()
 
 
 def test_an_output_that_is_not_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

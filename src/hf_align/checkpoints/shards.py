@@ -235,13 +235,26 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
             (claim.work / _PLAN).unlink(missing_ok=True)
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Whether a run that did not come to its end holds the folder, or left it."""
-    return (folder / _WORK).exists()
+def is_left_unfinished(folder: Path) -> bool:
+    """Whether a run that did not come to its end left the folder; not where one is still writing to it."""
+    try:
+        with (folder / _WORK / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return (folder / _WORK).exists()
+    except OSError:
+        return False
+    return True
 
 
 def abandon(folder: Path) -> None:
-    """Forget what a run noted that did not come to its end: none can go on with it."""
+    """Forget what a run noted that did not come to its end: none can go on with it.
+
+    Raises:
+        OutputError: the run is still writing.
+    """
+    if (folder / _WORK).exists() and not is_left_unfinished(folder):
+        raise OutputError(f"another run is writing to {folder}")
     shutil.rmtree(folder / _WORK, ignore_errors=True)
 
 

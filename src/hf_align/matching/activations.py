@@ -42,7 +42,7 @@ def _beside(weights: Weights, scale: float, features: Weights) -> Weights:
     def compute(name: str) -> Tensor:
         return features[name] if name in features else scale * weights[name]
 
-    return Computed([*weights, *features], compute)
+    return Computed(dict.fromkeys([*weights, *features]), compute)
 
 
 def _size(a: Weights, b: Weights) -> float:

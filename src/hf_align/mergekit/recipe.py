@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hf_align.checkpoints.hub import resolve
-from hf_align.checkpoints.shards import abandon, is_unfinished
+from hf_align.checkpoints.shards import abandon, is_left_unfinished
 from hf_align.config import Align, read_recipe
 from hf_align.errors import HfAlignError, OutputError
 from hf_align.mergekit.basis import Inputs, open_inputs
@@ -177,7 +177,7 @@ def _require_free(output: Path, overwrite: bool) -> None:
 
 def _is_begun(output: Path) -> bool:
     """Whether a run that was killed left what is there: the loop goes on with it, mergekit starts again."""
-    return (output / _STAGE).exists() or is_unfinished(output)
+    return (output / _STAGE).exists() or is_left_unfinished(output)
 
 
 def _move(stage: Path, output: Path) -> None:
