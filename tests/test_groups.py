@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_align.symmetry import groups as g
-from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.rotations import Rotations
 
 ROTARY = Rotations(6, (((0, 3),), ((1, 4),)), (2, 5))
 TWICE = Rotations(6, (((0, 1), (2, 3)),), (4, 5))
 GROUPS = [
-    g.GeneralLinear(5), g.Orthogonal(5), g.OrthogonalFixingOnes(5), g.RotaryCommutant(6, ROTARY),
-    g.RotaryCommutant(6, TWICE), g.ScaledPermutation(5), g.PositiveScaledPermutation(5), g.SignedPermutation(5),
-    g.Permutation(5), g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)), g.RotaryUnitary(6, ROTARY),
-    g.RotaryUnitary(6, TWICE),
+    g.GeneralLinear(5), g.Orthogonal(5), g.OrthogonalFixingOnes(5), g.OrthogonalFixingOnesUpToSign(5),
+    g.RotaryCommutant(6, ROTARY), g.RotaryCommutant(6, TWICE), g.ScaledPermutation(5), g.PositiveScaledPermutation(5),
+    g.SignedPermutation(5), g.PermutationUpToSign(5), g.Permutation(5),
+    g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)), g.TorusPermutation(5, (Scalars.SIGN, Scalars.COMMON_SIGN)),
+    g.RotaryUnitary(6, ROTARY), g.RotaryUnitary(6, TWICE),
 ]  # fmt: skip
 SCALING = g.Scaling(6, (0, 1, 2, 0, 1, 2), (Scalars.NONZERO, Scalars.SIGN))
 PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
@@ -121,7 +122,10 @@ def test_balancing_makes_the_grams_equal(group: g.Group) -> None:
 def test_the_lattice() -> None:
     assert isinstance(g.group_of(FREE, 4), g.GeneralLinear)
     assert isinstance(g.group_of(METRIC, 4), g.Orthogonal)
-    assert isinstance(g.group_of(METRIC.meet(ONES), 4), g.OrthogonalFixingOnes)
+    assert g.group_of(METRIC.meet(ONES), 4) == g.OrthogonalFixingOnes(4)
+    assert g.group_of(METRIC.meet(ONES_UP_TO_SIGN), 4) == g.OrthogonalFixingOnesUpToSign(4)
+    assert g.group_of(monomial(Scalars.NONZERO).meet(ONES_UP_TO_SIGN), 4) == g.PermutationUpToSign(4)
+    assert g.group_of(monomial(Scalars.POSITIVE).meet(ONES_UP_TO_SIGN), 4) == g.Permutation(4)
     assert isinstance(g.group_of(monomial(Scalars.NONZERO).meet(METRIC), 4), g.SignedPermutation)
     assert isinstance(g.group_of(monomial(Scalars.POSITIVE).meet(METRIC), 4), g.Permutation)
     assert isinstance(g.group_of(monomial(Scalars.NONZERO).meet(ONES), 4), g.Permutation)
@@ -131,7 +135,7 @@ def test_the_lattice() -> None:
     assert g.group_of(Bound(rotations=ROTARY).meet(PERMUTATION), 6) is None
 
 
-BOUNDS = [FREE, FIXED, METRIC, ONES, Bound(rotations=ROTARY), *(monomial(s) for s in Scalars)]
+BOUNDS = [FREE, FIXED, METRIC, ONES, ONES_UP_TO_SIGN, Bound(rotations=ROTARY), *(monomial(s) for s in Scalars)]
 
 
 @given(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS), st.sampled_from(BOUNDS))

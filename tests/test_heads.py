@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from conftest import MODELS
 from torch import Tensor
 
@@ -17,10 +18,14 @@ from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
-from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.alignment import AlignedWeights
+from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights
+from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.groups import RotaryCommutant
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import trace
 
 FAMILIES = ("gpt2", "llama")
 Weights = dict[str, Tensor]
@@ -127,3 +132,35 @@ def test_tables_count_between_their_size_and_alike(family: str, balanced: dict[s
     assert inside and all(torch.equal(models.b[n], counted.b[n]) for n in inside)
     turned = weighted(replace(models, models=models.models[::-1]))
     torch.testing.assert_close(dict(turned.b), dict(counted.a))
+
+
+SMALL = dict(vocab_size=23, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
+             num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=False)  # fmt: skip
+CASES = {
+    # its heads have signs, and inside them scales of planes that stay in their order
+    "gains over all heads": transformers.Olmo2Config(**SMALL, architectures=["Olmo2ForCausalLM"]),
+    # its experts have units with signs
+    "experts": transformers.MixtralConfig(**SMALL, num_local_experts=4, architectures=["MixtralForCausalLM"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_matched_computes_the_same(case: str) -> None:
+    program = trace(CASES[case])
+    spec = derive(program)
+    rng = torch.Generator().manual_seed(0)
+    a, b, inputs = random_weights(spec, rng), random_weights(spec, rng), random_inputs(program, rng)
+    models = Balanced.of(spec, a, b)
+    moved = dict(AlignedWeights(b, spec, models.match(*match_weights(models)).b))
+    torch.testing.assert_close(execute(program, moved, inputs), execute(program, b, inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_signs_of_heads_and_of_units_in_them_are_recovered(case: str) -> None:
+    spec = derive(trace(CASES[case]))
+    rng = torch.Generator().manual_seed(0)
+    a = random_weights(spec, rng)
+    models = Balanced.of(spec, a, dict(AlignedWeights(a, spec, random_elements(spec, rng))))
+    match = models.match(*match_weights(models))
+    assert match.before is not None and match.after is not None
+    assert match.after < 1e-4 * match.before

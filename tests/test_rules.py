@@ -142,6 +142,7 @@ def test_a_rule_that_returns_its_operand_is_caught(name: str, monkeypatch: pytes
 
 
 GL, O, O1 = "GeneralLinear", "Orthogonal", "OrthogonalFixingOnes"  # noqa: E741
+SIGNED_O1, SIGNED_S = "OrthogonalFixingOnesUpToSign", "PermutationUpToSign"
 S, SIGNED, POSITIVE, SCALED = "Permutation", "SignedPermutation", "PositiveScaledPermutation", "ScaledPermutation"
 TORUS = "TorusPermutation"
 ALLOWED = {
@@ -182,8 +183,8 @@ ALLOWED = {
     "mul summed": (GL, S),
     "where zeros": (GL,),
     "glu": (S, SCALED),
-    "layer_norm plain": (O1, S),
-    "layer_norm with gain and bias, along": (O1,),
+    "layer_norm plain": (SIGNED_O1, S),
+    "layer_norm with gain and bias, along": (SIGNED_O1,),
     "rms_norm gain, along": (O,),
     "rms_norm plain": (O, S),
     "softmax": (S, S),
@@ -192,8 +193,8 @@ ALLOWED = {
     "amax": (S, S),
     "cumsum": (GL,),
     "linalg_vector_norm": (O, S),
-    "var": (O1, S),
-    "group_norm plain": (O1, S, S),
+    "var": (SIGNED_O1, S),
+    "group_norm plain": (SIGNED_O1, S, S),
     "embedding": (GL,),
     "embedding by data": (GL, S, S),
     "topk gathered": (S, S),

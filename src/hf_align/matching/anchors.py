@@ -50,10 +50,9 @@ def start(
     if group is None or not names or spec.spaces[space].index:
         return None
     points = cross(spec, space, a, b, {}, names, processes)
-    total = torch.stack(list(points.values())).sum(0)
     if not isinstance(group, ScaledPermutation):
-        total = _extend(spec, space, a, b, total, processes)
-    return processes.by_the_first(lambda: nearest(group, {PRIMAL: total}, device))
+        points = {PRIMAL: _extend(spec, space, a, b, torch.stack(list(points.values())).sum(0), processes)}
+    return processes.by_the_first(lambda: nearest(group, points, device))
 
 
 def _extend(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, processes: Processes) -> Tensor:

@@ -13,7 +13,7 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.features import Moments, Site
 from hf_align.matching.heads import PAIRINGS, trees
 from hf_align.matching.stream import residual as residual_stream
-from hf_align.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation
+from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 
 BY_SITE = frozenset(("first", "last", "all", "separate"))
@@ -37,7 +37,9 @@ def with_residual(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     if choice == "identity":
         return _without_groups(spec, [s for s in [residual_stream(spec)] if s is not None])
     lowered = {
-        name: replace(s, group=Permutation(s.size)) if type(s.group) in (Orthogonal, OrthogonalFixingOnes) else s
+        name: replace(s, group=Permutation(s.size))
+        if isinstance(s.group, Orthogonal) and not isinstance(s.group, GeneralLinear)
+        else s
         for name, s in spec.spaces.items()
     }
     return replace(spec, spaces=lowered)

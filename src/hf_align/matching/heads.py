@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from hf_align.matching.cross import Weights
 from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
-from hf_align.symmetry.groups import Group, ScaledPermutation, assign
+from hf_align.symmetry.groups import Group, Permutation, ScaledPermutation, assign, sign
 from hf_align.symmetry.spec import SymmetrySpec
 
 _MOST_ORDERS = 24
@@ -41,13 +41,14 @@ class Tree:
 
 
 def trees(spec: SymmetrySpec) -> list[Tree]:
-    """Every permuted space over which others differ, with those."""
+    """Every permuted space over which others differ, with those; one of these that is only permuted is of
+    sub-heads."""
     found = []
     for name, space in spec.spaces.items():
         inside = [s for s in spec.indexed_by(name) if spec.spaces[s].index == (name,)]
-        if space.index or not inside or not isinstance(space.group, ScaledPermutation):
+        if space.index or not inside or space.group is None or not space.group.permutes:
             continue
-        sub = [s for s in inside if isinstance(spec.spaces[s].group, ScaledPermutation)]
+        sub = [s for s in inside if isinstance(spec.spaces[s].group, Permutation)]
         inner = tuple(s for s in inside if s not in sub[:1] and spec.spaces[s].group is not None)
         found.append(Tree(name, inner, sub[0] if sub else None))
     return found
@@ -59,18 +60,39 @@ class Pairs:
     the block has no sub-heads or no inner space).
 
     Attributes:
+        power: of the inner space.
+        heads_power: of the heads, whose signs may differ.
         grams: the fit of every head of A, and of B, with itself, over all sub-heads: [h, n, n].
     """
 
     inner: str | None
     power: Power
+    heads_power: Power
     has_subheads: bool
     fit: Tensor
     grams: tuple[Tensor, Tensor]
 
+    def with_signs(self, signs: tuple[int, ...]) -> Pairs:
+        """As it would be if every head of B had these signs."""
+        return replace(self, fit=self.fit * sign(signs, self.heads_power)) if -1 in signs else self
+
 
 Pairing = Callable[[SymmetrySpec, Tree, list[Pairs], Tensor | None], Tensor]
 """How well every head of A goes with every head of B [h, h'], with sub-heads in an order [h, h', g]."""
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """How well the heads go with each other [h, h'], and in which order of sub-heads [h, h', g]."""
+
+    pairs: list[Pairs]
+    order: Tensor | None
+    fit: Tensor
+
+    @classmethod
+    def of(cls, spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> _Solved:
+        order = _best_orders(spec, tree, pairs, pairing) if tree.subheads else None
+        return cls(pairs, order, pairing(spec, tree, pairs, order))
 
 
 def match_heads(
@@ -78,17 +100,27 @@ def match_heads(
 ) -> dict[str, Element]:
     """The best elements of a tree's spaces, all others held at `elements`."""
     pairs = list(compare_heads(spec, tree, a, b, elements))
-    count = spec.spaces[tree.heads].size
-    order = _best_orders(spec, tree, pairs, pairing) if tree.subheads else None
-    heads = assign(pairing(spec, tree, pairs, order))
-    rows = torch.arange(count)
-    found: dict[str, Element] = {tree.heads: Monomial.permutation(heads)}
-    if tree.subheads and order is not None:
-        found[tree.subheads] = Monomial.permutation(order[rows, heads])
+    signs = _permuting(spec, tree.heads).signs()
+    solved = [_Solved.of(spec, tree, [p.with_signs(s) for p in pairs], pairing) for s in signs]
+    fit, best = torch.stack([s.fit for s in solved]).max(0)
+    heads = assign(fit)
+    rows = torch.arange(len(heads))
+    chosen = best[rows, heads]
+    found: dict[str, Element] = {tree.heads: Monomial(heads, torch.tensor(signs, dtype=torch.float64)[chosen].mT)}
+    if tree.subheads:
+        orders = torch.stack([s.order for s in solved if s.order is not None])
+        found[tree.subheads] = Monomial.permutation(orders[chosen, rows, heads])
     for space in tree.inner:
-        fit = {p: m[rows, heads] for p, m in _inner_cross(space, pairs, order).items()}
-        found[space] = spec.group(space).nearest(fit)
+        crosses = [_inner_cross(space, s.pairs, s.order) for s in solved]
+        matrices = {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
+        found[space] = spec.group(space).nearest(matrices)
     return found
+
+
+def _permuting(spec: SymmetrySpec, heads: str) -> ScaledPermutation:
+    group = spec.group(heads)
+    assert isinstance(group, ScaledPermutation)
+    return group
 
 
 def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
@@ -104,7 +136,8 @@ def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elemen
             fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
             grams = tuple(torch.einsum("hgnr,hgmr->hnm", t, t).double() for t in (x, y))
-            yield Pairs(inner, power, x.shape[1] > 1, fit, grams)  # type: ignore[arg-type]
+            heads_power = next(f.power for f in block.factors if f.space == tree.heads)
+            yield Pairs(inner, power, heads_power, x.shape[1] > 1, fit, grams)  # type: ignore[arg-type]
 
 
 def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:

@@ -24,7 +24,7 @@ from hf_align.matching.schedule import Schedule
 from hf_align.running.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
-from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling
+from hf_align.symmetry.groups import Group, ScaledPermutation
 
 Draw = Callable[[Generator], float]
 Progress = Callable[[int, float], None]
@@ -113,7 +113,7 @@ def _latents(
         group = _group(models, name)
         if not isinstance(group, ScaledPermutation):
             yield name, Turning(group, element, device)
-        elif isinstance(element, Monomial) and schedule.order_rate and not isinstance(group, Scaling):
+        elif isinstance(element, Monomial) and schedule.order_rate and group.permutes:
             yield name, Arranging(group, element, device)
         elif isinstance(element, Monomial):
             yield name, Stretching(group, element, device)

@@ -68,5 +68,5 @@ def _blend(spec: SymmetrySpec, name: str, matrix: Tensor) -> Blend:
 def units(spec: SymmetrySpec) -> Iterator[str]:
     """The permuted spaces with nothing inside."""
     for name, space in spec.spaces.items():
-        if isinstance(space.group, ScaledPermutation) and not spec.indexed_by(name):
+        if space.group is not None and space.group.permutes and not spec.indexed_by(name):
             yield name

@@ -7,6 +7,7 @@ are read off at the end.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -14,17 +15,28 @@ from hf_align.symmetry.rotations import Rotations
 
 
 class Scalars(IntEnum):
-    """Which non-zero factors the entries of a monomial matrix may have; `meet` is their intersection."""
+    """Which non-zero factors the entries of a monomial matrix may have; `meet` is their intersection.
+
+    Each divides those that contain it, so that the greatest common divisor is the meet.
+    """
 
     ONE = 1
-    SIGN = 2
+    COMMON_SIGN = 2
+    """One sign, the same for all entries."""
     POSITIVE = 3
-    NONZERO = 6
+    SIGN = 4
+    NONZERO = 12
 
     def meet(self, other: Scalars) -> Scalars:
-        if self is other or other is Scalars.NONZERO:
-            return self
-        return other if self is Scalars.NONZERO else Scalars.ONE
+        return Scalars(math.gcd(self, other))
+
+
+class Ones(IntEnum):
+    """What an element does to the all-ones vector: anything, g1 = ±1, or g1 = 1."""
+
+    MOVED = 0
+    UP_TO_SIGN = 1
+    FIXED = 2
 
 
 @dataclass(frozen=True)
@@ -35,20 +47,30 @@ class Bound:
         fixed: only the identity; the axis is an interface of the model or an op needs its exact order.
         monomial: g is a permutation times these factors (elementwise functions); None if g may mix coordinates.
         metric: gᵀg = 1 (norms and lengths).
-        ones: g1 = 1 and gᵀ1 = 1 (means over the axis, constants added along it).
+        ones: g1 = 1 and gᵀ1 = 1 (means over the axis, constants added along it), or both up to one sign (deviations
+            from the mean).
         rotations: g commutes with these rotations (rotary position embedding).
     """
 
     fixed: bool = False
     monomial: Scalars | None = None
     metric: bool = False
-    ones: bool = False
+    ones: Ones = Ones.MOVED
     rotations: Rotations | None = None
 
     @property
     def free(self) -> bool:
         """True for the general linear group."""
         return self == FREE
+
+    @property
+    def of_parts(self) -> Bound:
+        """What is left of it to the parts of a compound space, each of which moves by itself: no two need have the same
+        sign, and rotations are of the whole."""
+        if self.rotations is not None:
+            return FIXED
+        ones = Ones.FIXED if self.ones is Ones.UP_TO_SIGN else self.ones
+        return replace(self, ones=ones, monomial=Scalars.ONE if self.monomial is Scalars.COMMON_SIGN else self.monomial)
 
     def meet(self, other: Bound) -> Bound:
         """The largest bound below both."""
@@ -61,15 +83,16 @@ class Bound:
         if fixed:
             return FIXED
         return replace(self, monomial=monomial, metric=self.metric or other.metric,
-                       ones=self.ones or other.ones, rotations=rotations)._settled()  # fmt: skip
+                       ones=max(self.ones, other.ones), rotations=rotations)._settled()  # fmt: skip
 
     def _settled(self) -> Bound:
-        """Lengths leave only signs of the factors of a monomial matrix; fixing the all-ones vector leaves none."""
+        """Lengths leave only signs of the factors of a monomial matrix; fixing the all-ones vector leaves none, fixing
+        it up to sign only one for all."""
         if self.monomial is None:
             return self
         scalars = self.monomial
-        if self.ones:
-            scalars = Scalars.ONE
+        if self.ones is not Ones.MOVED:
+            scalars = scalars.meet(Scalars.ONE if self.ones is Ones.FIXED else Scalars.COMMON_SIGN)
         elif self.metric:
             scalars = scalars.meet(Scalars.SIGN)
         return Bound(monomial=scalars, rotations=self.rotations)
@@ -78,7 +101,8 @@ class Bound:
 FREE = Bound()
 FIXED = Bound(fixed=True)
 METRIC = Bound(metric=True)
-ONES = Bound(ones=True)
+ONES = Bound(ones=Ones.FIXED)
+ONES_UP_TO_SIGN = Bound(ones=Ones.UP_TO_SIGN)
 
 
 def monomial(scalars: Scalars) -> Bound:

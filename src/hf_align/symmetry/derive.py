@@ -301,7 +301,7 @@ def _apart_from_what_turns(atoms: list[Axis], scales: Torus) -> Torus:
     turning = [a.space.serial for a in atoms if a.space.bound.rotations is not None]
     apart = [k for k in range(len(scales.kinds)) if not any(scales.exponents[t][k] for t in turning)]
     lost = {s for k, s in enumerate(scales.kinds) if k not in apart}
-    if not turning or not apart or lost - {Scalars.SIGN, Scalars.ONE}:
+    if not turning or not apart or lost - {Scalars.SIGN, Scalars.COMMON_SIGN, Scalars.ONE}:
         return scales
     exponents = {serial: tuple(power[k] for k in apart) for serial, power in scales.exponents.items()}
     return Torus(tuple(scales.kinds[k] for k in apart), exponents)

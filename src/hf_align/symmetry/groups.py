@@ -22,7 +22,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
-from hf_align.symmetry.bounds import Bound, Scalars
+from hf_align.symmetry.bounds import Bound, Ones, Scalars
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix, Monomial, Power
 from hf_align.symmetry.rotations import Rotations
 
@@ -30,9 +30,12 @@ Cross = Mapping[Power, Tensor]
 """Cross matrices [*index, n, n] float64, by power."""
 _CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
 _SIGNED = (Scalars.SIGN, Scalars.NONZERO)
+_SHARED = (Scalars.COMMON_SIGN,)
 _LARGE, _MOST_STEPS = 512, 30
 _MOST_SIGNS = 4
 """Whose combinations are all tried for every pair of entries."""
+_ROUNDING = 1e-4
+"""Of the length of a cross matrix of float32 products: less than this is nothing."""
 
 
 def polar(m: Tensor) -> Tensor:
@@ -102,6 +105,11 @@ class Group(ABC):
     @property
     def has_gauge(self) -> bool:
         """Whether elements change lengths, so that a gauge must be fixed before weights are compared."""
+        return False
+
+    @property
+    def permutes(self) -> bool:
+        """Whether every order of the entries is an element."""
         return False
 
     @property
@@ -210,7 +218,7 @@ class GeneralLinear(Orthogonal):
 
 @dataclass(frozen=True)
 class OrthogonalFixingOnes(Orthogonal):
-    """O(n-1): orthogonal maps with g1 = 1, what a LayerNorm leaves."""
+    """O(n-1): orthogonal maps with g1 = 1, what norms and means together leave."""
 
     @property
     def dimension(self) -> int:
@@ -243,6 +251,22 @@ class OrthogonalFixingOnes(Orthogonal):
     def algebra(self, x: Tensor) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
         return super().algebra(centred - centred.mean(-2, keepdim=True))
+
+
+@dataclass(frozen=True)
+class OrthogonalFixingOnesUpToSign(OrthogonalFixingOnes):
+    """{±1} × O(n-1): orthogonal maps with g1 = ±1, what a LayerNorm leaves."""
+
+    def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
+        sign = torch.rand(*index, 1, 1, generator=rng, dtype=torch.float64).sub(0.5).sign()
+        return Matrix(sign * super().random(index, rng).matrix)
+
+    def nearest(self, cross: Cross) -> Matrix:
+        """Of centred weights nothing lies along the ones, and the sign there changes nothing."""
+        total = _total(cross)
+        along = total.sum((-1, -2), keepdim=True) / self.size
+        turned = along < -_ROUNDING * torch.linalg.matrix_norm(total, keepdim=True)
+        return Matrix(super().nearest(cross).matrix - torch.where(turned, 2 / self.size, 0.0))
 
 
 @dataclass(frozen=True)
@@ -376,6 +400,10 @@ class ScaledPermutation(Group):
     scalars: ClassVar[Scalars] = Scalars.NONZERO
 
     @property
+    def permutes(self) -> bool:
+        return True
+
+    @property
     def scales(self) -> tuple[Scalars, ...]:
         """For each independent scale of an entry, which factors it may have."""
         return (self.scalars,)
@@ -393,11 +421,9 @@ class ScaledPermutation(Group):
         """Which of the scales change lengths."""
         return [k for k, s in enumerate(self.scales) if s in _CONTINUOUS]
 
-    def _signs(self) -> list[tuple[int, ...]]:
-        """All signs that the scales of an entry may have together, none first."""
-        return list(
-            itertools.product(*((1, -1) if s in (Scalars.SIGN, Scalars.NONZERO) else (1,) for s in self.scales))
-        )
+    def signs(self, kinds: tuple[Scalars, ...] = _SIGNED) -> list[tuple[int, ...]]:
+        """All signs that the scales of such kinds may have together, none first."""
+        return list(itertools.product(*((1, -1) if s in kinds else (1,) for s in self.scales)))
 
     def identity(self, index: tuple[int, ...]) -> Monomial:
         order = torch.arange(self.size).expand(*index, -1).contiguous()
@@ -410,12 +436,26 @@ class ScaledPermutation(Group):
     def _random_scale(self, shape: tuple[int, ...], rng: Generator) -> Tensor:
         """Of entries of a shape [*index, n], as [*index, k, n]."""
         noise = torch.randn(2, *shape, len(self.scales), generator=rng, dtype=torch.float64)
+        shared = torch.tensor([s in _SHARED for s in self.scales])
+        noise[1] = torch.where(shared, noise[1][..., :1, :], noise[1])
         size = torch.tensor([s in _CONTINUOUS for s in self.scales])
-        sign = torch.tensor([s in _SIGNED for s in self.scales])
+        sign = torch.tensor([s in _SIGNED + _SHARED for s in self.scales])
         return ((0.5 * noise[0] * size).exp() * torch.where(sign & (noise[1] < 0), -1.0, 1.0)).mT
 
     def nearest(self, cross: Cross) -> Monomial:
-        best, *others = self._signs()
+        """The best of the elements that are nearest for each choice of the signs that all entries share."""
+        best = self._nearest_entries(cross)
+        for signs in self.signs(_SHARED)[1:]:
+            flips = torch.tensor(signs, dtype=torch.float64)[:, None]
+            found = self._nearest_entries({p: sign(signs, p) * m for p, m in cross.items()})
+            turned = Monomial(found.order, flips * found.scale)
+            better = _fit(turned, cross) > _fit(best, cross)
+            best = Monomial(torch.where(better[..., None], turned.order, best.order),
+                            torch.where(better[..., None, None], turned.scale, best.scale))  # fmt: skip
+        return best
+
+    def _nearest_entries(self, cross: Cross) -> Monomial:
+        best, *others = self.signs()
         gain = _signed(cross, best)
         for signs in others:
             torch.maximum(gain, _signed(cross, signs), out=gain)
@@ -425,7 +465,7 @@ class ScaledPermutation(Group):
 
     def _nearest_signs(self, fit: Cross) -> Tensor:
         """The signs [*index, k, n] that fit best, entry by entry; `fit` [*index, n]."""
-        signs = self._signs()
+        signs = self.signs()
         best = torch.stack([_signed(fit, s) for s in signs]).argmax(0)
         return torch.tensor(signs, dtype=torch.float64)[best].mT
 
@@ -461,16 +501,23 @@ class ScaledPermutation(Group):
         return basis.flatten(0, 1)
 
 
+def _fit(element: Monomial, cross: Cross) -> Tensor:
+    """⟨g, M⟩ [*index]."""
+    chosen = {p: m.gather(-1, element.order.unsqueeze(-1)).squeeze(-1) for p, m in cross.items()}
+    return torch.stack([(element.factors(p) * m).sum(-1) for p, m in chosen.items()]).sum(0)
+
+
 def _signed(fit: Cross, signs: tuple[int, ...]) -> Tensor:
     """Σ_p Π_k sign_k^p_k M_p."""
     (power, first), *others = fit.items()
-    total = _sign(signs, power) * first
+    total = sign(signs, power) * first
     for power, matrix in others:
-        total.add_(matrix, alpha=_sign(signs, power))
+        total.add_(matrix, alpha=sign(signs, power))
     return total
 
 
-def _sign(signs: tuple[int, ...], power: Power) -> int:
+def sign(signs: tuple[int, ...], power: Power) -> int:
+    """What signs [k] of the scales make of an entry that moves by a power."""
     return math.prod(s ** abs(e) for s, e in zip(signs, power, strict=False))
 
 
@@ -486,6 +533,13 @@ class SignedPermutation(ScaledPermutation):
     """Permutations and signs: odd functions, norms whose gain stays."""
 
     scalars: ClassVar[Scalars] = Scalars.SIGN
+
+
+@dataclass(frozen=True)
+class PermutationUpToSign(ScaledPermutation):
+    """{±1} × S_n: a stream that LayerNorms read as it stands."""
+
+    scalars: ClassVar[Scalars] = Scalars.COMMON_SIGN
 
 
 @dataclass(frozen=True)
@@ -518,6 +572,10 @@ class Scaling(ScaledPermutation):
     kinds: tuple[Scalars, ...]
 
     @property
+    def permutes(self) -> bool:
+        return False
+
+    @property
     def scales(self) -> tuple[Scalars, ...]:
         return self.kinds
 
@@ -534,7 +592,7 @@ class Scaling(ScaledPermutation):
         members = self._members()
         return Monomial(self.identity(index).order, self._random_scale((*index, len(members)), rng) @ members)
 
-    def nearest(self, cross: Cross) -> Monomial:
+    def _nearest_entries(self, cross: Cross) -> Monomial:
         return self._by_class(cross, self._nearest_signs)
 
     def balance(self, grams: Cross) -> Monomial:
@@ -555,7 +613,8 @@ class Scaling(ScaledPermutation):
 
 
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
-    g.scalars: g for g in (ScaledPermutation, PositiveScaledPermutation, SignedPermutation, Permutation)
+    g.scalars: g
+    for g in (ScaledPermutation, PositiveScaledPermutation, SignedPermutation, PermutationUpToSign, Permutation)
 }
 
 
@@ -569,9 +628,9 @@ def group_of(bound: Bound, size: int) -> Group | None:
     if bound.monomial is not None:
         return None if bound.rotations is not None else _MONOMIAL[bound.monomial](size)
     if bound.rotations is not None:
-        if bound.ones:
+        if bound.ones is not Ones.MOVED:
             return None
         return RotaryUnitary(size, bound.rotations) if bound.metric else RotaryCommutant(size, bound.rotations)
-    if bound.ones:
-        return OrthogonalFixingOnes(size)
+    if bound.ones is not Ones.MOVED:
+        return OrthogonalFixingOnes(size) if bound.ones is Ones.FIXED else OrthogonalFixingOnesUpToSign(size)
     return Orthogonal(size) if bound.metric else GeneralLinear(size)

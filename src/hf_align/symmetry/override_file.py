@@ -48,8 +48,9 @@ class SetBound(_Override):
 
     action: Literal["bound"]
     space: SpaceRef
-    group: Literal["GeneralLinear", "Orthogonal", "OrthogonalFixingOnes", "ScaledPermutation",
-                   "PositiveScaledPermutation", "SignedPermutation", "Permutation"]  # fmt: skip
+    group: Literal["GeneralLinear", "Orthogonal", "OrthogonalFixingOnes", "OrthogonalFixingOnesUpToSign",
+                   "ScaledPermutation", "PositiveScaledPermutation", "SignedPermutation", "PermutationUpToSign",
+                   "Permutation"]  # fmt: skip
 
 
 class Tie(_Override):

@@ -36,16 +36,21 @@ from hf_align.tracing.trace import Evidence, Program, trace
 
 _TOLERANCE = 1e-9
 _BELOW: dict[str, frozenset[str]] = {
-    "Permutation": frozenset(["SignedPermutation", "PositiveScaledPermutation", "ScaledPermutation",
-                              "TorusPermutation", "OrthogonalFixingOnes", "Orthogonal", "GeneralLinear"]),
+    "Permutation": frozenset(["PermutationUpToSign", "SignedPermutation", "PositiveScaledPermutation",
+                              "ScaledPermutation", "TorusPermutation", "OrthogonalFixingOnes",
+                              "OrthogonalFixingOnesUpToSign", "Orthogonal", "GeneralLinear"]),
+    "PermutationUpToSign": frozenset(["SignedPermutation", "ScaledPermutation", "OrthogonalFixingOnesUpToSign",
+                                      "Orthogonal", "GeneralLinear"]),
     "SignedPermutation": frozenset(["ScaledPermutation", "Orthogonal", "GeneralLinear"]),
     "PositiveScaledPermutation": frozenset(["ScaledPermutation", "GeneralLinear"]),
     "ScaledPermutation": frozenset(["GeneralLinear"]),
-    "OrthogonalFixingOnes": frozenset(["Orthogonal", "GeneralLinear"]),
+    "OrthogonalFixingOnes": frozenset(["OrthogonalFixingOnesUpToSign", "Orthogonal", "GeneralLinear"]),
+    "OrthogonalFixingOnesUpToSign": frozenset(["Orthogonal", "GeneralLinear"]),
     "Orthogonal": frozenset(["GeneralLinear"]),
 }  # fmt: skip
 """For each group the groups that contain it."""
-_SELF_DUAL = ("Orthogonal", "OrthogonalFixingOnes", "SignedPermutation", "Permutation")
+_SELF_DUAL = ("Orthogonal", "OrthogonalFixingOnes", "OrthogonalFixingOnesUpToSign", "SignedPermutation",
+              "PermutationUpToSign", "Permutation")  # fmt: skip
 
 
 @dataclass(frozen=True)

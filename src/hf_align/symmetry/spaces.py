@@ -134,6 +134,7 @@ def direct_sum(axes: Iterable[Axis]) -> Axis:
 
 def lower(axis: Axis, bound: Bound, why: Evidence) -> None:
     """Lower every atom of the axis to `bound`, remembering why."""
+    bound = bound if axis.root.space.kind is Kind.ATOM else bound.of_parts
     for atom in axis.atoms:
         met = atom.space.bound.meet(bound)
         if met != atom.space.bound:
@@ -161,9 +162,7 @@ def bind(axis: Axis, target: Axis) -> None:
         raise SpaceMismatchError("an axis would contain itself")
     plain = Axis(target.space, target.is_dual)
     axis.space.link = plain.dual if axis.is_dual else plain
-    bound = axis.space.bound
-    if bound.rotations is not None and target.space.kind is not Kind.ATOM:
-        bound = FIXED
+    bound = axis.space.bound if target.space.kind is Kind.ATOM else axis.space.bound.of_parts
     for atom in target.atoms:
         atom.space.selects = atom.space.selects or (axis.space.selects if atom.size == axis.size else None)
         atom.space.bound = atom.space.bound.meet(bound)

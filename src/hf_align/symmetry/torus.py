@@ -57,7 +57,10 @@ def torus(atoms: Iterable[Axis], relations: Iterable[AtomicRelation]) -> Torus:
         return _kernel(equations, [a for a, s in allowed.items() if s in kinds], field)
 
     positive = _basis([*solve((Scalars.NONZERO,)), *solve((Scalars.NONZERO, Scalars.POSITIVE))])
-    found = list(_joined(positive, solve((Scalars.NONZERO, Scalars.SIGN), _modulo_two)))
+    signs = solve((Scalars.NONZERO, Scalars.SIGN), _modulo_two)
+    shared = [*solve((Scalars.COMMON_SIGN,), _modulo_two),
+              *solve((Scalars.NONZERO, Scalars.SIGN, Scalars.COMMON_SIGN), _modulo_two)]  # fmt: skip
+    found = [*_joined(positive, signs), *_shared(shared, signs)]
     if not found:
         return Torus((Scalars.ONE,), dict.fromkeys(allowed, PRIMAL))
     return Torus(tuple(s for s, _ in found), {a: tuple(v.get(a, 0) for _, v in found) for a in allowed})
@@ -83,6 +86,13 @@ def _joined(positive: list[Vector], signs: list[Vector]) -> Iterator[tuple[Scala
     alone = [sign for sign in signs if not _spans(used, sign)]
     if alone:
         yield Scalars.SIGN, max(alone, key=len)
+
+
+def _shared(vectors: list[Vector], signs: list[Vector]) -> Iterator[tuple[Scalars, Vector]]:
+    """Of the signs that all entries of an atom share and none can have for itself, the one that most atoms share."""
+    alone = [vector for vector in vectors if not _spans(signs, vector)]
+    if alone:
+        yield Scalars.COMMON_SIGN, max(alone, key=len)
 
 
 def _basis(vectors: list[Vector]) -> list[Vector]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, METRIC, ONES, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value, rule
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
@@ -26,7 +26,7 @@ def layer_norm(call: Call) -> Value:
         call.lower_all(value.axes, PERMUTATION, "batch")
         return Value(value.axes)
     call.lower(value.axes[-1], METRIC, "norm")
-    call.lower(value.axes[-1], ONES, "norm")
+    call.lower(value.axes[-1], ONES_UP_TO_SIGN, "norm")
     call.lower_all(value.axes[:-1], PERMUTATION, "batch")
     return _with_gain(call, value, call.argument(2, "weight"), call.argument(3, "bias"))
 
@@ -179,7 +179,7 @@ def variance(call: Call) -> Value:
     value, dims = call.value(call.argument(0)), call.argument(1, "dim")
     reduced = dims_of(None if isinstance(dims, bool) else dims, len(value.axes))  # var(x, unbiased) is of all
     for i, axis in enumerate(value.axes):
-        call.lower(axis, PERMUTATION if i not in reduced or len(reduced) > 1 else ONES, "norm")
+        call.lower(axis, PERMUTATION if i not in reduced or len(reduced) > 1 else ONES_UP_TO_SIGN, "norm")
         if i in reduced:
             call.lower(axis, METRIC, "norm")
     return Value(_without(value.axes, reduced, len(call.shape)))
@@ -195,7 +195,7 @@ def group_norm(call: Call) -> Value:
     call.lower_all((axes[0], outer), PERMUTATION, "batch")
     call.lower_all(axes[2:], FIXED, "positions")
     call.lower(inner, METRIC, "norm")
-    call.lower(inner, ONES, "norm")
+    call.lower(inner, ONES_UP_TO_SIGN, "norm")
     return _with_gain(call, value, call.argument(2, "weight"), call.argument(3, "bias"), at=1)
 
 
