@@ -14,8 +14,8 @@ from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.heads import Tree, best_fit, compare_heads, likest_circuits, trees
 from hf_align.matching.metric import weighted
-from hf_align.matching.stream import residual
-from hf_align.matching.weights import match_weights
+from hf_align.matching.stream import residual, streams
+from hf_align.matching.weights import match_weights, start_streams
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
 from hf_align.symmetry.alignment import AlignedWeights
@@ -141,7 +141,11 @@ CASES = {
     "gains over all heads": transformers.Olmo2Config(**SMALL, architectures=["Olmo2ForCausalLM"]),
     # its experts have units with signs
     "experts": transformers.MixtralConfig(**SMALL, num_local_experts=4, architectures=["MixtralForCausalLM"]),
-}
+    "experts in groups": transformers.DeepseekV3Config(
+        **SMALL, first_k_dense_replace=0, q_lora_rank=5, kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=4,
+        v_head_dim=3, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=3,
+        architectures=["DeepseekV3ForCausalLM"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,3 +168,21 @@ def test_signs_of_heads_and_of_units_in_them_are_recovered(case: str) -> None:
     match = models.match(*match_weights(models))
     assert match.before is not None and match.after is not None
     assert match.after < 1e-4 * match.before
+
+
+def test_each_of_two_streams_starts_from_its_tables() -> None:
+    tower = dict(hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2)
+    text = dict(**tower, vocab_size=23, max_position_embeddings=16, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    vision = dict(**tower, image_size=4, patch_size=2)
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=5)
+    config.architectures = ["CLIPModel"]
+    spec = derive(trace(config))
+    rng = torch.Generator().manual_seed(0)
+    a, drawn = random_weights(spec, rng), random_elements(spec, rng)
+    models = Balanced.of(spec, a, dict(AlignedWeights(a, spec, drawn)))
+    found = start_streams(spec, models.a, models.b)
+    assert len(found) == len(streams(spec)) == 2
+    centred = torch.eye(8, dtype=torch.float64) - 1 / 8  # of centred weights, what is done to their mean is open
+    for stream, element in found.items():
+        undone = (element @ drawn[stream]).as_matrix() @ centred
+        torch.testing.assert_close(undone, centred, rtol=0, atol=1e-5)

@@ -29,15 +29,22 @@ _ALTERNATIONS = 4
 
 @dataclass(frozen=True)
 class Tree:
-    """A space of heads, the spaces inside each head, and the space of heads within a head (query heads), if any."""
+    """A space of heads and what is in each of them.
+
+    Attributes:
+        inner: the spaces inside each head.
+        subheads: the space of heads within a head (query heads that share a key, experts of a group), if any.
+        leaves: the spaces inside each sub-head.
+    """
 
     heads: str
     inner: tuple[str, ...]
     subheads: str | None
+    leaves: tuple[str, ...] = ()
 
     @property
     def spaces(self) -> frozenset[str]:
-        return frozenset((self.heads, *self.inner, *([self.subheads] if self.subheads else [])))
+        return frozenset((self.heads, *self.inner, *([self.subheads] if self.subheads else []), *self.leaves))
 
 
 def trees(spec: SymmetrySpec) -> list[Tree]:
@@ -50,7 +57,9 @@ def trees(spec: SymmetrySpec) -> list[Tree]:
             continue
         sub = [s for s in inside if isinstance(spec.spaces[s].group, Permutation)]
         inner = tuple(s for s in inside if s not in sub[:1] and spec.spaces[s].group is not None)
-        found.append(Tree(name, inner, sub[0] if sub else None))
+        leaves = tuple(s for s in spec.indexed_by(name) if sub and spec.spaces[s].index == (name, sub[0]))
+        tree = Tree(name, inner, sub[0] if sub else None, tuple(s for s in leaves if spec.spaces[s].group is not None))
+        found.append(tree)
     return found
 
 
@@ -114,6 +123,15 @@ def match_heads(
         crosses = [_inner_cross(space, s.pairs, s.order) for s in solved]
         matrices = {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
         found[space] = spec.group(space).nearest(matrices)
+    for space in tree.leaves:
+        crosses = [_leaf_cross(space, s.pairs) for s in solved]
+        subheads = found[str(tree.subheads)]
+        assert isinstance(subheads, Monomial)
+        matrices = {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
+        at = subheads.order[:, :, None, None, None]
+        found[space] = spec.group(space).nearest(
+            {p: torch.take_along_dim(m, at, 2).squeeze(2) for p, m in matrices.items()}
+        )
     return found
 
 
@@ -142,7 +160,7 @@ def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elemen
 
 def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:
     """A block as [heads, sub-heads, inner, rest]."""
-    inner = next((f.space for f in block.factors if f.space in tree.inner), None)
+    inner = next((f.space for f in block.factors if f.space in (*tree.inner, *tree.leaves)), None)
     front = [next(block.occurrences(tree.heads))]
     for space in (tree.subheads, inner):
         at = next(block.occurrences(space), None) if space else None
@@ -163,6 +181,20 @@ def _inner_cross(space: str, pairs: list[Pairs], order: Tensor | None) -> dict[P
     return total
 
 
+def _leaf_cross(space: str, pairs: list[Pairs]) -> dict[Power, Tensor]:
+    """[h, h', g, g', n, n'] by power."""
+    total: dict[Power, Tensor] = {}
+    for p in pairs:
+        if p.inner == space:
+            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + p.fit
+    return total
+
+
+def _leaf_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs]) -> Tensor:
+    """The best fit of what is inside every pair of sub-heads [h, h', g, g']."""
+    return sum((spec.group(s).score(_leaf_cross(s, pairs)) for s in tree.leaves), torch.zeros(1, 1, 1, 1))
+
+
 def _paired(p: Pairs, order: Tensor | None) -> Tensor:
     if not p.has_subheads or order is None:
         return p.fit.sum((2, 3)) if not p.has_subheads else p.fit.diagonal(dim1=2, dim2=3).sum(-1)
@@ -172,9 +204,8 @@ def _paired(p: Pairs, order: Tensor | None) -> Tensor:
 
 def best_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """⟨A, gB⟩ of the weights of every pair of heads, under the best inner elements g."""
-    return _outside(pairs, order) + sum(
-        (spec.group(s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(())
-    )
+    inside = sum((spec.group(s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(()))
+    return _outside(spec, tree, pairs, order) + inside
 
 
 def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
@@ -184,7 +215,7 @@ def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: T
     As ⟨DᵀP, D'ᵀP'⟩ = ⟨PP'ᵀ, DD'ᵀ⟩, no circuit is ever formed. Between P and D a rotary embedding turns by the distance
     of two tokens; the mean over all distances is that over the part of PP'ᵀ that commutes with it.
     """
-    total = _outside(pairs, order)
+    total = _outside(spec, tree, pairs, order)
     for space in tree.inner:
         group, fit = spec.group(space), _inner_cross(space, pairs, order)
         if isinstance(group, ScaledPermutation) or not group.has_gauge or fit.keys() != {PRIMAL, DUAL}:
@@ -199,9 +230,12 @@ PAIRINGS: dict[str, Pairing] = {"two-stage": best_fit, "circuits": likest_circui
 """What heads are paired by."""
 
 
-def _outside(pairs: list[Pairs], order: Tensor | None) -> Tensor:
-    """The fit of what has a place for each head but lies in no inner space [h, h']."""
+def _outside(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
+    """The fit of what has a place for each head but lies in no inner space, or in one of a sub-head [h, h']."""
     found = [_paired(p, order)[..., 0, 0] for p in pairs if p.inner is None]
+    if tree.leaves and order is not None:
+        fit = _leaf_fit(spec, tree, pairs)
+        found.append(torch.take_along_dim(fit, order[..., None], 3).sum((2, 3)))
     return torch.stack(found).sum(0) if found else torch.zeros(())
 
 
@@ -240,7 +274,7 @@ def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], size: int) ->
     shared = [p for p in pairs if not p.has_subheads]
     order: Tensor | None = None
     for _ in range(_ALTERNATIONS):
-        cost = torch.zeros(1, dtype=torch.float64)
+        cost = _leaf_fit(spec, tree, pairs)
         for space in tree.inner:
             matrices = _inner_cross(space, shared if order is None else pairs, order)
             if not matrices:

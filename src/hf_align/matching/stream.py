@@ -1,4 +1,4 @@
-"""The spaces that move by themselves, and the widest of them, the residual stream."""
+"""The spaces that move by themselves; of them the streams, which tables write, and the widest, the residual stream."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ from hf_align.symmetry.spec import SymmetrySpec
 
 def residual(spec: SymmetrySpec) -> str | None:
     """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
-    wide = [s for s in alone(spec, trees(spec)) if len(list(spec.uses(s))) > len(anchored(spec, s))]
+    wide = [s for s in alone(spec, trees(spec)) if _meets_others(spec, s)]
     return wide[0] if wide else None
+
+
+def streams(spec: SymmetrySpec) -> list[str]:
+    """The residual stream, and those of other towers: what a table connects to an interface of the model."""
+    first = residual(spec)
+    others = [s for s in alone(spec, trees(spec)) if s != first and _meets_others(spec, s) and _has_table(spec, s)]
+    return others if first is None else [first, *others]
+
+
+def _meets_others(spec: SymmetrySpec, space: str) -> bool:
+    return len(list(spec.uses(space))) > len(anchored(spec, space))
+
+
+def _has_table(spec: SymmetrySpec, space: str) -> bool:
+    return any(len(spec.parameters[name]) > 1 for name in anchored(spec, space))
 
 
 def alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, inner_product
 from hf_align.matching.metric import weighted
-from hf_align.matching.weights import Progress, descend, start_residual
+from hf_align.matching.weights import Progress, descend, start_streams
 from hf_align.ondemand import OnDemand
 from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
@@ -73,7 +73,7 @@ def _from_medoid(models: Balanced) -> list[dict[str, Element]]:
     for i, j in pairs:
         a, b = models.models[i], models.models[j]
         found[i, j], _ = descend(
-            spec, a, b, start_residual(spec, a, b, processes, device), processes=processes, device=device
+            spec, a, b, start_streams(spec, a, b, processes, device), processes=processes, device=device
         )
         value = inner_product(spec, a, b, found[i, j], processes)
         agreement[i] += value

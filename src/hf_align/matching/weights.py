@@ -23,7 +23,7 @@ from hf_align.matching.cross import Weights, cross, inner_product, nearest
 from hf_align.matching.heads import Pairing, Tree, best_fit, match_heads, trees
 from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
-from hf_align.matching.stream import alone, residual
+from hf_align.matching.stream import alone, streams
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
@@ -46,18 +46,17 @@ def match_weights(
         pairing: how heads are paired.
     """
     models = weighted(models)
-    first = start_residual(models.spec, models.a, models.b, models.processes, models.device)
+    first = start_streams(models.spec, models.a, models.b, models.processes, models.device)
     return descend(models.spec, models.a, models.b, first, progress=progress, pairing=pairing,
                    processes=models.processes, device=models.device)  # fmt: skip
 
 
-def start_residual(
+def start_streams(
     spec: SymmetrySpec, a: Weights, b: Weights, processes: Processes = ALONE, device: torch.device = CPU
 ) -> dict[str, Element]:
-    """The element of the residual stream that fits what both models share by construction."""
-    stream = residual(spec)
-    first = start(spec, stream, a, b, processes, device) if stream is not None else None
-    return {stream: first} if stream is not None and first is not None else {}
+    """The elements of the streams that fit what both models share by construction."""
+    found = {stream: start(spec, stream, a, b, processes, device) for stream in streams(spec)}
+    return {stream: element for stream, element in found.items() if element is not None}
 
 
 def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
