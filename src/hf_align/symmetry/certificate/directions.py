@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from hf_align.symmetry.action import act
 from hf_align.symmetry.certificate.degrees import degrees
-from hf_align.symmetry.certificate.linked import linked_rotations
+from hf_align.symmetry.certificate.linked import free_rotations, linked_rotations
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.symmetry.certificate.shears import shears
 from hf_align.symmetry.certificate.translations import translations
@@ -66,6 +66,7 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
     yield from translations(program, weights)
     yield from shears(program, weights)
     yield from linked_rotations(program, weights)
+    yield from free_rotations(program, weights)
     yield from degrees(program, weights)
 
 

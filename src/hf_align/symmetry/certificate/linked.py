@@ -42,6 +42,23 @@ def linked_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterato
             yield changes
 
 
+def free_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """What norms of tables of their own write: their changes by themselves, and the rotations of its stream."""
+    streams = Streams.of(program)
+    seen = streams.seen_tops()
+    for norm, own in streams.own_norms.items():
+        yield from own.alone(weights)
+        behind = _turning(streams, streams.top(norm), norm, weights)
+        if behind is None or behind & seen:
+            continue
+        for turn in OrthogonalFixingOnes(len(weights[own.gain])).tangents():
+            changes: dict[str, Tensor] = {}
+            for top in behind:
+                for name, change in streams.changes(top, turn, weights).items():
+                    changes[name] = changes.get(name, torch.zeros_like(change)) + change
+            yield changes
+
+
 def _turning(streams: Streams, first: Hashable, norm: fx.Node, weights: Mapping[str, Tensor]) -> set[Hashable] | None:
     """A stream and those behind its norms, which turn with it if those have no gain; None if they cannot."""
     found, stack = {first}, [first]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from hf_align.symmetry.certificate.own_norms import OwnNorm
 from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, leads_to, linear_reading
 from hf_align.symmetry.passing import keeps_last, takes_rows
 from hf_align.tracing.trace import Program, op_name, operand
@@ -33,6 +34,7 @@ class Streams:
         members: all of them.
         seen: those that something sees, or writes as it likes.
         gains: by value, the γ of the norm that it comes from; None for a norm without.
+        own_norms: by value, the norm of a table that takes up whatever becomes of it.
     """
 
     program: Program
@@ -40,6 +42,7 @@ class Streams:
     members: set[Hashable] = field(default_factory=set)
     seen: set[Hashable] = field(default_factory=set)
     gains: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
+    own_norms: dict[fx.Node, OwnNorm] = field(default_factory=dict)
     readings: dict[fx.Node, LinearReading] = field(default_factory=dict)
 
     @classmethod
@@ -80,6 +83,8 @@ class Streams:
             self.join(node, *operands)
         elif name in LINEAR | {"mean"} and len(operands) == 1 and keeps_last(node):
             self.join(node, operands[0])
+        elif name == "mul" and (scaled := _times_rows(node)) is not None:
+            self.join(node, scaled)
         elif name in ("cat", "concat") and node.args[1:] and node.args[1] not in (-1, node.meta["val"].dim() - 1):
             self.join(node, *(a for a in operands if a not in self.program.constants))
             self.seen.update(a for a in operands if a in self.program.constants)
@@ -89,8 +94,12 @@ class Streams:
             self.join(node, *(a for a in patches.args[1:3] if isinstance(a, fx.Node)))
         elif name == "layer_norm":
             gain, bias = operand(node, 2), operand(node, 3)
-            self.gains[node] = gain
             self.join(node, *([bias] if bias is not None else []))
+            own = OwnNorm.of(node, self.program)
+            if own is not None:
+                self.own_norms[node] = own
+                return
+            self.gains[node] = gain
             self.seen.update([gain] if gain is not None else [])
         elif name == "embedding":
             self.join(node, operands[0])
@@ -146,6 +155,9 @@ class Streams:
                     along = weight.movedim(axis, -1)
                     moved = along @ matrix.T if sign > 0 else -along @ matrix
                     changes[name] = changes.get(name, torch.zeros_like(weight)) + moved.movedim(-1, axis)
+        for norm, own in self.own_norms.items():
+            if self.top(norm) == stream:
+                changes |= own.changes(matrix, weights)
         return changes
 
 
@@ -159,6 +171,14 @@ def _patches(node: fx.Node) -> fx.Node | None:
     channels_stay = source.meta["val"].dim() == 3 and source.meta["val"].shape[:2] == before.meta["val"].shape[:2]
     plain = op_name(before) in ("conv1d", "conv2d", "conv3d") and len(before.users) == len(source.users) == 1
     return before if brought and channels_stay and plain and before.args[6:] in ((), (1,)) else None
+
+
+def _times_rows(node: fx.Node) -> fx.Node | None:
+    """What is multiplied by one factor for each of its rows, such as a mask: linear maps of rows commute with that."""
+    wide = [a for a in node.all_input_nodes if _as_wide(a, node)]
+    others = [a for a in node.all_input_nodes if a not in wide]
+    alike = len(wide) == len(others) == 1 and wide[0].meta["val"].dim() >= others[0].meta["val"].dim()
+    return wide[0] if alike and others[0].meta["val"].shape[-1:] == (1,) else None
 
 
 def _as_wide(operand_: fx.Node, node: fx.Node) -> bool:
