@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from hf_align.tracing.trace import Program, op_name
 
 _CASTS = ("to", "_to_copy", "type_as", "float")
-_BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
+BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
 """Where ε stands among the operands."""
 
 
@@ -58,10 +58,10 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()
     if name == "slice_scatter" and len(args) > 4:  # an open end does not survive vmap
         args = (*args[:4], min(args[4], args[0].shape[args[2]]), *args[5:])
-    if name in _BATCH_NORMS:  # nor one by the statistics, which are weights here
+    if name in BATCH_NORMS:  # nor one by the statistics, which are weights here
         if args[3] is None or (name == "batch_norm" and args[5]):
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        normed = _batch_norm(args[0], args[1], args[2], args[3], args[4], args[_BATCH_NORMS[name]])
+        normed = _batch_norm(args[0], args[1], args[2], args[3], args[4], args[BATCH_NORMS[name]])
         return normed if name == "batch_norm" else (normed, args[3], args[4])
     if name in ("softmax", "log_softmax", "mean", "sum", "cumsum"):
         args = tuple(a for a in args if not isinstance(a, torch.dtype))

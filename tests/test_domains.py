@@ -1,0 +1,59 @@
+"""What a random copy must respect: parameters that have a root, and values without entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from op_program import Data, OpExample, Statistic, Weight, draw_inputs, trace_op
+from torch import Tensor
+
+from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.random_copy import random_weights
+from hf_align.symmetry.derive import derive
+from hf_align.tracing.execute import execute
+
+WITH_A_ROOT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "frozen norm": lambda x, v: x * (v.reshape(1, -1) + 1e-5).rsqrt(),
+    "batch norm": lambda x, v: torch.nn.functional.batch_norm(x, torch.zeros(4, dtype=torch.float64), v),
+    "logarithm": lambda x, v: x * v.log(),
+}
+WITHOUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "root of a square": lambda x, v: x * (v * v).sqrt(),
+    "root of a difference": lambda x, v: x * (v.sigmoid() - 1e-5).abs().sqrt(),
+    "one of less": lambda x, v: x * (v + torch.full((), -3.0)).abs().sqrt(),
+}
+
+
+@pytest.mark.parametrize("case", WITH_A_ROOT)
+def test_what_has_a_root_is_positive(case: str) -> None:
+    program = trace_op(OpExample("", WITH_A_ROOT[case], (Data((3, 4)), Statistic((4,))), case))
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert spec.positive == {"statistics.of1"}
+    weights = random_weights(spec, rng)
+    assert weights["statistics.of1"].min() > 0 > weights["written.0"].min()
+    assert execute(program, weights, draw_inputs(rng)).isfinite().all()
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_what_has_no_root_of_its_own_has_any_sign(case: str) -> None:
+    program = trace_op(OpExample("", WITHOUT[case], (Data((3, 4)), Statistic((4,))), case))
+    assert derive(program).positive == frozenset()
+
+
+def test_a_rotary_part_of_no_coordinates_turns_nothing() -> None:
+    """Heads of four have no pair left for each of three axes of places."""
+
+    def turned(x: Tensor, w: Tensor) -> Tensor:
+        part, rest = x[..., :0], x[..., 0:]
+        pairs = part.unflatten(-1, (0, 2))
+        halves = torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
+        angles = torch.ones(3, 0, dtype=torch.float64)
+        return torch.cat([part * angles.cos() + halves * angles.sin(), rest], -1) @ w
+
+    program = trace_op(OpExample("", turned, (Data((2, 3, 4)), Weight((4, 5))), ""))
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert not spec.unknown_ops
+    assert any(s.group is not None and s.group.dimension == 16 for s in spec.spaces.values())
+    assert soundness(program, spec, random_weights(spec, rng), draw_inputs(rng), rng) < 1e-9
