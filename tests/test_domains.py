@@ -57,3 +57,24 @@ def test_a_rotary_part_of_no_coordinates_turns_nothing() -> None:
     assert not spec.unknown_ops
     assert any(s.group is not None and s.group.dimension == 16 for s in spec.spaces.values())
     assert soundness(program, spec, random_weights(spec, rng), draw_inputs(rng), rng) < 1e-9
+
+
+def test_noise_is_drawn_once() -> None:
+    """So that a model which adds some is a function, of which noise is a part."""
+    example = OpExample("", lambda x, w: (x + torch.randn_like(x)) @ w, (Data((3, 4)), Weight((4, 5))), "")
+    program = trace_op(example)
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert not spec.unknown_ops
+    assert soundness(program, spec, random_weights(spec, rng), draw_inputs(rng), rng) < 1e-9
+
+
+def test_windows_in_memory_are_the_same_of_what_is_laid_out_otherwise() -> None:
+    """A copy to a narrower float is none where all is run in wide ones."""
+
+    def windows(x: Tensor) -> Tensor:
+        return torch.ops.aten.as_strided(x.expand(4, 4).to(torch.float32), [3, 2, 4], [4, 4, 1])
+
+    program = trace_op(OpExample("", windows, (Data((1, 4)),), ""))
+    weights, u = random_weights(derive(program), torch.Generator().manual_seed(0)), torch.ones(3, dtype=torch.float64)
+    expected = weights["readers.0"] @ (weights["written.0"] @ u).repeat(6)
+    torch.testing.assert_close(execute(program, weights, {"u": u}), expected)

@@ -52,6 +52,8 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[0] if node.meta["val"].is_floating_point() else node.target(*args, **kwargs)  # type: ignore[operator]
     if name == "view" and isinstance(args[1], (list, tuple)):  # strides may differ from those that were traced
         return args[0].reshape(args[1])
+    if name == "as_strided" and not bool(((places := places_shown(node)) < 0).any()):
+        return args[0].reshape(-1)[places]
     if name == "embedding":  # padding stops gradients, not values
         return args[0][args[1]]
     if name == "copy":  # torch has no forward derivative of it
@@ -67,6 +69,20 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         args = tuple(a for a in args if not isinstance(a, torch.dtype))
         kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def places_shown(node: fx.Node) -> Tensor:
+    """Of `as_strided`, where in the operand each entry of the result stands, counted in row-major order; -1 if
+    nowhere."""
+    operand = node.args[0]
+    assert isinstance(operand, fx.Node)
+    laid_out: Tensor = operand.meta["val"]
+    size, stride, *start = node.args[1:]
+    behind = sum((n - 1) * s for n, s in zip(laid_out.shape, laid_out.stride(), strict=True)) + 1
+    memory = torch.full((behind,), -1)
+    memory.as_strided(laid_out.shape, laid_out.stride()).copy_(torch.arange(laid_out.numel()).reshape(laid_out.shape))
+    first = 0 if not start or start[0] is None else int(start[0]) - int(laid_out.storage_offset())  # type: ignore[call-overload]
+    return memory.as_strided(size, stride, first)  # type: ignore[arg-type]
 
 
 def _batch_norm(
