@@ -78,3 +78,19 @@ def test_windows_in_memory_are_the_same_of_what_is_laid_out_otherwise() -> None:
     weights, u = random_weights(derive(program), torch.Generator().manual_seed(0)), torch.ones(3, dtype=torch.float64)
     expected = weights["readers.0"] @ (weights["written.0"] @ u).repeat(6)
     torch.testing.assert_close(execute(program, weights, {"u": u}), expected)
+
+
+@pytest.mark.parametrize("run", [(-2, None), (-3, -1), (1, 2**63 - 1), (1, None)])
+def test_runs_that_are_counted_from_behind_are_replaced_in_many_copies_at_once(run: tuple[int, int | None]) -> None:
+    def replaced(x: Tensor, y: Tensor) -> Tensor:
+        return torch.ops.aten.slice_scatter(x, y[:, : len(range(4)[slice(*run)])], 1, *run)
+
+    program = trace_op(OpExample("", replaced, (Data((3, 4)), Data((3, 4))), ""))
+    weights, u = random_weights(derive(program), torch.Generator().manual_seed(0)), torch.ones(3, dtype=torch.float64)
+    both = torch.stack([weights["written.1"], -weights["written.1"]])
+    found = torch.func.vmap(lambda w: execute(program, {**weights, "written.1": w}, {"u": u}))(both)
+    x, y = ((weights[f"written.{i}"] @ u).view(3, 4) for i in (0, 1))
+    for sign, result in zip((1, -1), found, strict=True):
+        expected = x.clone()
+        expected[:, slice(*run)] = sign * y[:, : expected[:, slice(*run)].shape[1]]
+        torch.testing.assert_close(result, weights["readers.0"] @ expected.flatten())

@@ -58,8 +58,9 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[0][args[1]]
     if name == "copy":  # torch has no forward derivative of it
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()
-    if name == "slice_scatter" and len(args) > 4:  # an open end does not survive vmap
-        args = (*args[:4], min(args[4], args[0].shape[args[2]]), *args[5:])
+    if name == "slice_scatter" and len(args) > 3:  # open ends do not survive vmap, nor such counted from behind
+        start, stop, _ = slice(args[3], args[4] if len(args) > 4 else None).indices(args[0].shape[args[2]])
+        args = (*args[:3], start, stop, *args[5:])
     if name in BATCH_NORMS:  # nor one by the statistics, which are weights here
         if args[3] is None or (name == "batch_norm" and args[5]):
             return node.target(*args, **kwargs)  # type: ignore[operator]
