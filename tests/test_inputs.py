@@ -18,7 +18,8 @@ class Asks:
     main_input_name: ClassVar[str | list[str]] = "pixel_values"
 
     def __init__(self, **sizes: object) -> None:
-        self.config = transformers.PretrainedConfig(vocab_size=11, image_size=8, hidden_size=8, **sizes)
+        build: Any = transformers.PretrainedConfig
+        self.config = build(vocab_size=11, image_size=8, hidden_size=8, **sizes)
 
 
 class WithTask(Asks):

@@ -82,7 +82,10 @@ def places_shown(node: fx.Node) -> Tensor:
     behind = sum((n - 1) * s for n, s in zip(laid_out.shape, laid_out.stride(), strict=True)) + 1
     memory = torch.full((behind,), -1)
     memory.as_strided(laid_out.shape, laid_out.stride()).copy_(torch.arange(laid_out.numel()).reshape(laid_out.shape))
-    first = 0 if not start or start[0] is None else int(start[0]) - int(laid_out.storage_offset())  # type: ignore[call-overload]
+    first = start[0] - int(laid_out.storage_offset()) if start and isinstance(start[0], int) else 0
+    last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))  # type: ignore[arg-type]
+    if first < 0 or last >= behind:
+        return torch.full(size, -1)  # type: ignore[arg-type]
     return memory.as_strided(size, stride, first)  # type: ignore[arg-type]
 
 
