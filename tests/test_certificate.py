@@ -127,6 +127,11 @@ def test_all_vocabularies_of_one_size_grow_together() -> None:
     assert with_tokens(larger, 48) is None
 
 
+def test_tables_of_each_layer_grow_with_the_vocabulary() -> None:
+    larger = with_tokens(transformers.Gemma4TextConfig(vocab_size=16, vocab_size_per_layer_input=16), 48)
+    assert larger is not None and (larger.vocab_size, larger.vocab_size_per_layer_input) == (48, 48)
+
+
 def test_rows_that_one_context_does_not_show_exchange_nothing() -> None:
     """Two tables are looked up by the same tokens, and the vocabulary is larger than a context."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [1, 1, 0]}

@@ -8,6 +8,7 @@ import pytest
 import transformers
 from transformers import PretrainedConfig
 
+from hf_align.errors import HfAlignError
 from hf_align.tracing.reduce import WANTED, reduced, run_on_zeros
 from hf_align.tracing.shrink import shrink
 from hf_align.tracing.trace import build_without_weights, inventory
@@ -52,6 +53,15 @@ def test_sizes_that_do_not_go_together_are_left_out() -> None:
     assert small.num_experts_per_tok < small.n_routed_experts
 
 
+def test_what_a_config_computes_from_other_fields_is_computed_again() -> None:
+    config = default("time_series_transformer", "TimeSeriesTransformerModel")
+    with pytest.raises(HfAlignError):
+        run_on_zeros(build_without_weights(shrink(config)))
+    small = copy_of("time_series_transformer", "TimeSeriesTransformerModel")
+    assert parameters(small) <= WANTED
+    assert small.feature_size == small.input_size * (len(small.lags_sequence) + 2)
+
+
 def test_the_same_copy_every_time() -> None:
     assert copy_of("swin", "SwinForImageClassification").to_dict() == (
         copy_of("swin", "SwinForImageClassification").to_dict()
@@ -88,3 +98,10 @@ def test_stages_are_fewer_but_more_than_one() -> None:
 )
 def test_what_configs_leave_open_is_filled_in(model_type: str, architecture: str) -> None:
     assert run_on_zeros(build_without_weights(shrink(default(model_type, architecture)))) == 0
+
+
+def test_a_place_for_images_is_a_token() -> None:
+    """The model compares every token with the one that images take the place of."""
+    config = shrink(default("blip-2", "Blip2Model"))
+    assert config.image_token_index is not None
+    run_on_zeros(build_without_weights(config))

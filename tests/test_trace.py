@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 
 from hf_align.errors import IncompatibleModels
+from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.groups import (
     GeneralLinear,
@@ -22,7 +24,8 @@ from hf_align.symmetry.groups import (
 )
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
-from hf_align.tracing.trace import build_without_weights, op_name, trace
+from hf_align.tracing.shrink import shrink
+from hf_align.tracing.trace import _attention, build_without_weights, op_name, trace
 
 
 def groups(spec: SymmetrySpec) -> dict[str, str]:
@@ -115,3 +118,34 @@ def test_every_bound_says_why() -> None:
 def test_an_unknown_class_is_refused() -> None:
     with pytest.raises(IncompatibleModels, match="NoSuchModel"):
         build_without_weights(tiny_llama(architectures=["NoSuchModel"]))
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "grouped", "masked", "biased", "scaled"])
+def test_attention_written_out_is_what_torch_computes(kind: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, n, t, 4, generator=rng) for n, t in ((4, 3), (4, 5), (4, 5)))
+    changes: dict[str, Any] = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "grouped": {"enable_gqa": True},
+        "masked": {"attn_mask": torch.arange(5) < torch.tensor([[2], [5], [1]])},
+        "biased": {"attn_mask": torch.randn(2, 1, 3, 5, generator=rng)},
+        "scaled": {"scale": 0.3},
+    }
+    if kind == "grouped":
+        key, value = key[:, :2], value[:, :2]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, **changes[kind])
+    torch.testing.assert_close(_attention(query, key, value, **changes[kind]), expected)
+
+
+@pytest.mark.slow
+def test_a_mask_that_hides_everything_is_not_taken_for_one() -> None:
+    """Where `eager` attention gets zeros and infinities, this model reads them as ones and zeros."""
+    config = transformers.AutoConfig.for_model("nemotron_asr_streaming_encoder")
+    config.architectures = ["NemotronAsrStreamingEncoder"]
+    program = trace(shrink(config))
+    assert "softmax" in {op_name(n) for n in program.graph.nodes}
+    assert "scaled_dot_product_attention" not in {op_name(n) for n in program.graph.nodes}
+    rng = torch.Generator().manual_seed(0)
+    weights, inputs = random_weights(derive(program), rng), random_inputs(program, rng)
+    assert execute(program, weights, inputs).isfinite().all()

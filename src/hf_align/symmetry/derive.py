@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
+from hf_align.symmetry.domains import positive_parameters
 from hf_align.symmetry.elements import PRIMAL, Power, dual
 from hf_align.symmetry.gauges.canonical import Carried
 from hf_align.symmetry.gauges.find import Folding, find_gauges, writer_of
@@ -39,6 +40,7 @@ def derive(program: Program) -> SymmetrySpec:
         buffers=tuple(program.buffers),
         unknown_ops=found.unknown_ops,
         pinned=classes.pinned(),
+        positive=positive_parameters(program),
     )
     return without_repeated_scales(spec)
 

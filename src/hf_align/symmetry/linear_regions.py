@@ -209,6 +209,8 @@ def _rotations(
     shape, result = base.meta["val"].shape, output.meta["val"].shape
     if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
         return None
+    if 0 in shape:  # nothing to turn
+        return None
     size = shape[-1]
     maps = _maps(lambda value: _run(nodes, base, output, value, known), shape)
     if maps is None:

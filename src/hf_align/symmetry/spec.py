@@ -66,6 +66,7 @@ class SymmetrySpec:
         buffers: saved tensors that are no parameters; copied.
         unknown_ops: op -> line of the modelling code; everything that it touches is pinned.
         pinned: spaces that nothing moves, for the reasons.
+        positive: parameters whose root or logarithm is taken.
     """
 
     model_type: str
@@ -77,6 +78,7 @@ class SymmetrySpec:
     buffers: tuple[str, ...]
     unknown_ops: Mapping[str, str]
     pinned: Mapping[str, SpaceSpec] = field(default_factory=dict)
+    positive: frozenset[str] = frozenset()
 
     def shape(self, parameter: str) -> tuple[int, ...]:
         """The shape of a parameter, [axes]."""

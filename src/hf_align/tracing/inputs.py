@@ -107,7 +107,8 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
     length = min([length, *(p for p in positions if isinstance(p, int) and p > 2)])
     read = _Reader(config, parameters, batch, length)
     allowed = _allowed_tokens(config)
-    for arguments in _candidates(read, getattr(model, "main_input_name", "input_ids")):
+    main = getattr(model, "main_input_name", "input_ids")
+    for arguments in _candidates(read, main if isinstance(main, str) else main[0]):
         if arguments and needed <= arguments.keys() <= parameters:
             names = [
                 n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
@@ -170,7 +171,10 @@ def _rare(read: _Reader) -> Iterator[dict[str, Tensor]]:
     long = read.ids(queries + read.length)
     mask = (torch.arange(long.shape[1]) < queries).long().expand_as(long).contiguous()
     yield {**image, "input_ids": long, "image_embeds_position_mask": mask}
-    yield {**image, **plain, "qformer_input_ids": read.ids(read.length)}
+    asked = {**plain, "qformer_input_ids": read.ids(read.length)}
+    yield {**image, **asked}
+    yield {"pixel_values": read.floats(2, channels, *_sides(read)), **asked}
+    yield {**image, "task_inputs": read.ids(read.number("task_seq_len", default=read.length))}
     yield {**image, "inputs_embeds": read.floats(read.length, width), "action_embeds": read.floats(4, width)}
     yield {
         "states": read.floats(4, read.number("state_dim", default=width)),
@@ -308,7 +312,7 @@ def _others(read: _Reader) -> Iterator[dict[str, Tensor]]:
     yield {"inputs": read.ids(read.length)}
     yield {"inputs": read.floats(read.length, width)}
     names = ("inputs_embeds", "hidden_states", "input_embeds", "latent_states", "spectrogram", "image_features", "x",
-             "vision_embeds", "audio_features", "encoder_hidden_states")  # fmt: skip
+             "vision_embeds", "audio_features", "encoder_hidden_states", "latents")  # fmt: skip
     for name in names:
         for size in {width, read.number("model_in_dim", "num_mel_bins", default=width)}:
             yield {name: read.floats(read.length, size)}

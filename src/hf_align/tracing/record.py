@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 ONLY_SHAPES = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
-                         "new_empty"))  # fmt: skip
-"""Ops that read nothing of a tensor but its shape and kind."""
+                         "new_empty", "rand_like", "randn_like"))  # fmt: skip
+"""Ops that read nothing of a tensor but its shape and kind; noise is drawn once."""
 
 _INDEXING = frozenset(("index", "index_put", "index_put_"))
 

@@ -27,6 +27,7 @@ from hf_align.tracing.inputs import examples
 from hf_align.tracing.shrink import (
     ROOMY,
     TINY,
+    declared_fields,
     keep_tokens_inside,
     shallow_fields,
     shallow_parts_fields,
@@ -146,11 +147,13 @@ def reduced(
         config: any config; its tiny copy is returned as it is if it runs and is small enough.
         example: the number among `inputs.examples` that the copy must run with.
     """
-    tiny = small_fields(config, layers, TINY)
+    tiny, roomy = (small_fields(config, layers, sizes) for sizes in (TINY, ROOMY))
     search = Search(config, wanted, example)
     starts = (
         tiny,
-        small_fields(config, layers, ROOMY),
+        roomy,
+        declared_fields(config, tiny),
+        declared_fields(config, roomy),
         shallow_parts_fields(config, layers),
         shallow_fields(config, layers),
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -169,6 +170,19 @@ def small_fields(config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[st
     return fields
 
 
+def declared_fields(config: PretrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what a config class computes from its other fields: what it does not declare."""
+    if not is_dataclass(config):
+        return fields
+    names = {f.name for f in dataclass_fields(config)} | {*(config.attribute_map or ()), "architectures", "model_type"}
+    kept = {key: value for key, value in fields.items() if key in names}
+    for key, value in kept.items():
+        part = vars(config).get(key)
+        if isinstance(value, dict) and isinstance(part, PretrainedConfig):
+            kept[key] = declared_fields(part, value)
+    return kept
+
+
 def shallow_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
     """What `shallow` sets."""
     fields = copy.deepcopy(config.to_dict())
@@ -326,7 +340,8 @@ def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
     needed = {"vocab_size": sizes.vocabulary, "num_key_value_heads": max(1, sizes.heads // 2), "prediction_length": 4,
               "default_language": "en_XX", "head_dim": sizes.head_dim, "moe_intermediate_size": sizes.expert_hidden,
               "num_attention_heads": sizes.heads, "n_routed_experts": sizes.experts, "num_experts_per_tok": 2,
-              "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "context_length": 8}  # fmt: skip
+              "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "context_length": 8, "image_token_index": 4,
+              "video_token_index": 4}  # fmt: skip
     for key, value in needed.items():
         if key in fields and fields[key] is None and not (key == "head_dim" and "kv_lora_rank" in fields):
             fields[key] = value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -47,6 +48,26 @@ _HELPERS = (
 
 _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Loops over time that are one op: written out step by step, they are made of ops that have rules."""
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(s q kᵀ + m) v, [batch, heads, positions, channels], as separate products."""
+    repeats = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    if repeats > 1:
+        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return torch.softmax(scores, -1) @ value
+
+
 _RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
                        "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
 _TRUSTED: set[str] = set()
@@ -190,11 +211,11 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
     return None
 
 
-def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
+def build_without_weights(config: PretrainedConfig, attention: str = "eager") -> PreTrainedModel:
     """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers."""
     build = model_class(config)
     with quiet(), _WeightsOnMeta(), no_init_weights():
-        model = _with_plain_parts(build, config)
+        model = _with_plain_parts(build, config, attention)
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
     replaced: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
@@ -209,14 +230,16 @@ def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _with_plain_parts(build: Callable[..., PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+def _with_plain_parts(
+    build: Callable[..., PreTrainedModel], config: PretrainedConfig, attention: str
+) -> PreTrainedModel:
     """Attention as separate products, experts as batched ones (a loop over them depends on the data), no caches."""
     config = copy.deepcopy(config)
     for part in parts(config):
         part.use_cache = False
         part._experts_implementation = "batched_mm"
     try:
-        return build(config, attn_implementation="eager", dtype=torch.float32).eval()
+        return build(config, attn_implementation=attention, dtype=torch.float32).eval()
     except ValueError:  # some models know only one kind of attention
         return build(config, dtype=torch.float32).eval()
 
@@ -232,7 +255,24 @@ def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGT
     Raises:
         IncompatibleModels: torch.export cannot trace the architecture; the message names the op or the line.
     """
-    return trace_model(build_without_weights(config), batch=batch, length=length, candidate=candidate)
+    program = trace_model(build_without_weights(config), batch=batch, length=length, candidate=candidate)
+    if not _hides_all(program):
+        return program
+    try:  # masks of zeros and infinities may have been taken for such of ones and zeros
+        other = trace_model(build_without_weights(config, "sdpa"), batch=batch, length=length, candidate=candidate)
+    except (IncompatibleModels, ValueError):
+        return program
+    return program if _hides_all(other) else other
+
+
+def _hides_all(program: Program) -> bool:
+    """Whether some position attends to nothing at all, so that the output is no number."""
+    for node in program.graph.nodes:
+        if op_name(node) == "masked_fill" and node.args[2] == -math.inf:
+            hidden = program.constants.get(node.args[1])
+            if isinstance(hidden, Tensor) and bool(hidden.all(-1).any()):
+                return True
+    return False
 
 
 def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
@@ -295,10 +335,11 @@ def _program(
     model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example, candidate: int
 ) -> Program:
     calls = [n for n in exported.graph.nodes if n.op == "call_function"]
-    recurrent = {n.target: decomposition_table[n.target] for n in calls if op_name(n) in _RECURRENT}
-    if recurrent or any(_writes_in_place(n) for n in calls):
+    apart = {n.target: decomposition_table[n.target] for n in calls if op_name(n) in _RECURRENT}
+    apart |= {n.target: _attention for n in calls if op_name(n) == "scaled_dot_product_attention"}
+    if apart or any(_writes_in_place(n) for n in calls):
         with torch.no_grad(), quiet():
-            exported = exported.run_decompositions(recurrent)
+            exported = exported.run_decompositions(apart)
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):

@@ -38,7 +38,7 @@ class OwnNorm:
         eps = norm.args[4] if len(norm.args) > 4 else 1e-5
         if not (stored and alone and isinstance(eps, float) and eps > 0):
             return None
-        return cls(*(program.parameters[node] for node in (table, gain, bias)), eps=eps)
+        return cls(program.parameters[table], program.parameters[gain], program.parameters[bias], eps)
 
     def changes(self, matrix: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of table and gain, where y becomes y + t A y; the bias is one of those that write."""

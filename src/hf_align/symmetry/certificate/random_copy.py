@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.gauges.canonical import FoldStatistics
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.inputs import parts
 from hf_align.tracing.trace import Program, op_name
@@ -37,8 +36,8 @@ def with_tokens(config: PretrainedConfig, tokens: int) -> PretrainedConfig | Non
     for part in few:
         size = part.vocab_size
         part.vocab_size = tokens
-        for name, value in list(vars(part).items()):  # of the other language, of the decoder
-            if name.endswith("vocab_size") and value == size:
+        for name, value in list(vars(part).items()):  # of the other language, of the decoder, of each layer
+            if "vocab_size" in name and value == size:
                 setattr(part, name, tokens)
     return larger if few else None
 
@@ -52,12 +51,12 @@ def raise_epsilons(program: Program, eps: float) -> Program:
 
 
 def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
-    """Generic float64 weights: gains around one (they must not vanish), the rest around zero."""
+    """Generic float64 weights: gains around one (they must not vanish), what has a root or a logarithm
+    above zero, the rest around it."""
     shapes = {name: spec.shape(name) for name in spec.parameters}
     noise = {n: _scale(s) * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
     weights = {n: 1 - spec.gains[n] + t if n in spec.gains else t for n, t in noise.items()}
-    variances = [g.variance for g in spec.gauges if isinstance(g, FoldStatistics)]
-    return weights | {n: 0.5 + noise[n].abs() for n in variances}
+    return weights | {n: 0.5 + noise[n].abs() for n in spec.positive}
 
 
 def _scale(shape: tuple[int, ...]) -> float:

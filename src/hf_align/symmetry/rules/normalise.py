@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value, rule
+from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value, aligned, rule
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.symmetry.spaces import Axis, fresh, split_product
@@ -161,6 +161,23 @@ def vector_norm(call: Call) -> Value:
         else:
             call.lower(axis, METRIC if order in (2, None) else monomial(Scalars.SIGN), "norm")
     return Value(_without(value.axes, reduced, len(call.shape)))
+
+
+@rule("cdist")
+def distances(call: Call) -> Value:
+    """y_pr = (Σ_i |x_pi - z_ri|^q)^(1/q): one isometry of both for q = 2, else one of permutations and signs."""
+    left, right = call.value(call.argument(0)), call.value(call.argument(1))
+    call.unify(left.axes[-1], right.axes[-1], "sum")
+    call.lower(left.axes[-1], METRIC if call.argument(2, "p", 2) == 2 else monomial(Scalars.SIGN), "norm")
+    call.mixes(left, range(len(left.axes) - 1))
+    batch = []
+    for x, z in aligned(left.axes[:-2], right.axes[:-2]):
+        if x.size > 1 and z.size > 1:
+            call.unify(x, z, "batch")
+        batch.append(x if z.size == 1 else z)
+    result = (*batch, left.axes[-2], right.axes[-2])
+    call.lower_all(result, PERMUTATION, "batch")
+    return Value(result)
 
 
 @rule("mse_loss")

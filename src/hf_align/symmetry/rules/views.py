@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
 
 from hf_align.symmetry.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter import Call, Rows, Value, rule, rule_for_numbers
 from hf_align.symmetry.rules.runs import merged_behind, runs_along
 from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, product, split_product
+from hf_align.tracing.execute import places_shown
 
 
 @rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
@@ -472,6 +475,28 @@ def unfold(call: Call) -> Value:
     call.lower(axes[dim], FIXED, "windows")
     axes[dim] = fresh(call.shape[dim], FIXED)
     return rearranged(value, [*axes, fresh(call.shape[-1], FIXED)])
+
+
+@rule_for_numbers("as_strided")
+def strided(call: Call) -> Value:
+    """y_j = x_π(j), π fixed by the places in memory: an axis of y that steps along one of x alone is that axis."""
+    value, places = call.value(call.argument(0)), places_shown(call.node)
+    if bool((places < 0).any()):
+        raise SpaceMismatchError("memory that the operand does not show")
+    sizes = [a.size for a in value.axes]
+    found = torch.unravel_index(places, sizes)
+    passed = {k: i for k, n in enumerate(call.shape) for i, m in enumerate(sizes)
+              if n == m > 1 and _steps_along(found, i, k)}  # fmt: skip
+    call.lower_all((a for i, a in enumerate(value.axes) if i not in passed.values()), FIXED, "windows")
+    return rearranged(value, (value.axes[passed[k]] if k in passed else fresh(n, FIXED)
+                              for k, n in enumerate(call.shape)))  # fmt: skip
+
+
+def _steps_along(found: Sequence[torch.Tensor], i: int, k: int) -> bool:
+    """Whether a step along axis k of the result is one along axis i of the operand, from end to end."""
+    steps = torch.arange(found[i].shape[k]).reshape(-1, *[1] * (found[i].dim() - 1 - k))
+    alone = all(bool((f == f.narrow(k, 0, 1)).all()) for j, f in enumerate(found) if j != i)
+    return alone and bool((found[i] == steps).all())
 
 
 @rule_for_numbers("im2col")

@@ -1,0 +1,59 @@
+"""Example arguments: what models ask for together is among the candidates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import pytest
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_align.tracing.inputs import Example, examples
+
+
+class Asks:
+    """A model that says what it reads, and no more."""
+
+    main_input_name: ClassVar[str | list[str]] = "pixel_values"
+
+    def __init__(self, **sizes: object) -> None:
+        build: Any = transformers.PretrainedConfig
+        self.config = build(vocab_size=11, image_size=8, hidden_size=8, **sizes)
+
+
+class WithTask(Asks):
+    main_input_name: ClassVar[str | list[str]] = ["pixel_values", "task_inputs"]
+
+    def forward(self, pixel_values: Tensor, task_inputs: Tensor) -> None: ...
+
+
+class WithQueries(Asks):
+    def forward(self, pixel_values: Tensor, qformer_input_ids: Tensor, input_ids: Tensor | None = None) -> None: ...
+
+
+class OfLatents(Asks):
+    main_input_name: ClassVar[str | list[str]] = "latents"
+
+    def forward(self, latents: Tensor) -> None: ...
+
+
+def shapes(model: Asks) -> list[dict[str, tuple[int, ...]]]:
+    found: list[Example] = list(examples(cast(PreTrainedModel, model), 2, 10))
+    return [{name: tuple(value.shape) for name, value in e.arguments.items()} for e in found]
+
+
+CASES: dict[str, tuple[Asks, dict[str, Any]]] = {
+    "an image and a task": (WithTask(task_seq_len=5), {"pixel_values": (2, 3, 8, 8), "task_inputs": (2, 5)}),
+    "a film and a question": (
+        WithQueries(),
+        {"pixel_values": (2, 2, 3, 8, 8), "qformer_input_ids": (2, 10), "input_ids": (2, 10)},
+    ),
+    "latents": (OfLatents(), {"latents": (2, 8, 10)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_asked_for_together_is_offered(case: str) -> None:
+    model, wanted = CASES[case]
+    assert wanted in shapes(model)
