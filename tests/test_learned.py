@@ -258,7 +258,7 @@ def test_learning_does_not_depend_on_the_basis_that_both_models_come_in(pairs: d
             Schedule(steps=8, rows=16, warmup=2),
             progress=lambda _, loss, seen=seen: seen.append(loss),
         )  # type: ignore[misc]
-    assert losses[0][-1] < 0.8 * losses[0][0]
+    assert losses[0][-1] < 0.9 * losses[0][0]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
