@@ -103,7 +103,7 @@ class Strategy:
     families: tuple[str, ...] = tuple(HELD_OUT)
 
 
-SHORT, LONG = Schedule(steps=150), Schedule(steps=400, rows=32)
+SHORT, LONG, LONGER = Schedule(steps=150), Schedule(steps=400, rows=32), Schedule(steps=800, rows=32)
 STRATEGIES = {
     "naive": Strategy(None),
     **{
@@ -132,7 +132,13 @@ STRATEGIES = {
     "learned, 400 steps of 32, data": Strategy(
         Search("learned", LONG), training=True, seeds=(0, 1), families=("bert", "vit")
     ),
+    "learned, 400 steps of 32, whole path, data": Strategy(
+        Search("learned", replace(LONG, mixing="uniform")), training=True, seeds=(0, 1), families=("vit",)
+    ),
     "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), seeds=(0, 1), families=("gpt2", "llama")),
+    "learned, 800 steps of 32, 2048 sequences, no data": Strategy(
+        Search("learned", LONGER, own=2048), families=("gpt2", "llama")
+    ),
 }
 REFERENCE: dict[str, dict[str, float]] = {
     "naive": {"vit": 2.67, "gpt2": 1.78, "llama": 2.25},
@@ -144,6 +150,7 @@ REFERENCE: dict[str, dict[str, float]] = {
     "learned, 150 steps, data": {"vit": 0.175, "gpt2": 0.237, "llama": 0.445},
     "learned, 150 steps, no data": {"gpt2": 0.226, "llama": 0.443},
     "learned, 400 steps of 32, data": {"vit": 0.153},
+    "learned, 400 steps of 32, whole path, data": {"vit": 0.153},
     "learned, 400 steps of 32, no data": {"gpt2": 0.199, "llama": 0.379},
 }
 """Barriers of a scratch implementation, written by hand for these families, tuned on the same examples."""

@@ -340,7 +340,19 @@ def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
     search = Search("learned", Schedule(steps=2, rows=4), own=8, length=16)
     (found,), steps = find(models, Network(pair.config), search, None, said.append)
     assert steps == 2 and set(found) == {s for s in pair.spec.spaces if pair.spec.spaces[s].group is not None}
-    assert any("no data" in line for line in said)
+    assert any("each model writes 8 sequences" in line for line in said)
+
+
+def test_models_write_beside_a_text_but_not_beside_labels(pairs: dict[str, Pair]) -> None:
+    for family, data, written in (
+        ("gpt2", {"input_ids": inputs("gpt2", 8)["input_ids"]}, True),
+        ("gpt2", {"input_ids": (rows := inputs("gpt2", 8)["input_ids"]), "labels": rows}, False),
+        ("vit", {"pixel_values": inputs("vit", 8)["pixel_values"]}, False),
+    ):
+        said: list[str] = []
+        search = Search("learned", Schedule(steps=1, rows=4), own=8, length=16)
+        find(balanced(pairs[family]), Network(pairs[family].config), search, data, said.append)
+        assert any("each model writes 8 sequences" in line for line in said) is written
 
 
 @pytest.mark.parametrize("residual", ["identity", "first", "last", "all"])
