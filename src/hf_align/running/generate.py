@@ -47,7 +47,7 @@ def noise(program: Program, seed: int = 0) -> Batch:
 
 def writes(config: PretrainedConfig) -> bool:
     """Whether models of an architecture go on from tokens by themselves."""
-    return bool(build_without_weights(config).can_generate()) and not config.is_encoder_decoder  # type: ignore[operator]
+    return bool(build_without_weights(config).can_generate()) and not config.is_encoder_decoder
 
 
 def _written(model: nn.Module, first: Tensor, length: int) -> Tensor:
