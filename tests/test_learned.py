@@ -25,6 +25,8 @@ from hf_align.matching.latent import Arranging, Stretching, Turning
 from hf_align.matching.learned import MIXING, State, learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
+from hf_align.matching.steepest import Steepest, even
+from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
 from hf_align.running.data import load_data
@@ -33,9 +35,11 @@ from hf_align.running.generate import own_inputs
 from hf_align.running.network import Network, batches
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
+from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spec import Factor
 from hf_align.tracing.trace import read_config
 
@@ -68,7 +72,7 @@ def test_a_turning_element_moves_along_its_gradient_and_stays_in_its_group(group
     rng = torch.Generator().manual_seed(0)
     start, goal = group.random((2,), rng), torch.randn(2, 5, 5, generator=rng)
     latent = Turning(group, start, CPU)
-    optimiser = torch.optim.SGD(latent.steps, lr=0.02)
+    optimiser = torch.optim.SGD(latent.turns, lr=0.02)
     values = []
     for _ in range(50):
         value = (latent.element().as_matrix() - goal).square().sum()
@@ -87,12 +91,46 @@ def test_a_turning_element_moves_along_its_gradient_and_stays_in_its_group(group
         torch.testing.assert_close(settled.as_matrix().sum(-1), torch.ones(2, 5).double())
 
 
+PLANES = Rotations(6, planes=(((0, 3), (1, 4)), ((2, 5),)), still=())
+
+
+@pytest.mark.parametrize(
+    "group",
+    [g.Orthogonal(6), g.OrthogonalFixingOnes(6), g.RotaryCommutant(6, PLANES), g.RotaryUnitary(6, PLANES)],
+    ids=repr,
+)
+def test_an_even_step_goes_equally_far_in_all_directions_of_its_algebra(group: g.Group) -> None:
+    step = group.algebra(torch.randn(3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    found = even(step)
+    before, after = torch.linalg.svdvals(step), torch.linalg.svdvals(found)
+    lost = before < 1e-5
+    torch.testing.assert_close(group.algebra(found), found, atol=1e-5, rtol=0)
+    assert float(before.amax() / before[~lost].min()) > 2
+    assert float(after[~lost].min()) > 0.6 and float(after.max()) < 1.3 and float(after[lost].sum()) < 1e-3
+
+
+def test_the_path_of_steepest_descent_does_not_depend_on_the_basis() -> None:
+    rng = torch.Generator().manual_seed(0)
+    goal, basis = torch.randn(2, 5, 5, generator=rng).double(), g.Orthogonal(5).random((), rng).matrix
+    ends = []
+    for turned in (torch.eye(5).double(), basis):
+        x = torch.zeros(2, 5, 5, dtype=torch.float64, requires_grad=True)
+        optimiser = Steepest([x], lr=0.1)
+        for _ in range(10):
+            optimiser.zero_grad()
+            (turned.T @ x @ turned - goal).square().sum().backward()
+            optimiser.step()
+        ends.append((turned.T @ x @ turned).detach())
+    assert float((ends[0] - goal).norm()) < 0.9 * float(goal.norm())
+    torch.testing.assert_close(ends[0], ends[1], atol=1e-8, rtol=1e-8)
+
+
 def test_a_stretching_element_scales_what_may_scale() -> None:
     group = g.TorusPermutation(4, (Scalars.NONZERO, Scalars.SIGN))
     latent = Stretching(group, group.random((), torch.Generator().manual_seed(1)), CPU)  # type: ignore[arg-type]
     before = latent.settled(group)
     with torch.no_grad():
-        latent.steps[0].add_(0.5)
+        latent.stretches[0].add_(0.5)
     latent.retract()
     after = latent.settled(group)
     torch.testing.assert_close(after.scale[0], before.scale[0] * torch.tensor(0.5).exp().double(), rtol=1e-6, atol=0)
@@ -201,6 +239,29 @@ def test_learning_lowers_the_loss_and_leaves_the_function_alone(pairs: dict[str,
     assert any(not torch.allclose(found[s].as_matrix(), start[s].as_matrix()) for s in start)
 
 
+def test_learning_does_not_depend_on_the_basis_that_both_models_come_in(pairs: dict[str, Pair]) -> None:
+    pair = pairs["vit"]
+    models, network = balanced(pair), Network(pair.config)
+    stream = residual(pair.spec)
+    assert stream is not None
+    turn = {stream: pair.spec.group(stream).random((), torch.Generator().manual_seed(0))}
+    turned = replace(models, models=tuple(models.moved(turn, i) for i in range(2)))
+    start, _ = match_weights(models)
+    starts = [start, compose(pair.spec, turn, compose(pair.spec, start, inverse(pair.spec, turn)))]
+    losses: list[list[float]] = [[], []]
+    for each, first, seen in zip((models, turned), starts, losses, strict=True):
+        learn(
+            each,
+            [first],
+            network,
+            OnLabels(inputs("vit", 64)),
+            Schedule(steps=8, rows=16, warmup=2),
+            progress=lambda _, loss, seen=seen: seen.append(loss),
+        )  # type: ignore[misc]
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 def test_a_killed_search_goes_on_where_it_stopped(pairs: dict[str, Pair], tmp_path: Path) -> None:
     pair = pairs["vit"]
     models, network = balanced(pair), Network(pair.config)
@@ -279,7 +340,19 @@ def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
     search = Search("learned", Schedule(steps=2, rows=4), own=8, length=16)
     (found,), steps = find(models, Network(pair.config), search, None, said.append)
     assert steps == 2 and set(found) == {s for s in pair.spec.spaces if pair.spec.spaces[s].group is not None}
-    assert any("no data" in line for line in said)
+    assert any("each model writes 8 sequences" in line for line in said)
+
+
+def test_models_write_beside_a_text_but_not_beside_labels(pairs: dict[str, Pair]) -> None:
+    for family, data, written in (
+        ("gpt2", {"input_ids": inputs("gpt2", 8)["input_ids"]}, True),
+        ("gpt2", {"input_ids": (rows := inputs("gpt2", 8)["input_ids"]), "labels": rows}, False),
+        ("vit", {"pixel_values": inputs("vit", 8)["pixel_values"]}, False),
+    ):
+        said: list[str] = []
+        search = Search("learned", Schedule(steps=1, rows=4), own=8, length=16)
+        find(balanced(pairs[family]), Network(pairs[family].config), search, data, said.append)
+        assert any("each model writes 8 sequences" in line for line in said) is written
 
 
 @pytest.mark.parametrize("residual", ["identity", "first", "last", "all"])

@@ -26,7 +26,7 @@ class Options:
         baseline: allow choices that change B's function.
         match: "weight", "activation", "learned", or "none" for plain averaging.
         schedule: of learned matching.
-        own: sequences that each model writes itself, where matching needs inputs and there is no data.
+        own: sequences that each model writes itself, where matching needs inputs and there are no labels.
         device: where models run; an accelerator if there is one.
         offload: whether models that are run read their weights as they need them; None where they do not fit.
         weight: of B, from 0 to 1.

@@ -22,7 +22,7 @@ from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.processes import ALONE
-from hf_align.running.generate import noise, own_inputs
+from hf_align.running.generate import noise, own_inputs, writes
 from hf_align.running.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
@@ -39,8 +39,8 @@ class Search:
         strategy: "weight", "activation" or "learned".
         residual: which features of the residual stream to match by: "first", "last", or any other for all.
         heads: a key of `PAIRINGS`, by which weight matching pairs heads; any other for the best fit.
-        own: sequences that each model writes where there is no data, for learned matching; a quarter of them serves
-            activation matching.
+        own: sequences that each model writes for learned matching, where there are no labels; a quarter of them serves
+            activation matching, where there is no data.
         length: tokens of each.
         examples: rows of data whose activations are compared.
         state: where learned matching keeps how far it got.
@@ -130,14 +130,18 @@ def _objective(models: Balanced, network: Network, search: Search, data: Batch |
     if data is not None and "labels" in data:
         return OnLabels(data)
     placed = tuple(network.placed(m) for m in models.models)
-    if data is not None:
+    if data is not None and not ("input_ids" in data and writes(network.config)):
         return TowardsSources(placed, (data,) * len(placed))
-    return TowardsSources(placed, tuple(own(network, search, placed, search.own, say)))
+    written = tuple(own(network, search, placed, search.own, say))
+    if data is None:
+        return TowardsSources(placed, written)
+    # A text is one of many that the merged model will meet, and a short one is soon known by heart.
+    return TowardsSources(placed * 2, (data,) * len(placed) + written)
 
 
 def own(network: Network, search: Search, sources: tuple[Weights, ...], count: int, say: Say) -> list[Batch]:
     """What each source writes by itself, `count` rows each."""
-    say(f"no data: each model writes {count} sequences of {search.length} tokens, where it writes")
+    say(f"each model writes {count} sequences of {search.length} tokens, or noise where it does not write")
     seed = search.schedule.seed
     return [own_inputs(network, w, count, search.length, seed + i) for i, w in enumerate(sources)]
 

@@ -48,18 +48,20 @@ class Latent(ABC):
     """An element that moves.
 
     Attributes:
-        steps: what an optimiser moves along the group: coordinates of the Lie algebra, zero between steps.
+        turns: what an optimiser moves along a group of matrices: members of the Lie algebra, zero between steps.
+        stretches: the same for logarithms of factors.
         choices: what it moves freely: latent matrices of permutations.
         kept: the attributes that say where the element is.
     """
 
-    steps: tuple[Tensor, ...] = ()
+    turns: tuple[Tensor, ...] = ()
+    stretches: tuple[Tensor, ...] = ()
     choices: tuple[Tensor, ...] = ()
     kept: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def element(self) -> Element:
-        """The present element, differentiable by `steps` and `choices`."""
+        """The present element, differentiable by all that moves."""
 
     @abstractmethod
     def retract(self) -> None:
@@ -90,7 +92,7 @@ class Turning(Latent):
         self._primal = start.as_matrix().to(device, torch.float32)
         self._dual = start.as_matrix(DUAL).to(device, torch.float32)
         self._step = torch.zeros_like(self._primal, requires_grad=True)
-        self.steps = (self._step,)
+        self.turns = (self._step,)
 
     def element(self) -> Pair:
         step = self._group.algebra(self._step)
@@ -118,7 +120,7 @@ class Stretching(Latent):
         self._order = start.order.to(device)
         self._scale = start.scale.to(device, torch.float32)
         self._step = torch.zeros_like(self._scale, requires_grad=True)
-        self.steps = (self._step,) if group.continuous else ()
+        self.stretches = (self._step,) if group.continuous else ()
 
     def element(self) -> Monomial:
         return Monomial(self._order, self._scale * self._group.algebra(self._step).exp())

@@ -21,6 +21,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.latent import Arranging, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
+from hf_align.matching.steepest import Steepest
 from hf_align.running.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
@@ -133,14 +134,19 @@ class _Run:
         self._schedule = schedule
         self._state = state
         self.rng = Generator().manual_seed(schedule.seed)
-        steps = [{"params": [t], "rate": schedule.rate} for x in self._latents for t in x.steps]
-        choices = [{"params": [t], "rate": schedule.order_rate} for x in self._latents for t in x.choices]
-        self._optimiser = torch.optim.Adam(steps + choices, betas=(0.9, 0.95))
+        turns = [t for x in self._latents for t in x.turns]
+        single = [{"params": [t], "rate": schedule.stretch_rate} for x in self._latents for t in x.stretches]
+        single += [{"params": [t], "rate": schedule.order_rate} for x in self._latents for t in x.choices]
+        self._optimisers: list[torch.optim.Optimizer] = []
+        if turns:
+            self._optimisers.append(Steepest([{"params": turns, "rate": schedule.rate}]))
+        if single:
+            self._optimisers.append(torch.optim.Adam(single, betas=(0.9, 0.95)))
 
     def steps(self) -> Iterator[int]:
         """The steps that are left; the state is written on the way, and removed at the end."""
         for step in range(self._resumed(), self._schedule.steps):
-            for group in self._optimiser.param_groups:
+            for group in (g for o in self._optimisers for g in o.param_groups):
                 group["lr"] = group["rate"] * self._schedule.pace(step)
             yield step
             if self._state is not None and (step + 1) % self._schedule.checkpoint_every == 0:
@@ -150,9 +156,11 @@ class _Run:
 
     def move(self, loss: Tensor) -> None:
         """One step down."""
-        self._optimiser.zero_grad()
+        for optimiser in self._optimisers:
+            optimiser.zero_grad()
         loss.backward()
-        self._optimiser.step()
+        for optimiser in self._optimisers:
+            optimiser.step()
         for latent in self._latents:
             latent.retract()
 
@@ -160,7 +168,7 @@ class _Run:
         state.path.parent.mkdir(parents=True, exist_ok=True)
         partial = state.path.with_suffix(".partial")
         torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
-                    "optimiser": self._optimiser.state_dict(),
+                    "optimisers": [o.state_dict() for o in self._optimisers],
                     "latents": [x.state() for x in self._latents]}, partial)  # fmt: skip
         partial.replace(state.path)
 
@@ -173,7 +181,8 @@ class _Run:
             return 0
         for latent, kept in zip(self._latents, saved["latents"], strict=True):
             latent.restore(kept)
-        self._optimiser.load_state_dict(saved["optimiser"])
+        for optimiser, kept in zip(self._optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(kept)
         self.rng.set_state(saved["rng"])
         return int(saved["step"])
 

@@ -11,7 +11,8 @@ class Schedule:
     """How long and how fast.
 
     Attributes:
-        rate: of the continuous elements: radians of a rotation per step, about; warmed up, then down a cosine.
+        rate: of matrices: radians by which every plane turns per step, about; warmed up, then down a cosine, as all.
+        stretch_rate: of the logarithms of factors.
         order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
         rows: examples for each step.
         mixing: a key of `MIXING`.
@@ -19,7 +20,8 @@ class Schedule:
     """
 
     steps: int = 150
-    rate: float = 0.012
+    rate: float = 0.07
+    stretch_rate: float = 0.012
     order_rate: float = 0.0
     rows: int = 16
     mixing: str = "narrow"
