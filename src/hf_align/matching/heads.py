@@ -116,22 +116,19 @@ def match_heads(
     rows = torch.arange(len(heads))
     chosen = best[rows, heads]
     found: dict[str, Element] = {tree.heads: Monomial(heads, torch.tensor(signs, dtype=torch.float64)[chosen].mT)}
-    if tree.subheads:
-        orders = torch.stack([s.order for s in solved if s.order is not None])
-        found[tree.subheads] = Monomial.permutation(orders[chosen, rows, heads])
+
+    def of_pairs(crosses: list[dict[Power, Tensor]]) -> dict[Power, Tensor]:
+        return {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
+
     for space in tree.inner:
-        crosses = [_inner_cross(space, s.pairs, s.order) for s in solved]
-        matrices = {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
-        found[space] = spec.group(space).nearest(matrices)
-    for space in tree.leaves:
-        crosses = [_leaf_cross(space, s.pairs) for s in solved]
-        subheads = found[str(tree.subheads)]
-        assert isinstance(subheads, Monomial)
-        matrices = {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
-        at = subheads.order[:, :, None, None, None]
-        found[space] = spec.group(space).nearest(
-            {p: torch.take_along_dim(m, at, 2).squeeze(2) for p, m in matrices.items()}
-        )
+        found[space] = spec.group(space).nearest(of_pairs([_inner_cross(space, s.pairs, s.order) for s in solved]))
+    if tree.subheads:
+        order = torch.stack([s.order for s in solved if s.order is not None])[chosen, rows, heads]
+        found[tree.subheads] = Monomial.permutation(order)
+        for space in tree.leaves:
+            fits = of_pairs([_leaf_cross(space, s.pairs) for s in solved])
+            beside = {p: torch.take_along_dim(m, order[..., None, None, None], 2) for p, m in fits.items()}
+            found[space] = spec.group(space).nearest({p: m.squeeze(2) for p, m in beside.items()})
     return found
 
 
