@@ -34,7 +34,7 @@ _SHARED = (Scalars.COMMON_SIGN,)
 _LARGE, _MOST_STEPS = 512, 30
 _MOST_SIGNS = 4
 """Whose combinations are all tried for every pair of entries."""
-_ROUNDING = 1e-4
+_ROUNDING = 1e-6
 """Of the length of a cross matrix of float32 products: less than this is nothing."""
 
 
