@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
@@ -191,3 +191,32 @@ def test_missing_directions_are_the_rest_of_the_null_space(known: int, rows: int
     assert len(found) == len(null) - known
     assert torch.allclose(found @ found.T, torch.eye(len(found)).double())
     assert float((found @ null[:known].T).norm()) < 1e-9 and float((jacobian @ found.T).norm()) < 1e-9
+
+
+class DetachedEmbedding(nn.Embedding):
+    """A table that is not trained through."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+class DetachedConfig(transformers.LlamaConfig):
+    model_type = "detached_llama"
+
+
+class DetachedLlama(transformers.LlamaForCausalLM):
+    config_class = DetachedConfig
+
+    def __init__(self, config: DetachedConfig) -> None:
+        super().__init__(config)
+        self.model.embed_tokens = DetachedEmbedding(config.vocab_size, config.hidden_size)
+
+
+transformers.AutoModelForCausalLM.register(DetachedConfig, DetachedLlama)
+
+
+def test_weights_whose_gradient_is_stopped_are_counted() -> None:
+    config = DetachedConfig(**{**tiny_llama().to_dict(), "architectures": ["DetachedLlama"]})
+    certificate = certify(config)
+    assert holds(certificate)
+    assert certificate.nullity == CASES["llama, one layer"][1]

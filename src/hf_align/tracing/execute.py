@@ -52,7 +52,9 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[0] if node.meta["val"].is_floating_point() else node.target(*args, **kwargs)  # type: ignore[operator]
     if name == "view" and isinstance(args[1], (list, tuple)):  # strides may differ from those that were traced
         return args[0].reshape(args[1])
-    if name == "embedding":  # padding stops gradients, not values
+    if name in ("detach", "detach_"):  # stops gradients, not values: a weight behind it moves the outputs all the same
+        return args[0]
+    if name == "embedding":  # as padding does
         return args[0][args[1]]
     if name == "copy":  # torch has no forward derivative of it
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()
