@@ -354,6 +354,9 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "gated cross-attention": lambda: small("idefics", "IdeficsModel"),
     "rotary beside a learned angle": lambda: small("mlcd", "MLCDVisionModel"),
     "latents of tokens alone": lambda: small("kimi_k25", "Kimi_K25Model"),
+    "token that the inputs choose": lambda: small("clipseg", "CLIPSegModel"),
+    "norm over channels and frames": lambda: small("moonshine", "MoonshineForConditionalGeneration"),
+    "rotary by a table": lambda: small("roformer", "RoFormerForCausalLM"),
 }  # fmt: skip
 
 
@@ -657,6 +660,14 @@ def test_rotary_by_angles_that_are_learned_leaves_a_rotation_and_a_scale_for_eac
     spec = sound("rotary beside a learned angle")
     assert isinstance(group(spec, "self_attn.q_proj.weight", 0), RotaryCommutant)
     assert pinned(spec, "class_pos_emb", 1)
+
+
+def test_rotary_by_a_table_that_is_learned_leaves_a_rotation_and_a_scale_for_each_pair() -> None:
+    spec = sound("rotary by a table")
+    for name in ("query", "key"):
+        found = group(spec, f"layer.0.attention.self.{name}.weight", 0)
+        assert isinstance(found, RotaryCommutant)
+        assert found.rotations.planes == (((0, 1),), ((2, 3),))
 
 
 @pytest.mark.parametrize(("case", "pair"), [("neox", (0, 1)), ("gptj", (0, 1))])
@@ -1172,6 +1183,8 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "gated cross-attention",
         "rotary beside a learned angle",
         "latents of tokens alone",
+        "token that the inputs choose",
+        "norm over channels and frames",
     ],
 )
 @pytest.mark.slow

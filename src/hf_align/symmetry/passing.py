@@ -60,7 +60,7 @@ def takes_rows(node: fx.Node, program: Program) -> bool:
     if op_name(node) not in ("index", "index_put"):
         return False
     chosen: Any = node.args[1]
-    last, numbers = node.meta["val"].dim() - 1, [n for n in chosen if n is not None]
+    last, numbers = node.all_input_nodes[0].meta["val"].dim() - 1, [n for n in chosen if n is not None]
     covered = sum(n.meta["val"].dim() if n.meta["val"].dtype is torch.bool else 1 for n in numbers)
     values = [a for a in node.all_input_nodes if a not in numbers]
     blank = [program.constants[a] for a in values if a in program.constants]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.symmetry.passing import gives_only_its_shape
 from hf_align.tracing.trace import Program, op_name, upstream
 
 _NOTHING = -1e3
@@ -16,7 +17,8 @@ _PASSES = frozenset(("view", "reshape", "_unsafe_view", "to", "_to_copy", "dropo
 
 def reaches_softmax(node: fx.Node, program: Program) -> bool:
     """Whether a constant along the last axis is lost in a softmax on every way."""
-    return bool(node.users) and all(_is_lost(user, node, program) for user in node.users)
+    users = [u for u in node.users if not gives_only_its_shape(node, u)]
+    return bool(users) and all(_is_lost(user, node, program) for user in users)
 
 
 def _is_lost(user: fx.Node, node: fx.Node, program: Program) -> bool:

@@ -33,7 +33,7 @@ _LINEAR_AT_FIXED_PLACES = MOVES | {
 }
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
-_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
+_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("group_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
             ("conv_transpose1d", 2), ("conv_transpose2d", 2), ("conv_transpose3d", 2), ("batch_norm", 2),
             ("_native_batch_norm_legit_no_training", 2)}
 """Ops that add a vector to a result, and where it stands."""
@@ -182,6 +182,8 @@ class _System:
             return self._map(node)
         if name == "layer_norm":
             return self._layer_norm(node)
+        if name == "group_norm":
+            return self._group_norm(node)
         if name in ("softmax", "log_softmax"):
             return self._softmax(node)
         if name == "index" and moved == [node.args[0]] and (rows := self._rows_anywhere(node)) is not None:
@@ -280,6 +282,16 @@ class _System:
             self._demand(change - change.mean(-1, keepdim=True))
         self._demand(gain)
         return None if bias is None else self._fill(bias, node)
+
+    def _group_norm(self, node: fx.Node) -> Tensor | None:
+        """Blind to a constant that all channels of a group share; it adds β to all places of a channel."""
+        change, gain, bias = (self._shift_of(node, i) for i in (0, 2, 3))
+        if change is not None:
+            grouped = change.reshape(*change.shape[:2], int(node.args[1]), -1)  # type: ignore[call-overload]
+            self._demand(grouped - grouped.mean(-1, keepdim=True))
+        self._demand(gain)
+        trailing = (1,) * (node.meta["val"].dim() - 2)
+        return None if bias is None else self._fill(bias.reshape(*bias.shape, *trailing), node)
 
     def _softmax(self, node: fx.Node) -> None:
         """Blind to a constant along its axis; otherwise it sees all."""
