@@ -118,6 +118,24 @@ def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
     assert not reaches_softmax(scores, program)
 
 
+@pytest.mark.parametrize(("shape", "lost"), [((2, 3, 2, 2), True), ((2, 3, 4, 1), True), ((2, 6, 2), False)])
+def test_scores_laid_out_as_a_grid_reach_a_softmax(shape: tuple[int, ...], lost: bool) -> None:
+    """Relative positions may be added to rows and columns of keys apart; not so where keys of two queries are mixed."""
+    graph = fx.Graph()
+    scores = graph.placeholder("scores")
+    grid = graph.call_function(torch.ops.aten.view.default, (scores, list(shape)))
+    added = graph.call_function(torch.ops.aten.add.Tensor, (grid, grid))
+    back = graph.call_function(torch.ops.aten.view.default, (added, [2, 3, 4]))
+    seen = back if lost else added
+    result = graph.call_function(torch.ops.aten.softmax.int, (seen, -1))
+    scores.meta["val"] = back.meta["val"] = torch.zeros(2, 3, 4)
+    grid.meta["val"] = added.meta["val"] = torch.zeros(shape)
+    result.meta["val"] = torch.zeros_like(seen.meta["val"])
+    graph.output((result,))
+    program = replace(trace(tiny_llama()), graph=graph)
+    assert reaches_softmax(scores, program) is lost
+
+
 def test_all_vocabularies_of_one_size_grow_together() -> None:
     """What is generated for one language is looked up in the table of the other."""
     config = transformers.FSMTConfig(src_vocab_size=16, tgt_vocab_size=16, langs=["de", "en"])

@@ -357,6 +357,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "token that the inputs choose": lambda: small("clipseg", "CLIPSegModel"),
     "norm over channels and frames": lambda: small("moonshine", "MoonshineForConditionalGeneration"),
     "queries apart from keys behind a view": lambda: small("vitdet", "VitDetModel"),
+    "windows and an average over all of them": lambda: small("swin", "SwinForImageClassification"),
     "rotary by a table": lambda: small("roformer", "RoFormerForCausalLM"),
 }  # fmt: skip
 
@@ -1187,6 +1188,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "token that the inputs choose",
         "norm over channels and frames",
         "queries apart from keys behind a view",
+        "windows and an average over all of them",
     ],
 )
 @pytest.mark.slow

@@ -70,9 +70,14 @@ def takes_rows(node: fx.Node, program: Program) -> bool:
     return rows and same and not any(bool(b.any()) for b in blank)
 
 
+def pads_nothing(node: fx.Node) -> bool:
+    """Whether an op would pad a value, but it is large enough as it is."""
+    return op_name(node) == "pad" and not any(node.args[1])  # type: ignore[arg-type]
+
+
 def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
     """Whether an op looks at a value only for the shape or the type that its result shall have."""
-    return op_name(user) in ("expand_as", "view_as", "type_as") and user.args[0] is not node
+    return op_name(user) in ("expand_as", "view_as", "reshape_as", "type_as") and user.args[0] is not node
 
 
 def read_once(reading: Reading, program: Program) -> bool:

@@ -12,8 +12,8 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Rotations:
-    """A family of rotations, one for each position, in fixed planes of a space; each may also scale a plane, as tables of
-    sines and cosines do that are weights.
+    """A family of rotations, one for each position, in fixed planes of a space; tables of sines and cosines that are
+    weights may scale a plane as well.
 
     Attributes:
         size: dimensions of the space.

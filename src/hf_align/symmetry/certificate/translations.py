@@ -33,9 +33,9 @@ _LINEAR_AT_FIXED_PLACES = MOVES | {
 }
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
-_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("group_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
-            ("conv_transpose1d", 2), ("conv_transpose2d", 2), ("conv_transpose3d", 2), ("batch_norm", 2),
-            ("_native_batch_norm_legit_no_training", 2)}
+_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("group_norm", 3), ("batch_norm", 2),
+            ("conv1d", 2), ("conv2d", 2), ("conv3d", 2), ("conv_transpose1d", 2), ("conv_transpose2d", 2),
+            ("conv_transpose3d", 2), ("_native_batch_norm_legit_no_training", 2)}
 """Ops that add a vector to a result, and where it stands."""
 # fmt: on
 _CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
