@@ -358,6 +358,9 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "norm over channels and frames": lambda: small("moonshine", "MoonshineForConditionalGeneration"),
     "queries apart from keys behind a view": lambda: small("vitdet", "VitDetModel"),
     "windows and an average over all of them": lambda: small("swin", "SwinForImageClassification"),
+    "images that a weight centres": lambda: small("radio", "RadioModel"),
+    "positions written one context after another": lambda: small("siglip2_vision_model", "Siglip2VisionModel"),
+    "lengths by another name": lambda: small("owlv2", "Owlv2Model"),
     "rotary by a table": lambda: small("roformer", "RoFormerForCausalLM"),
 }  # fmt: skip
 
@@ -1189,6 +1192,9 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "norm over channels and frames",
         "queries apart from keys behind a view",
         "windows and an average over all of them",
+        "images that a weight centres",
+        "positions written one context after another",
+        "lengths by another name",
     ],
 )
 @pytest.mark.slow
