@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
@@ -118,6 +118,24 @@ def test_what_a_model_returns_is_not_lost_in_a_softmax() -> None:
     assert not reaches_softmax(scores, program)
 
 
+@pytest.mark.parametrize(("shape", "lost"), [((2, 3, 2, 2), True), ((2, 3, 4, 1), True), ((2, 6, 2), False)])
+def test_scores_laid_out_as_a_grid_reach_a_softmax(shape: tuple[int, ...], lost: bool) -> None:
+    """Relative positions may be added to rows and columns of keys apart; not so where keys of two queries are mixed."""
+    graph = fx.Graph()
+    scores = graph.placeholder("scores")
+    grid = graph.call_function(torch.ops.aten.view.default, (scores, list(shape)))
+    added = graph.call_function(torch.ops.aten.add.Tensor, (grid, grid))
+    back = graph.call_function(torch.ops.aten.view.default, (added, [2, 3, 4]))
+    seen = back if lost else added
+    result = graph.call_function(torch.ops.aten.softmax.int, (seen, -1))
+    scores.meta["val"] = back.meta["val"] = torch.zeros(2, 3, 4)
+    grid.meta["val"] = added.meta["val"] = torch.zeros(shape)
+    result.meta["val"] = torch.zeros_like(seen.meta["val"])
+    graph.output((result,))
+    program = replace(trace(tiny_llama()), graph=graph)
+    assert reaches_softmax(scores, program) is lost
+
+
 def test_all_vocabularies_of_one_size_grow_together() -> None:
     """What is generated for one language is looked up in the table of the other."""
     config = transformers.FSMTConfig(src_vocab_size=16, tgt_vocab_size=16, langs=["de", "en"])
@@ -196,3 +214,32 @@ def test_missing_directions_are_the_rest_of_the_null_space(known: int, rows: int
     assert len(found) == len(null) - known
     assert torch.allclose(found @ found.T, torch.eye(len(found)).double())
     assert float((found @ null[:known].T).norm()) < 1e-9 and float((jacobian @ found.T).norm()) < 1e-9
+
+
+class DetachedEmbedding(nn.Embedding):
+    """A table that is not trained through."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+class DetachedConfig(transformers.LlamaConfig):
+    model_type = "detached_llama"
+
+
+class DetachedLlama(transformers.LlamaForCausalLM):
+    config_class = DetachedConfig
+
+    def __init__(self, config: DetachedConfig) -> None:
+        super().__init__(config)
+        self.model.embed_tokens = DetachedEmbedding(config.vocab_size, config.hidden_size)
+
+
+transformers.AutoModelForCausalLM.register(DetachedConfig, DetachedLlama)
+
+
+def test_weights_whose_gradient_is_stopped_are_counted() -> None:
+    config = DetachedConfig(**{**tiny_llama().to_dict(), "architectures": ["DetachedLlama"]})
+    certificate = certify(config)
+    assert holds(certificate)
+    assert certificate.nullity == CASES["llama, one layer"][1]

@@ -355,6 +355,14 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "gated cross-attention": lambda: small("idefics", "IdeficsModel"),
     "rotary beside a learned angle": lambda: small("mlcd", "MLCDVisionModel"),
     "latents of tokens alone": lambda: small("kimi_k25", "Kimi_K25Model"),
+    "token that the inputs choose": lambda: small("clipseg", "CLIPSegModel"),
+    "norm over channels and frames": lambda: small("moonshine", "MoonshineForConditionalGeneration"),
+    "queries apart from keys behind a view": lambda: small("vitdet", "VitDetModel"),
+    "windows and an average over all of them": lambda: small("swin", "SwinForImageClassification"),
+    "images that a weight centres": lambda: small("radio", "RadioModel"),
+    "positions written one context after another": lambda: small("siglip2_vision_model", "Siglip2VisionModel"),
+    "lengths by another name": lambda: small("owlv2", "Owlv2Model"),
+    "rotary by a table": lambda: small("roformer", "RoFormerForCausalLM"),
 }  # fmt: skip
 
 
@@ -657,6 +665,14 @@ def test_rotary_by_angles_that_are_learned_leaves_a_rotation_and_a_scale_for_eac
     spec = sound("rotary beside a learned angle")
     assert isinstance(group(spec, "self_attn.q_proj.weight", 0), RotaryCommutant)
     assert pinned(spec, "class_pos_emb", 1)
+
+
+def test_rotary_by_a_table_that_is_learned_leaves_a_rotation_and_a_scale_for_each_pair() -> None:
+    spec = sound("rotary by a table")
+    for name in ("query", "key"):
+        found = group(spec, f"layer.0.attention.self.{name}.weight", 0)
+        assert isinstance(found, RotaryCommutant)
+        assert found.rotations.planes == (((0, 1),), ((2, 3),))
 
 
 @pytest.mark.parametrize(("case", "pair"), [("neox", (0, 1)), ("gptj", (0, 1))])
@@ -1170,6 +1186,13 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "gated cross-attention",
         "rotary beside a learned angle",
         "latents of tokens alone",
+        "token that the inputs choose",
+        "norm over channels and frames",
+        "queries apart from keys behind a view",
+        "windows and an average over all of them",
+        "images that a weight centres",
+        "positions written one context after another",
+        "lengths by another name",
     ],
 )
 @pytest.mark.slow

@@ -40,6 +40,8 @@ _LINEAR = frozenset(
         "getitem",
         "view",
         "reshape",
+        "reshape_as",
+        "view_as",
         "flatten",
         "unflatten",
         "unsqueeze",
@@ -76,7 +78,9 @@ class _Known(Mapping[fx.Node, Any]):
         self._values: dict[fx.Node, Any] = {}
         self.of_weights: set[fx.Node] = set()
         for node in program.graph.nodes:
-            small = isinstance(node.meta.get("val"), Tensor) and node.meta["val"].numel() <= _LARGE
+            value = node.meta.get("val")
+            parts = value if isinstance(value, (list, tuple)) else (value,)
+            small = all(isinstance(part, Tensor) and part.numel() <= _LARGE for part in parts)
             made = node.op == "call_function" and all(a in self for a in node.all_input_nodes)
             if small and node not in program.constants and (made or node in program.parameters):
                 self.of_weights.add(node)

@@ -60,7 +60,7 @@ def takes_rows(node: fx.Node, program: Program) -> bool:
     if op_name(node) not in ("index", "index_put"):
         return False
     chosen: Any = node.args[1]
-    last, numbers = node.meta["val"].dim() - 1, [n for n in chosen if n is not None]
+    last, numbers = node.all_input_nodes[0].meta["val"].dim() - 1, [n for n in chosen if n is not None]
     covered = sum(n.meta["val"].dim() if n.meta["val"].dtype is torch.bool else 1 for n in numbers)
     values = [a for a in node.all_input_nodes if a not in numbers]
     blank = [program.constants[a] for a in values if a in program.constants]
@@ -70,9 +70,14 @@ def takes_rows(node: fx.Node, program: Program) -> bool:
     return rows and same and not any(bool(b.any()) for b in blank)
 
 
+def pads_nothing(node: fx.Node) -> bool:
+    """Whether an op would pad a value, but it is large enough as it is."""
+    return op_name(node) == "pad" and not any(node.args[1])  # type: ignore[arg-type]
+
+
 def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
     """Whether an op looks at a value only for the shape or the type that its result shall have."""
-    return op_name(user) in ("expand_as", "view_as", "type_as") and user.args[0] is not node
+    return op_name(user) in ("expand_as", "view_as", "reshape_as", "type_as") and user.args[0] is not node
 
 
 def read_once(reading: Reading, program: Program) -> bool:

@@ -12,7 +12,8 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Rotations:
-    """A family of rotations, one for each position, in fixed planes of a space.
+    """A family of rotations, one for each position, in fixed planes of a space; tables of sines and cosines that are
+    weights may scale a plane as well.
 
     Attributes:
         size: dimensions of the space.
@@ -47,7 +48,7 @@ class Rotations:
         flipped = torch.allclose(maps[0], -length * torch.eye(size, dtype=maps.dtype))
         maps = maps / (-length if flipped else length)
         coupling = maps.abs().amax(0) > _TOLERANCE
-        angles: dict[tuple[int, int], Tensor] = {}
+        turns: dict[tuple[int, int], Tensor] = {}
         still = []
         for i in range(size):
             partners = [j for j in torch.nonzero(coupling[i]).flatten().tolist() if j != i]
@@ -59,16 +60,16 @@ class Rotations:
                 return None
             elif i < partners[0]:
                 j = partners[0]
-                angles[i, j] = torch.atan2(maps[:, j, i], maps[:, i, i])
-        rotations = cls(size, _classes_of_equal_frequency(angles), tuple(still))
-        return rotations if rotations._generate(angles, maps) else None
+                turns[i, j] = torch.complex(maps[:, i, i], maps[:, j, i])
+        rotations = cls(size, _classes_of_equal_frequency(turns), tuple(still))
+        return rotations if rotations._generate(turns, maps) else None
 
-    def _generate(self, angles: dict[tuple[int, int], Tensor], maps: Tensor) -> bool:
-        """Whether rotating by these angles gives back the maps."""
+    def _generate(self, turns: dict[tuple[int, int], Tensor], maps: Tensor) -> bool:
+        """Whether multiplying each plane by these complex numbers gives back the maps."""
         built = torch.eye(self.size, dtype=maps.dtype).repeat(len(maps), 1, 1)
-        for (i, j), angle in angles.items():
-            built[:, i, i] = built[:, j, j] = angle.cos()
-            built[:, j, i], built[:, i, j] = angle.sin(), -angle.sin()
+        for (i, j), turn in turns.items():
+            built[:, i, i] = built[:, j, j] = turn.real
+            built[:, j, i], built[:, i, j] = turn.imag, -turn.imag
         return torch.allclose(built, maps, atol=_TOLERANCE)
 
 
@@ -90,16 +91,16 @@ def reordering(maps: Tensor) -> tuple[int, ...] | None:
     return tuple(pattern[(identity or chosen)[0]].argmax(-1).tolist())
 
 
-def _classes_of_equal_frequency(angles: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _classes_of_equal_frequency(turns: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
     classes: list[tuple[Tensor, list[tuple[int, int]]]] = []
-    for (i, j), angle in angles.items():
+    for (i, j), turn in turns.items():
         for reference, planes in classes:
-            if torch.allclose(angle, reference, atol=1e-7):
+            if torch.allclose(turn, reference, atol=1e-7):
                 planes.append((i, j))
                 break
-            if torch.allclose(-angle, reference, atol=1e-7):
+            if torch.allclose(turn.conj(), reference, atol=1e-7):
                 planes.append((j, i))
                 break
         else:
-            classes.append((angle, [(i, j)]))
+            classes.append((turn, [(i, j)]))
     return tuple(tuple(planes) for _, planes in classes)

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from hf_align.symmetry.passing import gives_only_its_shape
 from hf_align.tracing.trace import Program, op_name, upstream
 
 _NOTHING = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""
-_PASSES = frozenset(("view", "reshape", "_unsafe_view", "to", "_to_copy", "dropout", "contiguous", "clone", "type_as"))
+_PASSES = frozenset(("to", "_to_copy", "dropout", "contiguous", "clone", "type_as"))
+_VIEWS = frozenset(("view", "reshape", "_unsafe_view"))
 
 
-def reaches_softmax(node: fx.Node, program: Program) -> bool:
-    """Whether a constant along the last axis is lost in a softmax on every way."""
-    return bool(node.users) and all(_is_lost(user, node, program) for user in node.users)
+def reaches_softmax(node: fx.Node, program: Program, axes: int = 1) -> bool:
+    """Whether a constant along the last axis, or along so many of them, is lost in a softmax on every way."""
+    users = [u for u in node.users if not gives_only_its_shape(node, u)]
+    return bool(users) and all(_is_lost(user, node, program, axes) for user in users)
 
 
-def _is_lost(user: fx.Node, node: fx.Node, program: Program) -> bool:
+def _is_lost(user: fx.Node, node: fx.Node, program: Program, axes: int) -> bool:
     name = op_name(user)
     if name == "softmax":
-        return user.args[1] in (-1, user.meta["val"].dim() - 1)
+        return axes == 1 and user.args[1] in (-1, user.meta["val"].dim() - 1)
     result = user.meta.get("val")  # what the model returns has none
-    if not isinstance(result, Tensor) or result.shape[-1:] != node.meta["val"].shape[-1:]:
+    if not isinstance(result, Tensor):
+        return False
+    if name in _VIEWS and user.args[0] is node:
+        after = _last_axes(math.prod(node.meta["val"].shape[-axes:]), result.shape)
+        return after is not None and reaches_softmax(user, program, after)
+    if result.shape[-axes:] != node.meta["val"].shape[-axes:]:
         return False
     if name in ("mul", "div"):
-        stays = _is_scaled(user, node) or _is_hidden_later(user, node, program)
+        stays = axes == 1 and (_is_scaled(user, node) or _is_hidden_later(user, node, program))
     elif name in ("where", "masked_fill", "maximum", "max"):
         stays = _is_hidden(user, node, program)
     else:
         stays = name in ("add", "sub") or (name in _PASSES and user.args[0] is node)
-    return stays and reaches_softmax(user, program)
+    return stays and reaches_softmax(user, program, axes)
+
+
+def _last_axes(entries: int, shape: torch.Size) -> int | None:
+    """How many of the last axes have so many entries together."""
+    return next((n for n in range(1, len(shape) + 1) if math.prod(shape[-n:]) == entries), None)
 
 
 def _other(user: fx.Node, node: fx.Node) -> Any:

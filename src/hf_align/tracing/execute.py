@@ -27,10 +27,11 @@ def execute(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str
 
 
 def run(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
-    """The values of all nodes up to the output, but for constants."""
+    """The values of all nodes up to the last that the model returns, but for constants."""
     values: dict[fx.Node, Any] = {n: weights[name] for n, name in program.parameters.items()}
     values.update({n: inputs[name] for n, name in program.inputs.items()})
     wide = next(iter(weights.values())).dtype
+    returned = set(program.interface)
 
     def lookup(node: fx.Node) -> Any:
         value = values[node] if node in values else program.constants[node]
@@ -40,7 +41,8 @@ def run(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Te
         if node.op == "call_function" and node not in program.constants:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
             values[node] = call_wide(node, args, kwargs)
-            if node is program.output:
+            returned.discard(node)
+            if not returned:
                 break
     return values
 
@@ -54,7 +56,9 @@ def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return args[0].reshape(args[1])
     if name == "as_strided" and not bool(((places := places_shown(node)) < 0).any()):
         return args[0].reshape(-1)[places]
-    if name == "embedding":  # padding stops gradients, not values
+    if name in ("detach", "detach_"):  # stops gradients, not values: a weight behind it moves the outputs all the same
+        return args[0]
+    if name == "embedding":  # as padding does
         return args[0][args[1]]
     if name == "copy":  # torch has no forward derivative of it
         return args[1].to(args[0].dtype).expand(args[0].shape).clone()

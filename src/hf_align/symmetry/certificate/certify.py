@@ -39,7 +39,7 @@ from hf_align.symmetry.certificate.random_copy import (
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.execute import execute
+from hf_align.tracing.execute import run
 from hf_align.tracing.trace import Program, trace
 
 _EXACT = 1e-9
@@ -58,6 +58,8 @@ _QUIET = 0.01
 _SHARES = (1.2, 0.8)
 """Outputs that the count looks at, for each parameter: the second share only if the first leaves more null directions
 than are known."""
+
+_NOTHING = 1e-300
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ class _Count:
 def _measure(program: Program, spec: SymmetrySpec, rng: Generator, shares: Sequence[float]) -> _Count:
     """One random copy, counted with so many outputs for each parameter, in steps while null directions are unknown."""
     weights = random_weights(spec, rng)
-    error = max(soundness(program, spec, weights, random_inputs(program, rng), rng) for _ in range(_DRAWS))
+    errors = [soundness(program, spec, weights, random_inputs(program, rng), rng) for _ in range(_DRAWS)]
+    error = float(torch.tensor(errors).max())
     quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}  # else some experts are never chosen
     canonical = dict(CanonicalWeights(weights | quiet, spec.gauges))
     known = directions(spec, program, canonical)
@@ -212,10 +215,12 @@ def _null_directions(derivatives: Tensor, span: Tensor) -> tuple[int, Tensor]:
 def soundness(
     program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
 ) -> float:
-    """The largest change of an output under random elements of all groups, over the largest output."""
+    """The largest change of a result under random elements of all groups, over the largest of its entries."""
     moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
-    before, after = execute(program, weights, inputs), execute(program, moved, inputs)
-    return float((before - after).abs().max() / before.abs().max())
+    runs = run(program, weights, inputs), run(program, moved, inputs)
+    results = [tuple(values[node] for values in runs) for node in program.interface if node.meta["val"].numel()]
+    errors = [(before - after).abs().max() / before.abs().max().clamp_min(_NOTHING) for before, after in results]
+    return float(torch.stack(errors).max())  # of which one that is no number is the largest
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

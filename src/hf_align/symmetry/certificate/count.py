@@ -26,9 +26,13 @@ _NUMBERS = 2**24
 
 
 def rows_of(program: Program) -> int:
-    """Outputs that one run of the program adds to the Jacobian."""
-    *places, size = program.output.meta["val"].shape
-    return int(torch.Size(places).numel() * min(size, _SEEN))
+    """Outputs that one run of the program adds to the Jacobian at least: one result may follow from another."""
+    return max(torch.Size(places).numel() * min(size, _SEEN) for *places, size in _shapes(program))
+
+
+def _shapes(program: Program) -> list[torch.Size]:
+    """Of all that the model returns; numbers as vectors."""
+    return [result.meta["val"].shape or torch.Size((1,)) for result in program.interface]
 
 
 def without_derivative(program: Program) -> frozenset[str]:
@@ -64,14 +68,15 @@ def jacobian(
     """
     results = (n.meta.get("val") for n in program.graph.nodes)
     at_once = 1 + _NUMBERS // sum(r.numel() for r in results if isinstance(r, Tensor))
-    shape = program.output.meta["val"].shape
-    mixes = torch.randn(len(contexts), *shape, min(shape[-1], _SEEN), generator=rng, dtype=torch.float64)
+    mixes = [torch.randn(len(contexts), *shape, min(shape[-1], _SEEN), generator=rng, dtype=torch.float64)
+             for shape in _shapes(program)]  # fmt: skip
 
-    def at(inputs: Mapping[str, Tensor], mix: Tensor) -> Tensor:
+    def at(inputs: Mapping[str, Tensor], mixes: Sequence[Tensor]) -> Tensor:
         def seen(leaves: Weights) -> Tensor:
             values = run(program, leaves, inputs)
-            outputs = (values[program.output].unsqueeze(-2) @ mix).reshape(-1)
-            return torch.cat([outputs, _noise_at_readers(program, values)])
+            results = [values[node].reshape(mix.shape[:-1]) for node, mix in zip(program.interface, mixes, strict=True)]
+            outputs = [(r.unsqueeze(-2) @ mix).reshape(-1) for r, mix in zip(results, mixes, strict=True)]
+            return torch.cat([*outputs, _noise_at_readers(program, values)])
 
         shown, pull_back = torch.func.vjp(seen, weights)  # type: ignore[misc]
         gradients = torch.func.vmap(lambda one: pull_back(one)[0], chunk_size=at_once)(torch.eye(len(shown)).double())
@@ -85,7 +90,7 @@ def jacobian(
         if "dynamic shape" not in str(error):
             raise
         # How many rows a mask lets through depends on the context: one after the other.
-        rows = torch.stack([at(inputs, mix) for inputs, mix in zip(contexts, mixes, strict=True)])
+        rows = torch.stack([at(inputs, mix) for inputs, *mix in zip(contexts, *mixes, strict=True)])
     choosing = without_derivative(program)
     reached = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
     return rows[:, :-1].flatten(0, 1), reached & (rows[:, -1] != 0).any(0)

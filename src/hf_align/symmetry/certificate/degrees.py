@@ -25,7 +25,7 @@ _POWERS = {"relu": 1.0, "relu_": 1.0, "leaky_relu": 1.0, "abs": 1.0, "neg": 1.0,
 """By how much an op multiplies degrees, entry by entry."""
 _KEEPS = (LINEAR - {"neg"}) | MOVES
 """What every entry keeps its degree through."""
-_SUMS = frozenset(("sum", "mean", "linalg_vector_norm", "norm", "amax", "cumsum"))
+_SUMS = frozenset(("sum", "mean", "linalg_vector_norm", "linalg_norm", "norm", "amax", "cumsum"))
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "softplus", "tanh", "sigmoid", "silu", "gelu", "sin", "cos",
                         "add", "sub"))  # fmt: skip
 """Whose derivatives are taken where they are of weights alone."""
@@ -134,7 +134,7 @@ class _System:
         """max(|x|, tiny): a length, where it is not zero."""
         source, least = operand(node, 0), node.args[1]
         return isinstance(least, float) and 0 < least <= _TINY and source is not None and op_name(source) in (
-            "linalg_vector_norm", "norm")  # fmt: skip
+            "linalg_vector_norm", "linalg_norm", "norm")  # fmt: skip
 
     def _of(self, node: fx.Node, argument: Any) -> Tensor:
         """The degree of an operand, with the dimensions of the result; of a constant nought, NaN at zeros."""

@@ -14,7 +14,8 @@ from hf_align.tracing.trace import Program, op_name, operand
 LINEAR = frozenset((
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "getitem", "cat", "concat", "stack",
-    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "type_as",
+    "contiguous", "clone", "alias", "detach", "dropout", "to", "_to_copy", "neg", "expand_as", "view_as", "reshape_as",
+    "type_as",
 ))
 MOVES = frozenset((
     "pad", "roll", "flip", "repeat", "repeat_interleave", "index", "index_select", "movedim", "narrow", "unfold",

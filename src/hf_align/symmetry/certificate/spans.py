@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.readings import LINEAR, LinearReading, linear_reading
-from hf_align.symmetry.passing import axes_before, is_centred, keeps_last, takes_rows
+from hf_align.symmetry.passing import axes_before, is_centred, keeps_last, pads_nothing, takes_rows
 from hf_align.tracing.trace import Program, op_name, operand
 
 _ZERO = 1e-9
@@ -43,12 +43,13 @@ class Spans:
         while (
             (op_name(node) in LINEAR | {"mean"} and len(node.all_input_nodes) == 1 and keeps_last(node))
             or self._is_times_one(node)
+            or pads_nothing(node)
             or (op_name(node) == "index" and takes_rows(node, self.program))
         ):
             node = node.all_input_nodes[0]
         if node.op != "call_function":
             return []
-        if (before := _turned_back(node)) is not None:
+        if (before := _turned_back(node)) is not None or (before := _pooled_whole(node)) is not None:
             return self.constants(before)
         if op_name(node) in ("cat", "concat") and node.args[1:2] in ((-1,), (node.meta["val"].dim() - 1,)):
             return self._side_by_side(node)
@@ -141,6 +142,20 @@ def plain_weight(node: fx.Node) -> tuple[fx.Node, float]:
             offset += next(a for a in node.args if isinstance(a, (int, float)))
         node = node.all_input_nodes[0]
     return node, offset
+
+
+def _pooled_whole(node: fx.Node) -> fx.Node | None:
+    """The value whose mean over all places along its last axis a node is, seen with that axis in front of it."""
+    pooled = operand(node, 0)
+    if op_name(node) not in ("flatten", "squeeze", "view", "reshape") or pooled is None:
+        return None
+    turned, shape = operand(pooled, 0), pooled.meta["val"].shape
+    whole = op_name(pooled) in ("adaptive_avg_pool1d", "adaptive_avg_pool2d") and shape[2:].numel() == 1
+    if not whole or turned is None or node.meta["val"].shape != shape[:2]:
+        return None
+    rank = turned.meta["val"].dim()
+    brought = op_name(turned) in ("transpose", "permute") and axes_before(turned)[1] == rank - 1
+    return turned.all_input_nodes[0] if brought else None
 
 
 def _turned_back(node: fx.Node) -> fx.Node | None:

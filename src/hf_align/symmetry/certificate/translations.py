@@ -31,14 +31,17 @@ _LINEAR_AT_FIXED_PLACES = MOVES | {
     "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d",
     "embedding_bag", "index_put",
 }
+_PLACES_ALL = frozenset(("copy", "slice_scatter", "select_scatter"))
+"""Linear in all operands together."""
 _READS_ITS_CONSTANTS = frozenset(("mul", "div", "grid_sampler", "grid_sampler_2d", "embedding_bag"))
 """The others add them up, where they change nothing."""
-_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("conv1d", 2), ("conv2d", 2), ("conv3d", 2),
-            ("conv_transpose1d", 2), ("conv_transpose2d", 2), ("conv_transpose3d", 2), ("batch_norm", 2),
-            ("_native_batch_norm_legit_no_training", 2)}
+_ADDS_AT = {("linear", 2), ("addmm", 0), ("layer_norm", 3), ("group_norm", 3), ("batch_norm", 2),
+            ("conv1d", 2), ("conv2d", 2), ("conv3d", 2), ("conv_transpose1d", 2), ("conv_transpose2d", 2),
+            ("conv_transpose3d", 2), ("_native_batch_norm_legit_no_training", 2)}
 """Ops that add a vector to a result, and where it stands."""
 # fmt: on
 _CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
+_CASTS = frozenset(("to", "_to_copy", "alias", "detach"))
 _TABLE, _ADDED = "table", "added"
 
 
@@ -176,12 +179,14 @@ class _System:
             return None
         if name in ("add", "sub"):
             return self._add(node)
-        if name in LINEAR or (name in _LINEAR_AT_FIXED_PLACES and self._by_fixed_factor(node, moved)):
+        if name in LINEAR | _PLACES_ALL or (name in _LINEAR_AT_FIXED_PLACES and self._by_fixed_factor(node, moved)):
             return self._map(node)
         if name in ("mul", "div") and self._by_fixed_factor(node, moved):
             return self._map(node)
         if name == "layer_norm":
             return self._layer_norm(node)
+        if name == "group_norm":
+            return self._group_norm(node)
         if name in ("softmax", "log_softmax"):
             return self._softmax(node)
         if name == "index" and moved == [node.args[0]] and (rows := self._rows_anywhere(node)) is not None:
@@ -271,7 +276,7 @@ class _System:
 
     def _by_fixed_factor(self, node: fx.Node, moved: list[fx.Node]) -> bool:
         fixed = self.program.constants.keys() | self.program.parameters.keys()
-        others = [a for a in node.all_input_nodes if a not in moved]
+        others = [_before_casts(a) for a in node.all_input_nodes if a not in moved]
         return len(moved) == 1 and all(a in fixed for a in others)
 
     def _layer_norm(self, node: fx.Node) -> Tensor | None:
@@ -280,6 +285,16 @@ class _System:
             self._demand(change - change.mean(-1, keepdim=True))
         self._demand(gain)
         return None if bias is None else self._fill(bias, node)
+
+    def _group_norm(self, node: fx.Node) -> Tensor | None:
+        """Blind to a constant that all channels of a group share; it adds β to all places of a channel."""
+        change, gain, bias = (self._shift_of(node, i) for i in (0, 2, 3))
+        if change is not None:
+            grouped = change.reshape(*change.shape[:2], int(node.args[1]), -1)  # type: ignore[arg-type]
+            self._demand(grouped - grouped.mean(-1, keepdim=True))
+        self._demand(gain)
+        trailing = (1,) * (node.meta["val"].dim() - 2)
+        return None if bias is None else self._fill(bias.reshape(*bias.shape, *trailing), node)
 
     def _softmax(self, node: fx.Node) -> None:
         """Blind to a constant along its axis; otherwise it sees all."""
@@ -364,6 +379,7 @@ class _System:
         return None
 
     def _value(self, node: fx.Node) -> Any:
+        node = _before_casts(node)
         if node in self.program.parameters:
             return self.weights[self.program.parameters[node]]
         return self.program.constants.get(node)
@@ -403,6 +419,13 @@ class _System:
         return [{name: total[i] for name, total in totals.items()} for i in range(len(combinations))]
 
 
+def _before_casts(node: fx.Node) -> fx.Node:
+    """The value that a node is but for its type."""
+    while op_name(node) in _CASTS:
+        node = node.all_input_nodes[0]
+    return node
+
+
 def _shows_last_as_channels(node: fx.Node) -> bool:
     """Whether an op moves the last axis of its operand to where a convolution looks for channels."""
     rank = node.meta["val"].dim() if isinstance(node.meta["val"], Tensor) else 0
@@ -420,11 +443,13 @@ def _convolved(node: fx.Node, value: Tensor, kernel: Tensor) -> Tensor:
 
 def _role(node: fx.Node, program: Program) -> str | None:
     """Whether a weight only ever adds: as a table whose rows the inputs choose, or entry by entry."""
-    roles = set()
+    roles: set[str | None] = set()
     for user in node.users:
         name = op_name(user)
         at = user.args.index(node) if node in user.args else None
-        if name == "embedding" and at == 0:
+        if name in _CASTS:
+            roles.add(_role(user, program))
+        elif name == "embedding" and at == 0:
             roles.add(_ADDED if user.args[1] in program.constants else _TABLE)
         elif (name, at) in _ADDS_AT or name in LINEAR | {"add", "sub"} or _resizes(user, node, program):
             roles.add(_ADDED)

@@ -238,7 +238,7 @@ def _is_put_among_zeros(user: fx.Node, node: fx.Node, program: Program) -> bool:
 def _passes(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
     name = op_name(user)
-    if name in PASSES or name in ("add", "sub", "cat", "concat"):
+    if name in PASSES or name in ("add", "sub", "cat", "concat", "copy", "slice_scatter", "select_scatter"):
         return True
     if name in SUMS_OF_PLACES:
         return all(a is node for a in user.all_input_nodes)

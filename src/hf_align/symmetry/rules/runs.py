@@ -7,6 +7,7 @@ choice and take them apart afterwards. What is taken apart shares no space.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor, fx
 from hf_align.tracing.trace import op_name
 
 _STILL = frozenset(("contiguous", "clone", "to", "_to_copy", "alias", "detach", "dropout"))
+_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten"))
+_MERGED = -1
+"""Of an axis that a view made of others."""
 
 
 def runs_along(node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, list[int]] | None:
@@ -25,6 +29,8 @@ def runs_along(node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, li
     if not _collect(node, list(range(len(shape))), boundaries, constants) or len(boundaries) != 1:
         return None
     ((dim, ends),) = boundaries.items()
+    if dim == _MERGED:
+        return None
     marks = sorted(ends | {0, shape[dim]})
     sizes = [b - a for a, b in itertools.pairwise(marks)]
     return (dim, sizes) if len(sizes) > 1 and dim < len(shape) - 1 else None
@@ -39,8 +45,9 @@ def _collect(
         if name in ("permute", "transpose"):
             if not _collect(user, _reordered(user, order), boundaries, constants):
                 return False
-        elif name in _STILL:
-            if not _collect(user, order, boundaries, constants):
+        elif name in _STILL or (name in _VIEWS and user.args[0] is node):
+            kept = order if name in _STILL else [_MERGED if i is None else order[i] for i in axes_kept(user)]
+            if not _collect(user, kept, boundaries, constants):
                 return False
         else:
             taken = _taken(user, node, constants)
@@ -50,9 +57,16 @@ def _collect(
     return bool(node.users)
 
 
+def axes_kept(view: fx.Node) -> list[int | None]:
+    """For each axis of a view, which axis of its operand it is, if it is one of them as it was."""
+    before, after = view.all_input_nodes[0].meta["val"].shape, view.meta["val"].shape
+    place = {(math.prod(before[:i]), n): i for i, n in enumerate(before) if n > 1}
+    return [place.get((math.prod(after[:i]), n)) for i, n in enumerate(after)]
+
+
 def merged_behind(node: fx.Node, dim: int) -> int | None:
     """The end of the axes from `dim` on (two at least) that a view makes one, with all others as they are."""
-    if op_name(node) not in ("view", "reshape", "_unsafe_view", "flatten"):
+    if op_name(node) not in _VIEWS:
         return None
     before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
     behind = len(before) - len(after) + dim + 1

@@ -10,7 +10,7 @@ import torch
 
 from hf_align.symmetry.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter import Call, Rows, Value, rule, rule_for_numbers
-from hf_align.symmetry.rules.runs import merged_behind, runs_along
+from hf_align.symmetry.rules.runs import axes_kept, merged_behind, runs_along
 from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, product, split_product
 from hf_align.tracing.execute import places_shown
 
@@ -21,6 +21,8 @@ def view(call: Call) -> Value | Rows:
     raw = call.raw(call.argument(0))
     if isinstance(raw, Rows) and (behind := merged_behind(call.node, raw.dim)) is not None:
         return _one_behind_the_other(raw, behind)
+    if isinstance(raw, Rows) and raw.dim in (kept := axes_kept(call.node)):
+        return _reshaped_rows(call, raw, kept.index(raw.dim))
     value = call.value(call.argument(0))
     rows = _rows(call, value)
     if rows is not None:
@@ -60,6 +62,13 @@ def _one_behind_the_other(rows: Rows, behind: int) -> Value:
     before = rows.pieces[0].axes[: rows.dim]
     merged = [product(p.axes[rows.dim : behind]) for p in rows.pieces]
     return Value((*before, direct_sum(merged), *rows.pieces[0].axes[behind:]))
+
+
+def _reshaped_rows(call: Call, rows: Rows, dim: int) -> Rows:
+    """The axis of the runs stays as it is: each run is reshaped by itself."""
+    shapes = ((*call.shape[:dim], p.axes[rows.dim].size, *call.shape[dim + 1 :]) for p in rows.pieces)
+    pieces = (Value(_reshape(call, p.axes, shape)) for p, shape in zip(rows.pieces, shapes, strict=True))
+    return Rows(tuple(pieces), dim)
 
 
 def rearranged(value: Value, axes: Iterable[Axis]) -> Value:
