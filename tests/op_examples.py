@@ -122,6 +122,8 @@ for op in ("add", "sub", "rsub"):
     call(op, lambda x, w, f=f: x * f(w, 1.0), X, weight(4), label="to a gain")
     call(op, lambda x, w, f=f: x * f(w, 1.0), X, weight(4), label="to a gain, along", along=True)
 call("rsub", lambda w, x: x * aten.rsub(w, 1.0), weight(4), X, label="of a gain, reversed")
+call("sub", lambda x: x - aten.mean(x, [-1], True), X, label="its mean")
+call("sub", lambda x: aten.mean(x, [-1]) * (x - aten.mean(x, [-1], True)).sum(0).sum(), X, label="its mean, used too")
 call("lerp", lambda x, y: aten.lerp(x, y, 0.3), X, Y)
 call("lerp", lambda x, y, z: aten.lerp(x, y, z), X, Y, data(3, 4), label="by data")
 call("lerp", lambda x, y, w: aten.lerp(x, y, w), X, Y, weight(4), label="by a weight")

@@ -142,7 +142,7 @@ def test_a_rule_that_returns_its_operand_is_caught(name: str, monkeypatch: pytes
 
 
 GL, O, O1 = "GeneralLinear", "Orthogonal", "OrthogonalFixingOnes"  # noqa: E741
-SIGNED_O1, SIGNED_S = "OrthogonalFixingOnesUpToSign", "PermutationUpToSign"
+SIGNED_O1 = "OrthogonalFixingOnesUpToSign"
 S, SIGNED, POSITIVE, SCALED = "Permutation", "SignedPermutation", "PositiveScaledPermutation", "ScaledPermutation"
 TORUS = "TorusPermutation"
 ALLOWED = {
@@ -174,6 +174,7 @@ ALLOWED = {
     "tanh": (SIGNED, SIGNED),
     "add data": (GL, GL),
     "add a row": (GL, O1),
+    "sub its mean": (GL, SIGNED_O1),
     "mul data": (TORUS, TORUS),
     "mul a gain, along": (GL,),
     "mul a number": (GL, GL),

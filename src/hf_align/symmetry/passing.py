@@ -127,7 +127,7 @@ def subtracts_mean(node: fx.Node) -> bool:
     if not isinstance(mean, fx.Node) or op_name(mean) != "mean" or not _same_value(mean.args[0], value):
         return False
     last = mean.all_input_nodes[0].meta["val"].dim() - 1
-    return mean.args[1] in (-1, [-1], last, [last])
+    return mean.args[1] in (-1, [-1], last, [last]) and mean.meta["val"].dim() == last + 1
 
 
 def _same_value(a: object, b: object) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value, aligned, rule
+from hf_align.symmetry.passing import subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.symmetry.spaces import Axis, fresh, split_product
@@ -80,8 +81,9 @@ def total(call: Call) -> Value:
         axes = _contract(call, found, reduced)
     else:
         axes = list(call.value(call.argument(0)).axes)
+        only_subtracted = all(subtracts_mean(u) and u.args[1] is call.node for u in call.node.users)
         for i in reduced:
-            call.lower(axes[i], ONES, "sum")
+            call.lower(axes[i], ONES_UP_TO_SIGN if only_subtracted else ONES, "sum")
     return Value(_without(axes, reduced, len(call.shape)))
 
 

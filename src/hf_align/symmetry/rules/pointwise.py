@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
+from hf_align.symmetry.passing import subtracts_mean
 from hf_align.symmetry.spaces import Axis, cut, fresh
 from hf_align.tracing.trace import op_name
 
@@ -84,10 +85,13 @@ def power(call: Call) -> object:
 
 @rule("add", "add_", "sub", "sub_", "rsub", "subtract", "lerp")
 def addition(call: Call) -> Value:
-    """y = a ± b: one element for both operands; a constant along an axis asks g1 = 1."""
+    """y = a ± b: one element for both operands; a constant along an axis asks g1 = 1, but for a - mean a, which goes
+    along with g1 = -1 too."""
     left, right = call.argument(0), call.argument(1)
     if "lerp" in str(call.node.target) and isinstance(call.argument(2), fx.Node):
         return function_of_one_entry(call)
+    if subtracts_mean(call.node):
+        return call.value(left)
     if _is_data(call, left) and _is_data(call, right):
         pairs = aligned(call.value(left).axes, call.value(right).axes)
         return Value(tuple(_joined(call, x, y) for x, y in pairs))
