@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.heads import Tree, best_fit, compare_heads, likest_circuits, trees
+from hf_align.matching.heads import best_fit, compare_heads, likest_circuits
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
+from hf_align.matching.trees import Tree, trees
 from hf_align.matching.weights import match_weights, start_streams
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from hf_align.errors import HfAlignError
 from hf_align.matching.features import Moments, Site
-from hf_align.matching.heads import PAIRINGS, trees
+from hf_align.matching.heads import PAIRINGS
 from hf_align.matching.stream import residual as residual_stream
+from hf_align.matching.trees import trees
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 

@@ -18,49 +18,14 @@ import torch
 from torch import Tensor
 
 from hf_align.matching.cross import Weights
+from hf_align.matching.trees import Tree
 from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
-from hf_align.symmetry.groups import Group, Permutation, ScaledPermutation, assign, sign
+from hf_align.symmetry.groups import Group, ScaledPermutation, assign, sign
 from hf_align.symmetry.spec import SymmetrySpec
 
 _MOST_ORDERS = 24
 _ALTERNATIONS = 4
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A space of heads and what is in each of them.
-
-    Attributes:
-        inner: the spaces inside each head.
-        subheads: the space of heads within a head (query heads that share a key, experts of a group), if any.
-        leaves: the spaces inside each sub-head.
-    """
-
-    heads: str
-    inner: tuple[str, ...]
-    subheads: str | None
-    leaves: tuple[str, ...] = ()
-
-    @property
-    def spaces(self) -> frozenset[str]:
-        return frozenset((self.heads, *self.inner, *([self.subheads] if self.subheads else []), *self.leaves))
-
-
-def trees(spec: SymmetrySpec) -> list[Tree]:
-    """Every permuted space over which others differ, with those; one of these that is only permuted is of
-    sub-heads."""
-    found = []
-    for name, space in spec.spaces.items():
-        inside = [s for s in spec.indexed_by(name) if spec.spaces[s].index == (name,)]
-        if space.index or not inside or space.group is None or not space.group.permutes:
-            continue
-        sub = [s for s in inside if isinstance(spec.spaces[s].group, Permutation)]
-        inner = tuple(s for s in inside if s not in sub[:1] and spec.spaces[s].group is not None)
-        leaves = tuple(s for s in spec.indexed_by(name) if sub and spec.spaces[s].index == (name, sub[0]))
-        tree = Tree(name, inner, sub[0] if sub else None, tuple(s for s in leaves if spec.spaces[s].group is not None))
-        found.append(tree)
-    return found
 
 
 @dataclass(frozen=True)

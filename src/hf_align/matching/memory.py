@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from hf_align.matching.heads import Tree
 from hf_align.matching.kept import KEPT
+from hf_align.matching.trees import Tree
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 

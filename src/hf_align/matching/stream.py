@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hf_align.matching.anchors import anchored
-from hf_align.matching.heads import Tree, trees
+from hf_align.matching.trees import Tree, trees
 from hf_align.symmetry.spec import SymmetrySpec
 
 

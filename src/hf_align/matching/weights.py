@@ -20,10 +20,11 @@ from hf_align.devices import CPU
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, cross, inner_product, nearest
-from hf_align.matching.heads import Pairing, Tree, best_fit, match_heads, trees
+from hf_align.matching.heads import Pairing, best_fit, match_heads
 from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import alone, streams
+from hf_align.matching.trees import Tree, trees
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
