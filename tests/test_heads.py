@@ -10,9 +10,11 @@ import transformers
 from conftest import MODELS
 from torch import Tensor
 
+from hf_align.matching import heads
 from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.heads import best_fit, compare_heads, likest_circuits
+from hf_align.matching.memory import of_step
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
 from hf_align.matching.trees import Tree, trees
@@ -21,6 +23,7 @@ from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights
+from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.groups import RotaryCommutant
@@ -73,8 +76,8 @@ def product(spec: SymmetrySpec, space: str, one: tuple[Tensor, Tensor], other: t
 def first_order(spec: SymmetrySpec, tree: Tree) -> Tensor | None:
     if tree.subheads is None:
         return None
-    heads = spec.spaces[tree.heads].size
-    return torch.arange(spec.spaces[tree.subheads].size).expand(heads, heads, -1)
+    count = spec.spaces[tree.heads].size
+    return torch.arange(spec.spaces[tree.subheads].size).expand(count, count, -1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -187,3 +190,27 @@ def test_each_of_two_streams_starts_from_its_tables() -> None:
     for stream, element in found.items():
         undone = (element @ drawn[stream]).as_matrix() @ centred
         torch.testing.assert_close(undone, centred, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pairs_of_heads_compared_a_few_at_a_time_give_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = derive(trace(CASES[case]))
+    rng = torch.Generator().manual_seed(0)
+    models = Balanced.of(spec, random_weights(spec, rng), random_weights(spec, rng))
+    expected, _ = match_weights(models)
+    monkeypatch.setattr(heads, "_MOST_NUMBERS", 0)
+    assert all(heads.pairs_at_once(spec, tree) == 1 for tree in trees(spec))
+    found, _ = match_weights(models)
+    assert found.keys() == expected.keys()
+    for name, element in found.items():
+        torch.testing.assert_close(element.as_matrix(), expected[name].as_matrix())
+
+
+def test_memory_of_experts_is_that_of_a_few_pairs() -> None:
+    def most(count: int, size: int) -> int:
+        config = transformers.MixtralConfig(**{**SMALL, "intermediate_size": size}, num_local_experts=count,
+                                            architectures=["MixtralForCausalLM"])  # fmt: skip
+        spec = derive_by_depth(config)
+        return max(of_step(spec, tree) for tree in trees(spec))
+
+    assert most(16, 14336) < 1.2 * most(8, 14336)

@@ -20,12 +20,14 @@ from torch import Tensor
 from hf_align.matching.cross import Weights
 from hf_align.matching.trees import Tree
 from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
-from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power, load_element
 from hf_align.symmetry.groups import Group, ScaledPermutation, assign, sign
 from hf_align.symmetry.spec import SymmetrySpec
 
 _MOST_ORDERS = 24
 _ALTERNATIONS = 4
+_MOST_NUMBERS = 2**27
+"""Numbers in memory at once, about, of the comparison of heads: 1 GiB."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Pairs:
     Attributes:
         power: of the inner space.
         heads_power: of the heads, whose signs may differ.
-        grams: the fit of every head of A, and of B, with itself, over all sub-heads: [h, n, n].
+        sides: the weights of the heads of A [h, g, n, rest], and of B.
     """
 
     inner: str | None
@@ -44,7 +46,11 @@ class Pairs:
     heads_power: Power
     has_subheads: bool
     fit: Tensor
-    grams: tuple[Tensor, Tensor]
+    sides: tuple[Tensor, Tensor]
+
+    def gram(self, side: int) -> Tensor:
+        """The fit of every head of A, or of B, with itself, over all sub-heads [h, n, n]."""
+        return torch.einsum("hgnr,hgmr->hnm", self.sides[side], self.sides[side]).double().cpu()
 
     def with_signs(self, signs: tuple[int, ...]) -> Pairs:
         """As it would be if every head of B had these signs."""
@@ -57,44 +63,99 @@ Pairing = Callable[[SymmetrySpec, Tree, list[Pairs], Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class _Solved:
-    """How well the heads go with each other [h, h'], and in which order of sub-heads [h, h', g]."""
+    """Heads of A with heads of B, under every choice of the signs of B's.
 
-    pairs: list[Pairs]
-    order: Tensor | None
-    fit: Tensor
+    Attributes:
+        signs: the choices.
+        pairs: by choice, the fit of every two heads, block by block.
+        orders: by choice, the best order of sub-heads [h, h', g].
+        fits: how well the heads go with each other [choices, h, h'].
+    """
+
+    signs: list[tuple[int, ...]]
+    pairs: list[list[Pairs]]
+    orders: list[Tensor | None]
+    fits: Tensor
 
     @classmethod
     def of(cls, spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> _Solved:
-        order = _best_orders(spec, tree, pairs, pairing) if tree.subheads else None
-        return cls(pairs, order, pairing(spec, tree, pairs, order))
+        signs = _permuting(spec, tree.heads).signs()
+        turned = [[p.with_signs(s) for p in pairs] for s in signs]
+        orders = [_best_orders(spec, tree, p, pairing) if tree.subheads else None for p in turned]
+        fits = [pairing(spec, tree, p, order) for p, order in zip(turned, orders, strict=True)]
+        return cls(signs, turned, orders, torch.stack(fits))
+
+    def elements(self, spec: SymmetrySpec, tree: Tree, heads: Tensor) -> dict[str, Element]:
+        """The best elements where the heads of A go with these of B [h]."""
+        rows = torch.arange(len(heads))
+        chosen = self.fits.argmax(0)[rows, heads]
+        signs = torch.tensor(self.signs, dtype=torch.float64)[chosen].mT
+        found: dict[str, Element] = {tree.heads: Monomial(heads, signs)}
+
+        def together(crosses: list[dict[Power, Tensor]]) -> dict[Power, Tensor]:
+            return {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
+
+        for space in tree.inner:
+            crosses = [_inner_cross(space, p, order) for p, order in zip(self.pairs, self.orders, strict=True)]
+            found[space] = spec.group(space).nearest(together(crosses))
+        if tree.subheads:
+            order = torch.stack([o for o in self.orders if o is not None])[chosen, rows, heads]
+            found[tree.subheads] = Monomial.permutation(order)
+            for space in tree.leaves:
+                fits = together([_leaf_cross(space, p) for p in self.pairs])
+                beside = {p: torch.take_along_dim(m, order[..., None, None, None], 2) for p, m in fits.items()}
+                found[space] = spec.group(space).nearest({p: m.squeeze(2) for p, m in beside.items()})
+        return found
 
 
 def match_heads(
     spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements, pairing: Pairing
 ) -> dict[str, Element]:
-    """The best elements of a tree's spaces, all others held at `elements`."""
-    pairs = list(compare_heads(spec, tree, a, b, elements))
-    signs = _permuting(spec, tree.heads).signs()
-    solved = [_Solved.of(spec, tree, [p.with_signs(s) for p in pairs], pairing) for s in signs]
-    fit, best = torch.stack([s.fit for s in solved]).max(0)
+    """The best elements of a tree's spaces, all others held at `elements`.
+
+    What is inside large heads (the units of experts) is compared for a few pairs at a time, and once more for those
+    that go together.
+    """
+    laid = list(_laid_out(spec, tree, a, b, elements))
+    count, most = spec.spaces[tree.heads].size, pairs_at_once(spec, tree)
+
+    def solved(rows: slice, columns: slice) -> _Solved:
+        return _Solved.of(spec, tree, [block.pairs(rows, columns) for block in laid], pairing)
+
+    if count**2 <= most:
+        everything = solved(slice(None), slice(None))
+        return everything.elements(spec, tree, assign(everything.fits.amax(0)))
+    rows, columns = _runs(count, max(1, most // count)), _runs(count, most)
+    fit = torch.cat([torch.cat([solved(r, c).fits.amax(0) for c in columns], 1) for r in rows])
     heads = assign(fit)
-    rows = torch.arange(len(heads))
-    chosen = best[rows, heads]
-    found: dict[str, Element] = {tree.heads: Monomial(heads, torch.tensor(signs, dtype=torch.float64)[chosen].mT)}
+    first = torch.zeros(1, dtype=torch.long)
+    parts = [solved(slice(h, h + 1), slice(i, i + 1)).elements(spec, tree, first) for h, i in enumerate(heads.tolist())]
+    signs = torch.cat([part[tree.heads].tensors()["scale"] for part in parts], -1)
+    return _one_after_the_other(parts) | {tree.heads: Monomial(heads, signs)}
 
-    def of_pairs(crosses: list[dict[Power, Tensor]]) -> dict[Power, Tensor]:
-        return {p: torch.stack([c[p] for c in crosses])[chosen, rows, heads] for p in crosses[0]}
 
-    for space in tree.inner:
-        found[space] = spec.group(space).nearest(of_pairs([_inner_cross(space, s.pairs, s.order) for s in solved]))
-    if tree.subheads:
-        order = torch.stack([s.order for s in solved if s.order is not None])[chosen, rows, heads]
-        found[tree.subheads] = Monomial.permutation(order)
-        for space in tree.leaves:
-            fits = of_pairs([_leaf_cross(space, s.pairs) for s in solved])
-            beside = {p: torch.take_along_dim(m, order[..., None, None, None], 2) for p, m in fits.items()}
-            found[space] = spec.group(space).nearest({p: m.squeeze(2) for p, m in beside.items()})
-    return found
+def pairs_at_once(spec: SymmetrySpec, tree: Tree) -> int:
+    """How many pairs of heads are compared at a time."""
+    return max(1, _MOST_NUMBERS // numbers_of_pair(spec, tree))
+
+
+def numbers_of_pair(spec: SymmetrySpec, tree: Tree) -> int:
+    """What is computed to compare two heads, over all weights."""
+    inside = tree.spaces - {tree.heads}
+    names = {name for space in tree.spaces for name in spec.uses(space)}
+    sizes = [math.prod(f.size for f in block.factors if f.space in inside) for n in names for block in blocks(spec, n)]
+    return sum(size**2 for size in sizes)
+
+
+def _runs(count: int, step: int) -> list[slice]:
+    return [slice(at, min(count, at + step)) for at in range(0, count, step)]
+
+
+def _one_after_the_other(parts: list[dict[str, Element]]) -> dict[str, Element]:
+    """Elements of some heads as those of all."""
+    tensors = {name: [part[name].tensors() for part in parts] for name in parts[0]}
+    return {name: load_element({k: torch.cat([t[k] for t in of_heads]) for k in of_heads[0]})
+            for name, of_heads in tensors.items()}  # fmt: skip
 
 
 def _permuting(spec: SymmetrySpec, heads: str) -> ScaledPermutation:
@@ -103,8 +164,28 @@ def _permuting(spec: SymmetrySpec, heads: str) -> ScaledPermutation:
     return group
 
 
+@dataclass(frozen=True)
+class _LaidOut:
+    """A block of both models as [heads, sub-heads, inner, rest], B's moved by all spaces but the tree's."""
+
+    inner: str | None
+    power: Power
+    heads_power: Power
+    a: Tensor
+    b: Tensor
+
+    def pairs(self, rows: slice, columns: slice) -> Pairs:
+        x, y = self.a[rows], self.b[columns]
+        fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
+        return Pairs(self.inner, self.power, self.heads_power, x.shape[1] > 1, fit, (x, y))
+
+
 def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
     """Every head of A with every head of B, weight by weight, all spaces but the tree's held at `elements`."""
+    return (block.pairs(slice(None), slice(None)) for block in _laid_out(spec, tree, a, b, elements))
+
+
+def _laid_out(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[_LaidOut]:
     others = {s: e for s, e in elements.items() if s not in tree.spaces}
     names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
     for name in names:
@@ -113,11 +194,9 @@ def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elemen
                 continue
             inner, x = _arrange(block, tree, block.factored(a[name]))
             _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, spec, others))
-            fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
-            grams = tuple(torch.einsum("hgnr,hgmr->hnm", t, t).double() for t in (x, y))
             heads_power = next(f.power for f in block.factors if f.space == tree.heads)
-            yield Pairs(inner, power, heads_power, x.shape[1] > 1, fit, grams)  # type: ignore[arg-type]
+            yield _LaidOut(inner, power, heads_power, x, y)
 
 
 def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:
@@ -215,16 +294,17 @@ def _inner_grams(space: str, pairs: list[Pairs], side: int) -> dict[Power, Tenso
     total: dict[Power, Tensor] = {}
     for p in pairs:
         if p.inner == space:
-            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + p.grams[side]
+            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + p.gram(side)
     return total
 
 
 def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> Tensor:
     """For every pair of heads, the order [h, h', g] of sub-heads that allows the best fit."""
     assert tree.subheads is not None
-    heads, size = spec.spaces[tree.heads].size, spec.spaces[tree.subheads].size
+    size = spec.spaces[tree.subheads].size
     if math.factorial(size) <= _MOST_ORDERS:
-        orders = [torch.tensor(o).expand(heads, heads, -1) for o in itertools.permutations(range(size))]
+        every = pairs[0].fit.shape[:2]
+        orders = [torch.tensor(o).expand(*every, -1) for o in itertools.permutations(range(size))]
         scores = torch.stack([pairing(spec, tree, pairs, o) for o in orders])
         best = scores.argmax(0)
         return torch.stack(orders).gather(0, best[None, :, :, None].expand(1, -1, -1, size)).squeeze(0)

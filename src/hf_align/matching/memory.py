@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from hf_align.matching.heads import numbers_of_pair, pairs_at_once
 from hf_align.matching.kept import KEPT
 from hf_align.matching.trees import Tree
 from hf_align.symmetry.groups import ScaledPermutation
@@ -37,11 +38,9 @@ def _crosses(spec: SymmetrySpec, step: Step) -> int:
                       if f.space == step})  # fmt: skip
         copies = powers + max(powers + _TERM, _SOLVING)  # the sum so far, and that of a part or what solves it
         return copies * spec.spaces[step].size ** 2 * math.prod(spec.index_shape(step))
-    # Every head of A beside every head of B, once for each weight.
-    names = {name for space in step.spaces for name in spec.uses(space)}
-    sizes = [math.prod(f.size for axis in spec.parameters[name] for s in axis for f in s if f.space in step.spaces)
-             for name in names]  # fmt: skip
-    return (_TERM + _SOLVING) * sum(size**2 for size in sizes)
+    at_once = min(spec.spaces[step.heads].size ** 2, pairs_at_once(spec, step))
+    laid_out = sum(math.prod(spec.shape(name)) for name in {n for s in step.spaces for n in spec.uses(s)})
+    return (_TERM + _SOLVING) * at_once * numbers_of_pair(spec, step) + laid_out
 
 
 def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:

@@ -144,8 +144,9 @@ class Group(ABC):
     def score(self, cross: Cross) -> Tensor:
         """max ⟨g, M⟩ [*index]."""
         element = self.nearest(cross)
-        return torch.stack([(element.as_matrix(p) * m).sum((-1, -2)) if isinstance(element, Monomial)
-                            else (element.as_matrix() * m).sum((-1, -2)) for p, m in cross.items()]).sum(0)  # fmt: skip
+        if isinstance(element, Monomial):
+            return _fit(element, cross)
+        return torch.stack([(element.as_matrix() * m).sum((-1, -2)) for m in cross.values()]).sum(0)
 
 
 def _total(cross: Cross) -> Tensor:
