@@ -38,7 +38,7 @@ def with_residual(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     if choice == "identity":
         return _without_groups(spec, [s for s in [residual_stream(spec)] if s is not None])
     lowered = {
-        name: replace(s, group=Permutation(s.size))
+        name: replace(s, group=Permutation(s.size), allowed=s.group)
         if isinstance(s.group, Orthogonal) and not isinstance(s.group, GeneralLinear)
         else s
         for name, s in spec.spaces.items()
@@ -119,7 +119,7 @@ def separated(spec: SymmetrySpec, order: Sequence[Site]) -> SymmetrySpec:
 
 
 def _without_groups(spec: SymmetrySpec, names: Iterable[str]) -> SymmetrySpec:
-    still = {n: replace(spec.spaces[n], group=None) for n in names}
+    still = {n: replace(spec.spaces[n], group=None, allowed=None) for n in names}
     return replace(spec, spaces={**spec.spaces, **still})
 
 

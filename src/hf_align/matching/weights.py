@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from hf_align.matching.stream import alone, streams
 from hf_align.matching.trees import Tree, trees
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
-from hf_align.symmetry.elements import Element, Power
+from hf_align.symmetry.elements import PRIMAL, Element, Power
 from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
@@ -46,10 +46,25 @@ def match_weights(
         progress: called after each sweep with its number and the objective.
         pairing: how heads are paired.
     """
+    wider = _as_allowed(models.spec)
+    first = _projected(models.spec, match_weights(replace(models, spec=wider), None, pairing)[0]) if wider else None
     models = weighted(models)
-    first = start_streams(models.spec, models.a, models.b, models.processes, models.device)
+    if first is None:
+        first = start_streams(models.spec, models.a, models.b, models.processes, models.device)
     return descend(models.spec, models.a, models.b, first, progress=progress, pairing=pairing,
                    processes=models.processes, device=models.device)  # fmt: skip
+
+
+def _as_allowed(spec: SymmetrySpec) -> SymmetrySpec | None:
+    """The spec with all that the architecture allows; None where nothing smaller was chosen."""
+    chosen = {name: replace(s, group=s.allowed, allowed=None) for name, s in spec.spaces.items() if s.allowed}
+    return replace(spec, spaces={**spec.spaces, **chosen}) if chosen else None
+
+
+def _projected(spec: SymmetrySpec, found: Elements) -> dict[str, Element]:
+    """The elements nearest to those of larger groups: a better start than the tables, among which few are so near."""
+    smaller = [name for name, space in spec.spaces.items() if space.allowed is not None and name in found]
+    return {name: spec.group(name).nearest({PRIMAL: found[name].as_matrix()}) for name in smaller}
 
 
 def start_streams(

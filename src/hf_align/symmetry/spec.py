@@ -44,13 +44,18 @@ def extent(segment: Segment) -> int:
 
 @dataclass(frozen=True)
 class SpaceSpec:
-    """A space: its group, the spaces over which its element may differ, and what bounds it."""
+    """A space: its group, the spaces over which its element may differ, and what bounds it.
+
+    Attributes:
+        allowed: the group that the architecture allows, where a smaller one was chosen.
+    """
 
     name: str
     size: int
     group: Group | None
     index: tuple[str, ...]
     reasons: tuple[Evidence, ...]
+    allowed: Group | None = None
 
 
 @dataclass(frozen=True)
