@@ -688,7 +688,7 @@ def test_partial_rotary_leaves_any_map_on_the_rest(case: str, pair: tuple[int, i
 def test_norm_of_queries_and_keys_with_one_gain_leaves_a_scale_for_each_pair_and_layer() -> None:
     spec = complete("qwen3")
     between = space(spec, "q_norm.weight", 0)
-    assert between.group == Scaling(4, (0, 1, 0, 1), (Scalars.NONZERO, Scalars.SIGN))  # and the signs of all four
+    assert between.group == Scaling(4, (0, 1, 0, 1), (Scalars.NONZERO,))
     assert between == space(spec, "k_norm.weight", 0)
     assert between.index == ()
     assert group(spec, "q_proj.weight", 0, factor=0) == Permutation(2)
@@ -699,6 +699,15 @@ def test_norm_of_queries_and_keys_over_the_full_width_leaves_scales_in_each_head
     between = space(spec, "k_norm.weight", 0)
     assert isinstance(between.group, Scaling)
     assert (between.group.dimension, [size for _, size in outer(spec, between)]) == (2, [2])
+
+
+@pytest.mark.parametrize("case", ["qwen3", "olmo2"])
+def test_norm_of_queries_and_keys_leaves_signs_of_pairs_in_each_key_value_head(case: str) -> None:
+    spec = complete(case)
+    signs = space(spec, "k_proj.weight", 0, factor=1)
+    assert signs.group == Scaling(4, (0, 1, 0, 1), (Scalars.SIGN,))
+    assert signs == space(spec, "q_proj.weight", 0, factor=1)
+    assert [size for _, size in outer(spec, signs)] == [2]
 
 
 @pytest.mark.xfail(strict=True, reason="no group holds quarter turns of rotary pairs")

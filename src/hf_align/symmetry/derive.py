@@ -122,9 +122,9 @@ class _Classes:
         self.relations = list(_atomic_relations(found))
         self.of_atom: dict[int, _Class] = {}
         self._leaves_of: dict[tuple[int, bool], list[set[_Class]]] = {}
-        for atoms in self._connected():
-            klass = self._class(atoms)
-            self.of_atom.update((a.space.serial, klass) for a in atoms)
+        for connected in self._connected():
+            for atoms, klass in self._parted(connected):
+                self.of_atom.update((a.space.serial, klass) for a in atoms)
         self._collect_weights()
         self._find_outer()
         self._name()
@@ -169,6 +169,27 @@ class _Classes:
         relations = [r for r in self.relations if r[0].space.serial in serials]
         scales = _apart_from_what_turns(atoms, torus(atoms, relations))
         return _Class(size, _monomial_group(atoms, scales), evidence, scales.exponents)
+
+    def _parted(self, atoms: list[Axis]) -> Iterable[tuple[list[Axis], _Class]]:
+        """One class; two where nothing moves but scales, for these need not be shared: gains with theirs, and what they
+        multiply with signs, which then may differ over the heads that share the gains. (That the sign of a gain may
+        go into what it multiplies is left out: gains are positive.)"""
+        whole = self._class(atoms)
+        gains = {a.root.space.serial for g in self.found.gains for a in g.weight.atoms} & set(whole.exponents)
+        if not isinstance(whole.group, Scaling) or not gains or len(gains) == len(atoms):
+            return [(atoms, whole)]
+        rest = [a for a in atoms if a.space.serial not in gains]
+        signs = torus(rest, [r for r in self.relations if r[0].space.serial in whole.exponents])
+        stored = {a.root.space.serial for v in self.found.weights.values() for x in v.axes for a in x.atoms}
+        powers = [whole.exponents[a.space.serial] for a in rest if a.space.serial in stored]
+        own = [k for k in range(len(whole.group.kinds)) if not any(power[k] for power in powers)]
+        if signs.kinds != (Scalars.SIGN,) or not own:
+            return [(atoms, whole)]
+        kinds = tuple(whole.group.kinds[k] for k in own)
+        exponents = {n: tuple(power[k] for k in own) for n, power in whole.exponents.items()}
+        between = replace(whole, group=replace(whole.group, kinds=kinds), exponents=exponents)
+        beside = replace(whole, group=_monomial_group(rest, signs), exponents=signs.exponents)
+        return [([a for a in atoms if a.space.serial in gains], between), (rest, beside)]
 
     def _all(self) -> list[_Class]:
         return list(dict.fromkeys(self.of_atom.values()))
