@@ -160,8 +160,6 @@ ALLOWED = {
     "outer": (GL, GL),
     "einsum ij,jk->ik": (GL, GL, GL),
     "einsum bij,bjk->bik": (GL, GL, GL, S),
-    "scaled_dot_product_attention": (GL, GL, S),
-    "scaled_dot_product_attention grouped": (GL, GL, S, S),
     "conv2d without bias": (GL, GL, GL),
     "conv2d in groups": (GL, GL, O1, S),
     "conv2d by channel": (O1, TORUS),

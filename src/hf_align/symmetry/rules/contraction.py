@@ -8,7 +8,7 @@ from torch import fx
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Value, aligned, rule
 from hf_align.symmetry.passing import stored_matrix
-from hf_align.symmetry.spaces import Axis, product, split_product
+from hf_align.symmetry.spaces import Axis, product
 
 
 @rule("linear")
@@ -142,28 +142,6 @@ def _share(call: Call, axes: list[Axis], kept: bool) -> None:
         for axis in axes:
             call.lower(axis, PERMUTATION, "batch")
             call.unify(axes[0], axis, "batch")
-
-
-@rule("scaled_dot_product_attention")
-def attention(call: Call) -> Value:
-    """y = softmax(q kᵀ + m) v, head by head."""
-    query, key, value = (call.value(call.argument(i)).axes for i in range(3))
-    call.unify(query[-1], key[-1].dual, "score")
-    call.unify(key[-2], value[-2], "mix")
-    call.note(query[-1], "score")
-    call.note(value[-1], "mix")
-    for other in (key, value):
-        for x, z in aligned(query[:-2], other[:-2]):
-            if x.size == z.size:
-                call.unify(x, z, "batch")
-            else:  # grouped queries inside the op: q heads are (kv heads, repeats)
-                call.unify(split_product(x, z.size)[0], z, "batch")
-    call.lower_all((*query[:-2], *key[:-2]), PERMUTATION, "softmax")
-    call.lower_all((query[-2], key[-2]), FIXED, "positions")
-    mask = call.argument(3, "attn_mask")
-    if isinstance(mask, fx.Node):
-        _added(call, call.value(mask).axes, (*query[:-1], key[-2]), "add")
-    return Value((*query[:-1], value[-1]))
 
 
 @rule("outer")
