@@ -26,7 +26,7 @@ from hf_align.running.generate import noise, own_inputs, writes
 from hf_align.running.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
-from hf_align.tracing.trace import trace
+from hf_align.tracing.trace import build_without_weights, trace
 
 Say = Callable[[str], None]
 
@@ -130,7 +130,7 @@ def _objective(models: Balanced, network: Network, search: Search, data: Batch |
     if data is not None and "labels" in data:
         return OnLabels(data)
     placed = tuple(network.placed(m) for m in models.models)
-    if data is not None and not ("input_ids" in data and writes(network.config)):
+    if data is not None and not ("input_ids" in data and writes(build_without_weights(network.config))):
         return TowardsSources(placed, (data,) * len(placed))
     written = tuple(own(network, search, placed, search.own, say))
     if data is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Generator, Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig
 
 from hf_align.running.network import Batch, Network, Weights, in_float32
 from hf_align.symmetry.certificate.random_copy import random_inputs
-from hf_align.tracing.trace import Program, build_without_weights, quiet, trace
+from hf_align.tracing.trace import Program, quiet, trace
 
 _AT_ONCE = 256
 
@@ -27,7 +27,7 @@ def own_inputs(network: Network, weights: Weights, count: int, length: int, seed
         arguments of `forward`, [count, ...], on the CPU.
     """
     config, model = network.config, network.module(weights)
-    if not writes(config):
+    if not writes(model):
         return noise(trace(config, batch=count, length=length), seed)
     text = config.get_text_config()
     length = min(length, getattr(text, "max_position_embeddings", None) or length)
@@ -45,9 +45,9 @@ def noise(program: Program, seed: int = 0) -> Batch:
     return {n: in_float32(t) for n, t in {**program.example.arguments, **free}.items()}
 
 
-def writes(config: PretrainedConfig) -> bool:
-    """Whether models of an architecture go on from tokens by themselves."""
-    return bool(build_without_weights(config).can_generate()) and not config.is_encoder_decoder
+def writes(model: nn.Module) -> bool:
+    """Whether a model goes on from tokens by itself."""
+    return bool(model.can_generate()) and not model.config.is_encoder_decoder  # type: ignore[operator, union-attr]
 
 
 def _written(model: nn.Module, first: Tensor, length: int) -> Tensor:

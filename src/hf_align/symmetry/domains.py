@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
+from hf_align.symmetry.passing import PASSES
 from hf_align.tracing.execute import BATCH_NORMS
 from hf_align.tracing.trace import Program, op_name
 
 _OF_POSITIVES = frozenset(("sqrt", "rsqrt", "log", "log2", "log10"))
-_PASSES = frozenset(("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "to", "_to_copy", "type_as",
-                     "contiguous", "clone", "alias", "detach", "slice", "select", "transpose", "permute"))  # fmt: skip
 
 
 def positive_parameters(program: Program) -> frozenset[str]:
@@ -27,7 +26,7 @@ def _parameter(node: object, program: Program) -> str | None:
     """The parameter that a value shows, but for a constant of no negative entry that is added."""
     while isinstance(node, fx.Node) and node not in program.parameters:
         sources = [a for a in node.all_input_nodes if a not in program.constants]
-        if len(sources) != 1 or not (op_name(node) in _PASSES or _adds_positive(node, program)):
+        if len(sources) != 1 or not (op_name(node) in PASSES or _adds_positive(node, program)):
             return None
         node = sources[0]
     return program.parameters[node] if isinstance(node, fx.Node) else None

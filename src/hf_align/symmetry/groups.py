@@ -32,8 +32,6 @@ _CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
 _SIGNED = (Scalars.SIGN, Scalars.NONZERO)
 _SHARED = (Scalars.COMMON_SIGN,)
 _LARGE, _MOST_STEPS = 512, 30
-_MOST_SIGNS = 4
-"""Whose combinations are all tried for every pair of entries."""
 _ROUNDING = 1e-6
 """Of the length of a cross matrix of float32 products: less than this is nothing."""
 

@@ -410,8 +410,7 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     call = Call(region.output, found)
     value = call.value(region.base)
     last = value.axes[-1].root
-    whole = last.space.kind is Kind.ATOM and not last.order
-    call.lower(last, Bound(rotations=region.rotations) if whole else FIXED, "rotary")
+    call.lower(last, FIXED if last.order else Bound(rotations=region.rotations), "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
     call.lower_all((a for c in region.coefficients for a in call.value(c).axes), FIXED, "rotary")
     if not region.order:

@@ -33,13 +33,9 @@ def linked_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterato
         if behind is None or before is None or behind & before or (behind | before) & seen or _is_one(factors):
             continue
         for after, earlier, diagonal in _pairs(factors):
-            changes = {program.parameters[gain]: diagonal}
             whole = after - after.mean(0)  # what n's turn shows of it
-            for top, matrix in [*((b, after if b == streams.top(norm) else whole) for b in behind),
-                                *((b, earlier) for b in before)]:  # fmt: skip
-                for name, change in streams.changes(top, matrix, weights).items():
-                    changes[name] = changes.get(name, torch.zeros_like(change)) + change
-            yield changes
+            turns = {b: after if b == streams.top(norm) else whole for b in behind} | dict.fromkeys(before, earlier)
+            yield _together(streams, turns, weights, {program.parameters[gain]: diagonal})
 
 
 def free_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -52,11 +48,18 @@ def free_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterator[
         if behind is None or behind & seen:
             continue
         for turn in OrthogonalFixingOnes(len(weights[own.gain])).tangents():
-            changes: dict[str, Tensor] = {}
-            for top in behind:
-                for name, change in streams.changes(top, turn, weights).items():
-                    changes[name] = changes.get(name, torch.zeros_like(change)) + change
-            yield changes
+            yield _together(streams, dict.fromkeys(behind, turn), weights, {})
+
+
+def _together(
+    streams: Streams, turns: Mapping[Hashable, Tensor], weights: Mapping[str, Tensor], own: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """What changes beside `own` where each stream moves by its matrix."""
+    changes = dict(own)
+    for top, matrix in turns.items():
+        for name, change in streams.changes(top, matrix, weights).items():
+            changes[name] = changes.get(name, torch.zeros_like(change)) + change
+    return changes
 
 
 def _turning(streams: Streams, first: Hashable, norm: fx.Node, weights: Mapping[str, Tensor]) -> set[Hashable] | None:
