@@ -85,7 +85,7 @@ def test_the_bound_on_memory_holds_without_alignment(
     assert taken - base <= bound
 
 
-@pytest.mark.parametrize(("vocabulary", "units"), [(2**16, 96), (64, 2560)])
+@pytest.mark.parametrize(("vocabulary", "units"), [pytest.param(2**16, 96, marks=pytest.mark.slow), (64, 2560)])
 def test_the_bound_on_memory_holds_with_alignment(
     vocabulary: int, units: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

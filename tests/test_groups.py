@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -22,6 +23,7 @@ GROUPS = [
     g.SignedPermutation(5), g.PermutationUpToSign(5), g.Permutation(5),
     g.TorusPermutation(5, (Scalars.NONZERO, Scalars.SIGN)), g.TorusPermutation(5, (Scalars.SIGN, Scalars.COMMON_SIGN)),
     g.RotaryUnitary(6, ROTARY), g.RotaryUnitary(6, TWICE),
+    g.QuarterTurns(6, (0, 1, 2, 0, 1, 5), (Scalars.NONZERO, Scalars.SIGN), ((0, 3), (1, 4))),
 ]  # fmt: skip
 SCALING = g.Scaling(6, (0, 1, 2, 0, 1, 2), (Scalars.NONZERO, Scalars.SIGN))
 PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
@@ -170,6 +172,46 @@ def test_the_lie_algebra_is_projected_on_orthogonally(group: g.Group) -> None:
     flat = basis.reshape(len(basis), x.numel())
     expected = (torch.linalg.pinv(flat) @ flat @ x.flatten()).view(shape)
     torch.testing.assert_close(group.algebra(x), expected.to(x))
+
+
+TURNS = g.QuarterTurns(4, (0, 1, 0, 1), (Scalars.NONZERO, Scalars.SIGN), ((0, 2), (1, 3)))
+GAINS, TURNED = (1, 0), (0, 1)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_quarter_turns_commute_with_rotations_and_exchange_what_multiplies(seed: int) -> None:
+    rotation = _rotation(Rotations(4, (((0, 2),), ((1, 3),)), ()))
+    element = TURNS.random((), rng(seed))
+    turn = element.as_matrix(TURNED)
+    torch.testing.assert_close(turn @ rotation, rotation @ turn)
+    torch.testing.assert_close(turn @ turn.T, torch.eye(4, dtype=torch.float64))
+    x, gain = torch.randn(2, 1, 4, generator=rng(seed), dtype=torch.float64)
+    factors = element.factors(GAINS)
+    moved = element.act(x, TURNED) * element.act(gain, GAINS)
+    torch.testing.assert_close(moved, element.act(x * gain, TURNED) * factors)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_the_nearest_turns_are_the_best_of_all(seed: int) -> None:
+    """Also where heads have signs beside them: those of each head are the best for the turns that are chosen."""
+    cross = {p: torch.randn(4, 4, generator=rng(seed + i), dtype=torch.float64) for i, p in enumerate((GAINS, TURNED))}
+    heads = torch.randn(3, 4, 4, generator=rng(seed + 2), dtype=torch.float64)
+
+    def fit(element: g.Element) -> float:
+        own = sum(float((element.as_matrix(p) * m).sum()) for p, m in cross.items())
+        classes = (element.as_matrix(TURNED) * heads).sum(-1).view(3, 2, 2).sum(1)
+        return own + float(classes.abs().sum())
+
+    every = []
+    for signs in itertools.product((1.0, -1.0), repeat=4):
+        for turned in itertools.product((False, True), repeat=2):
+            scale = torch.tensor(signs, dtype=torch.float64).view(2, 2)
+            every.append(TURNS._element(torch.tensor(turned), scale))
+    alone = {id(e): sum(float((e.as_matrix(p) * m).sum()) for p, m in cross.items()) for e in every}
+    assert float(TURNS.score(cross)) == pytest.approx(max(alone.values()))
+    assert fit(TURNS.nearest_beside(cross, heads)) == pytest.approx(max(map(fit, every)))
 
 
 @pytest.mark.parametrize("spectrum", ["even", "wide", "singular", "zero"])

@@ -143,6 +143,9 @@ SMALL = dict(vocab_size=23, hidden_size=8, intermediate_size=6, num_hidden_layer
 CASES = {
     # its heads have signs, and inside them scales of planes that stay in their order
     "gains over all heads": transformers.Olmo2Config(**SMALL, architectures=["Olmo2ForCausalLM"]),
+    # planes are turned alike in all heads, and each key head has signs beside
+    "gains in each head": transformers.Qwen3Config(**{**SMALL, "num_attention_heads": 4}, head_dim=6,
+                                                   architectures=["Qwen3ForCausalLM"]),
     # its experts have units with signs
     "experts": transformers.MixtralConfig(**SMALL, num_local_experts=4, architectures=["MixtralForCausalLM"]),
     "experts in groups": transformers.DeepseekV3Config(
@@ -172,6 +175,23 @@ def test_signs_of_heads_and_of_units_in_them_are_recovered(case: str) -> None:
     match = models.match(*match_weights(models))
     assert match.before is not None and match.after is not None
     assert match.after < 1e-4 * match.before
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_turns_are_chosen_with_the_signs_beside_them(seed: int) -> None:
+    """At the signs that the heads have before, some of the turns of a noisy copy do not look as if they fitted."""
+    config = transformers.Qwen3Config(**{**SMALL, "num_attention_heads": 8, "num_key_value_heads": 4}, head_dim=12,
+                                      architectures=["Qwen3ForCausalLM"])  # fmt: skip
+    spec = derive(trace(config))
+    rng = torch.Generator().manual_seed(seed)
+    a = random_weights(spec, rng)
+    copy = dict(AlignedWeights(a, spec, random_elements(spec, rng)))
+    spread = {n: x.std() if x.numel() > 1 else torch.zeros(()) for n, x in copy.items()}
+    b = {n: x + 0.5 * spread[n] * torch.randn(x.shape, generator=rng, dtype=x.dtype) for n, x in copy.items()}
+    models = Balanced.of(spec, a, b)
+    match = models.match(*match_weights(models))
+    assert match.before is not None and match.after is not None
+    assert match.after < 0.36 * match.before
 
 
 def test_each_of_two_streams_starts_from_its_tables() -> None:

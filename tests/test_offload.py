@@ -124,6 +124,7 @@ print(peak() - before, sum(float(m.second_moment.sum()) for m in found.values())
 """
 
 
+@pytest.mark.slow
 def test_collecting_activations_takes_less_memory_than_a_model(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=1024, intermediate_size=1536, num_hidden_layers=10, num_attention_heads=8,

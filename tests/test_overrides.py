@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT, matched, tiny_bert, tiny_gpt2, tiny_llama
 from golden.regenerate import expected
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, Qwen3Config
 from typer.testing import CliRunner
 
 from hf_align.cli import app
@@ -21,7 +21,7 @@ from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
 from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
-from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation, SignedPermutation
+from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation, QuarterTurns, Scaling, SignedPermutation
 from hf_align.symmetry.override_file import OverrideFile, read_overrides, shipped
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
@@ -31,6 +31,9 @@ from hf_align.tracing.trace import trace
 REASON = "only for this test"
 UP = {"parameter": "model.layers.*.mlp.up_proj.weight", "axis": 0}
 RESIDUAL = {"parameter": "model.embed_tokens.weight", "axis": 1}
+GAIN = {"parameter": "model.layers.*.self_attn.q_norm.weight", "axis": 0}
+TINY = dict(vocab_size=23, hidden_size=8, intermediate_size=6, num_hidden_layers=2, num_attention_heads=4, head_dim=4,
+            num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=False)  # fmt: skip
 
 
 def query(factor: int, layer: str = "*") -> dict[str, object]:
@@ -85,6 +88,18 @@ def test_pinned_heads_still_number_what_differs_along_them(tmp_path: Path) -> No
     assert spec.spaces["model.layers.1.self_attn.heads"].group == Permutation(2)
     assert spec.spaces["model.layers.0.self_attn.qk"].index == ("model.layers.0.self_attn.heads",)
     assert change_of_outputs(llama(), spec) < 1e-9
+    assert matched_weights(spec).keys() == spec.parameters.keys()
+
+
+@pytest.mark.parametrize(("space", "signs"), [(query(2), 0), (GAIN, 2)], ids=["signs", "turns"])
+def test_pinning_one_of_two_that_move_an_axis(space: Mapping[str, object], signs: int, tmp_path: Path) -> None:
+    """Turns move gains as well, and would move them alone where the heads stand still; signs are of the heads."""
+    config = Qwen3Config(**TINY, architectures=["Qwen3ForCausalLM"])
+    free, spec = symmetries(config), symmetries(config, write(tmp_path, "qwen3", {"action": "pin", "space": space}))
+    moving = [[s.group for s in found.spaces.values() if isinstance(s.group, Scaling)] for found in (free, spec)]
+    assert len(moving[0]) == 4 and len(moving[1]) == signs
+    assert not any(isinstance(group, QuarterTurns) for group in moving[1])
+    assert change_of_outputs(config, spec) < 1e-9
     assert matched_weights(spec).keys() == spec.parameters.keys()
 
 

@@ -30,6 +30,7 @@ from hf_align.symmetry.groups import (
     Permutation,
     PermutationUpToSign,
     PositiveScaledPermutation,
+    QuarterTurns,
     RotaryCommutant,
     RotaryUnitary,
     ScaledPermutation,
@@ -688,7 +689,8 @@ def test_partial_rotary_leaves_any_map_on_the_rest(case: str, pair: tuple[int, i
 def test_norm_of_queries_and_keys_with_one_gain_leaves_a_scale_for_each_pair_and_layer() -> None:
     spec = complete("qwen3")
     between = space(spec, "q_norm.weight", 0)
-    assert between.group == Scaling(4, (0, 1, 0, 1), (Scalars.NONZERO,))
+    assert isinstance(between.group, QuarterTurns)
+    assert between.group.kinds[0] == Scalars.NONZERO and between.group.classes == (0, 1, 0, 1)
     assert between == space(spec, "k_norm.weight", 0)
     assert between.index == ()
     assert group(spec, "q_proj.weight", 0, factor=0) == Permutation(2)
@@ -705,17 +707,23 @@ def test_norm_of_queries_and_keys_over_the_full_width_leaves_scales_in_each_head
 def test_norm_of_queries_and_keys_leaves_signs_of_pairs_in_each_key_value_head(case: str) -> None:
     spec = complete(case)
     signs = space(spec, "k_proj.weight", 0, factor=1)
-    assert signs.group == Scaling(4, (0, 1, 0, 1), (Scalars.SIGN,))
+    assert isinstance(signs.group, Scaling)
+    assert signs.group.kinds[-1] == Scalars.SIGN and signs.group.classes == (0, 1, 0, 1)
     assert signs == space(spec, "q_proj.weight", 0, factor=1)
     assert [size for _, size in outer(spec, signs)] == [2]
 
 
-@pytest.mark.xfail(strict=True, reason="no group holds quarter turns of rotary pairs")
-def test_norm_of_queries_and_keys_leaves_quarter_turns() -> None:
-    between = group(derived("qwen3"), "q_norm.weight", 0)
-    assert between is not None
-    element = between.random((), torch.Generator().manual_seed(0)).as_matrix()
-    assert float((element - element.diag().diag()).abs().max()) > 0
+@pytest.mark.parametrize(("case", "index"), [("qwen3", []), ("olmo2", [2])])
+def test_norm_of_queries_and_keys_leaves_quarter_turns_of_pairs_where_gains_are_shared(
+    case: str, index: list[int]
+) -> None:
+    spec = complete(case)
+    turns = space(spec, "q_norm.weight", 0, factor=len(index))
+    assert isinstance(turns.group, QuarterTurns)
+    assert turns.group.planes == ((0, 2), (1, 3))
+    assert [size for _, size in outer(spec, turns)] == index
+    for name in ("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight"):
+        assert any(name in parameter for parameter in spec.uses(turns.name))
 
 
 @pytest.mark.parametrize("case", ["llama", "gqa", "mqa", "gpt2", "fused mqa"])

@@ -103,12 +103,12 @@ def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor
         ours, theirs = list(block.occurrences(space)), list(block.occurrences(inner))
         if len(ours) != 1 or len(theirs) != 1:
             continue
-        kept = [ours[0], *block.index_axes(spec, theirs[0]), theirs[0]]
+        kept = [ours[0], *block.index_axes(spec, theirs[0], inner), theirs[0]]
         rest = [i for i in range(len(block.factors)) if i not in kept]
         if all(isinstance(_group(spec, block, i), ScaledPermutation) for i in rest):
             view = block.factored(weight).permute(*kept, *rest)
             view = view.reshape(*view.shape[: len(kept)], -1).sum(-1)
-            yield block.factors[theirs[0]].power, view.reshape(view.shape[0], -1)
+            yield block.factors[theirs[0]].powers[inner], view.reshape(view.shape[0], -1)
 
 
 def _group(spec: SymmetrySpec, block: Block, axis: int) -> object:

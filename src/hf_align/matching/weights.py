@@ -25,6 +25,7 @@ from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import alone, streams
 from hf_align.matching.trees import Tree, trees
+from hf_align.matching.turns import match_turns, signed_beside
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import PRIMAL, Element, Power
@@ -141,7 +142,7 @@ class _Solver:
 
     def solve(self, together: list[Step], elements: Elements) -> Sequence[dict[str, Element]]:
         """Steps that do not see each other; by itself, the products of one are shared out."""
-        if len(together) == 1 and isinstance(space := together[0], str):
+        if len(together) == 1 and isinstance(space := together[0], str) and not signed_beside(self.spec, space):
             matrices = cross(self.spec, space, self.a, self.b, elements, processes=self.processes)
             return [{space: self.processes.by_the_first(lambda: self._nearest(space, matrices))}]
 
@@ -158,6 +159,8 @@ class _Solver:
         """The best elements of a step, all others held."""
         if isinstance(step, Tree):
             return match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
+        if signed_beside(self.spec, step):
+            return match_turns(self.spec, step, self.a, self.b, elements)
         return {step: self._nearest(step, cross(self.spec, step, self.a, self.b, elements))}
 
     def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Element:

@@ -42,7 +42,7 @@ def circuit_mean(models: Aligned) -> Mix:
                 if factor.space in inside:
                     merged = merged.contiguous()
                     rows = split(str(factor.space), weight)[_Place(name, number, axis)]
-                    _put(merged, block, axis, models.spec, rows)
+                    _put(merged, block, axis, block.index_axes(models.spec, axis, str(factor.space)), rows)
         return merged
 
     return mix
@@ -75,7 +75,7 @@ def _places(spec: SymmetrySpec, space: str) -> Iterator[tuple[_Place, Power]]:
     for name in spec.uses(space):
         for number, block in enumerate(blocks(spec, name)):
             for axis in block.occurrences(space):
-                yield _Place(name, number, axis), block.factors[axis].power
+                yield _Place(name, number, axis), block.factors[axis].powers[space]
 
 
 def _split(models: Aligned, space: str, weight: float) -> dict[_Place, Tensor]:
@@ -121,9 +121,8 @@ def best_split(primal: list[Tensor], dual: list[Tensor], weight: float) -> tuple
     return turn @ p, turn @ d
 
 
-def _put(tensor: Tensor, block: Block, axis: int, spec: SymmetrySpec, rows: Tensor) -> None:
+def _put(tensor: Tensor, block: Block, axis: int, index: list[int], rows: Tensor) -> None:
     """Write rows [*index, n, rest] to where `occurrences` read them."""
     view = block.factored(tensor)
-    index = block.index_axes(spec, axis)
     view = view.movedim([*index, axis], [*range(len(index) + 1)])
     view.copy_(rows.reshape(view.shape))

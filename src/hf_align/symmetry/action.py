@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,17 +42,17 @@ class Block:
 
     def occurrences(self, space: str) -> Iterator[int]:
         """The axes of the factored view that a space moves."""
-        return (i for i, f in enumerate(self.factors) if f.space == space)
+        return (i for i, f in enumerate(self.factors) if space in f.powers)
 
-    def index_axes(self, spec: SymmetrySpec, axis: int) -> list[int]:
-        """The axes of the factored view over which the element at `axis` varies, in the order of its index.
+    def index_axes(self, spec: SymmetrySpec, axis: int, space: str) -> list[int]:
+        """The axes of the factored view over which the element of `space` at `axis` varies, in the order of its index.
 
         Where an outer space occurs twice, the one beside the inner is meant: each head's values are read with the
         element of that head, whatever other heads the weight writes to.
         """
         of_tensor = [i for i, segment in enumerate(self.segments) for _ in segment]
         chosen = []
-        for outer in spec.spaces[str(self.factors[axis].space)].index:
+        for outer in spec.spaces[space].index:
             places = list(self.occurrences(outer))
             chosen.append(next((i for i in places if of_tensor[i] == of_tensor[axis]), places[0]))
         return chosen
@@ -73,7 +73,7 @@ def act(
 
     A gain that is stored as its difference from one is moved as the gain that it stands for.
     """
-    if not any(f.space in elements for axis in spec.parameters[name] for s in axis for f in s):
+    if not any(space in elements for axis in spec.parameters[name] for s in axis for f in s for space in f.powers):
         return tensor
     offset = spec.gains.get(name, 0.0)
     tensor = tensor + offset if offset else tensor
@@ -88,16 +88,17 @@ def act(
 
 
 def act_on_block(
-    view: Tensor, block: Block, spec: SymmetrySpec, elements: Elements, still: Collection[int] = ()
+    view: Tensor, block: Block, spec: SymmetrySpec, elements: Elements, still: tuple[str, int] | None = None
 ) -> Tensor:
-    """Move the factored view of a block, all axes but `still`. Outer spaces go first: an inner element belongs to the
-    new position of its head."""
+    """Move the factored view of a block, but not by the space on the axis that stands still. Outer spaces go first: an
+    inner element belongs to the new position of its head."""
     for space in spec.spaces:
         if space not in elements:
             continue
         for axis in block.occurrences(space):
-            if axis not in still:
-                view = _along(view, axis, block.index_axes(spec, axis), elements[space], block.factors[axis].power)
+            if (space, axis) != still:
+                index, power = block.index_axes(spec, axis, space), block.factors[axis].powers[space]
+                view = _along(view, axis, index, elements[space], power)
     return view
 
 
@@ -112,7 +113,7 @@ def occurrences(
 ) -> Iterator[tuple[Power, Tensor]]:
     """Every place where a space moves a parameter, as (power, rows [*index, n, rest]).
 
-    With `elements`, all other axes are moved by them; the axis itself stands still.
+    With `elements`, all is moved by them but this place by this space.
     """
     offset = spec.gains.get(name, 0.0)
     tensor = tensor + offset if offset else tensor
@@ -120,7 +121,7 @@ def occurrences(
         for axis in block.occurrences(space):
             view = block.factored(tensor)
             if elements is not None:
-                view = act_on_block(view, block, spec, elements, still=(axis,))
-            index = block.index_axes(spec, axis)
+                view = act_on_block(view, block, spec, elements, still=(space, axis))
+            index = block.index_axes(spec, axis, space)
             rows = view.movedim([*index, axis], [*range(len(index) + 1)])
-            yield block.factors[axis].power, rows.reshape(*rows.shape[: len(index) + 1], -1)
+            yield block.factors[axis].powers[space], rows.reshape(*rows.shape[: len(index) + 1], -1)

@@ -14,7 +14,7 @@ from hf_align.symmetry.domains import positive_parameters
 from hf_align.symmetry.elements import PRIMAL, Power, dual
 from hf_align.symmetry.gauges.canonical import Carried
 from hf_align.symmetry.gauges.find import Folding, find_gauges, writer_of
-from hf_align.symmetry.groups import Group, ScaledPermutation, Scaling, TorusPermutation, group_of
+from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Scaling, TorusPermutation, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
 from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
@@ -102,6 +102,7 @@ class _Class:
         exponents: by atom, the power of each of the class's scales.
         weights: the parameters that carry it.
         outer: the classes over which its element may differ, outermost first.
+        beside: another class that moves the same atoms, and by which power.
     """
 
     size: int
@@ -110,6 +111,7 @@ class _Class:
     exponents: Mapping[int, Power] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     outer: tuple[_Class, ...] = ()
+    beside: tuple[_Class, Power] | None = None
     name: str = ""
 
 
@@ -127,6 +129,7 @@ class _Classes:
                 self.of_atom.update((a.space.serial, klass) for a in atoms)
         self._collect_weights()
         self._find_outer()
+        self._join_what_differs_alike()
         self._name()
 
     def _connected(self) -> Iterable[list[Axis]]:
@@ -172,8 +175,8 @@ class _Classes:
 
     def _parted(self, atoms: list[Axis]) -> Iterable[tuple[list[Axis], _Class]]:
         """One class; two where nothing moves but scales, for these need not be shared: gains with theirs, and what they
-        multiply with signs, which then may differ over the heads that share the gains. (That the sign of a gain may
-        go into what it multiplies is left out: gains are positive.)"""
+        multiply with signs, which then may differ over the heads that share the gains. Both are turned together where
+        that is possible. (That the sign of a gain may go into what it multiplies is left out: gains are positive.)"""
         whole = self._class(atoms)
         gains = {a.root.space.serial for g in self.found.gains for a in g.weight.atoms} & set(whole.exponents)
         if not isinstance(whole.group, Scaling) or not gains or len(gains) == len(atoms):
@@ -188,8 +191,12 @@ class _Classes:
         kinds = tuple(whole.group.kinds[k] for k in own)
         exponents = {n: tuple(power[k] for k in own) for n, power in whole.exponents.items()}
         between = replace(whole, group=replace(whole.group, kinds=kinds), exponents=exponents)
-        beside = replace(whole, group=_monomial_group(rest, signs), exponents=signs.exponents)
-        return [([a for a in atoms if a.space.serial in gains], between), (rest, beside)]
+        own_signs = replace(whole, group=_monomial_group(rest, signs), exponents=signs.exponents)
+        if planes := _planes_to_turn(atoms, signs):
+            between.group = QuarterTurns(whole.size, whole.group.classes, (*kinds, Scalars.SIGN), planes)
+            between.exponents = {n: (*power, 0) for n, power in exponents.items()}
+            own_signs.beside = between, (*(0 for _ in kinds), 1)
+        return [([a for a in atoms if a.space.serial in gains], between), (rest, own_signs)]
 
     def _all(self) -> list[_Class]:
         return list(dict.fromkeys(self.of_atom.values()))
@@ -217,6 +224,17 @@ class _Classes:
             around = [o for o in company.get(klass, set()) - {klass} if o.weights and _is_discrete(o)]
             outer = [o for o in around if klass not in company[o] or (klass in repeated and o not in repeated)]
             klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
+
+    def _join_what_differs_alike(self) -> None:
+        """Where the gains are a head's own too, all of it is one class: turned twice, a plane has the other sign."""
+        for klass in self._all():
+            if klass.beside is None or klass.beside[0].outer != klass.outer:
+                continue
+            joined, power = klass.beside
+            atoms = [n for n, k in self.of_atom.items() if k is klass]
+            joined.exponents = {**joined.exponents, **dict.fromkeys(atoms, power)}
+            joined.weights += [name for name in klass.weights if name not in joined.weights]
+            self.of_atom.update(dict.fromkeys(atoms, joined))
 
     def _repeated(self) -> set[_Class]:
         """The classes that meet themselves in one tensor. Of two that only come together, one that does has an element
@@ -305,7 +323,8 @@ class _Classes:
         if klass.group is None:
             return Factor(atom.size, klass.name) if klass in self._indexing() else Factor(atom.size, pin=klass.name)
         power = klass.exponents[atom.root.space.serial]
-        return Factor(atom.size, klass.name, dual(power) if atom.root.is_dual else power)
+        beside = () if klass.beside is None else ((klass.beside[0].name, klass.beside[1]),)
+        return Factor(atom.size, klass.name, dual(power) if atom.root.is_dual else power, beside=beside)
 
 
 def _stretched(factor: Factor, behind: int) -> Factor:
@@ -328,6 +347,18 @@ def _apart_from_what_turns(atoms: list[Axis], scales: Torus) -> Torus:
         return scales
     exponents = {serial: tuple(power[k] for k in apart) for serial, power in scales.exponents.items()}
     return Torus(tuple(scales.kinds[k] for k in apart), exponents)
+
+
+def _planes_to_turn(atoms: list[Axis], signs: Torus) -> tuple[tuple[int, int], ...]:
+    """The planes that a quarter turn may exchange: of equal rotations, no two of them alike, with signs for what turns
+    and no order that is fixed."""
+    turning = [a for a in atoms if a.space.bound.rotations is not None]
+    rotations = {a.space.bound.rotations for a in turning}
+    if len(rotations) != 1 or any(a.space.bound.fixed for a in atoms):
+        return ()
+    if any(signs.exponents.get(a.space.serial) != (1,) for a in turning):
+        return ()
+    return tuple(planes[0] for r in rotations if r is not None for planes in r.planes if len(planes) == 1)
 
 
 def _monomial_group(atoms: list[Axis], scales: Torus) -> Group | None:

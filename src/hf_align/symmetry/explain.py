@@ -18,7 +18,7 @@ def explain(spec: SymmetrySpec, parameter: str) -> dict[str, Any]:
     """
     axes = spec.parameters[parameter]
     factors = [[f for segment in axis for f in segment] for axis in axes]
-    moving = dict.fromkeys(f.space for axis in factors for f in axis if f.space)
+    moving = dict.fromkeys(space for axis in factors for f in axis for space in f.powers)
     return {
         "parameter": parameter,
         "axes": [format_axis(axis) for axis in axes],

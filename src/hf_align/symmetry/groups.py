@@ -611,6 +611,65 @@ class Scaling(ScaledPermutation):
         return super().algebra(x) @ members.T / members.sum(-1) @ members
 
 
+@dataclass(frozen=True)
+class QuarterTurns(Scaling):
+    """Factors, and quarter turns of planes: the monomial maps that commute with rotations no two of which are alike.
+
+    The turn (x, y) ↦ (-y, x) of a plane is an exchange and a sign; the sign is the last of the scales. So what rotates
+    is turned, and what multiplies it entry by entry, which moves by no power of that scale, is exchanged.
+
+    Attributes:
+        planes: (i, j), whose coordinates are a class each.
+    """
+
+    planes: tuple[tuple[int, int], ...]
+
+    def random(self, index: tuple[int, ...], rng: Generator) -> Monomial:
+        shape = (*index, len(self._members()))
+        turned = torch.rand(shape, generator=rng, dtype=torch.float64) < 0.5
+        return self._element(turned, self._random_scale(shape, rng))
+
+    def _element(self, turned: Tensor, scale: Tensor) -> Monomial:
+        """From whether each class is turned [*index, classes], and then scaled by what [*index, k, classes]."""
+        members, turn, still = self._members(), self._turn(), self.identity(())
+        at = (turned.double() @ members) > 0
+        sign = torch.where(at[..., None, :], turn.scale, still.scale)
+        return Monomial(torch.where(at, turn.order, still.order), sign * (scale @ members))
+
+    def _turn(self) -> Monomial:
+        """All planes, turned once."""
+        element = self.identity(())
+        first, second = torch.tensor(self.planes).T
+        element.order[first], element.order[second] = second, first
+        element.scale[-1, first] = -1.0
+        return element
+
+    def _nearest_entries(self, cross: Cross) -> Monomial:
+        return self.nearest_beside(cross, torch.zeros(0, self.size, self.size, dtype=torch.float64))
+
+    def nearest_beside(self, cross: Cross, signed: Tensor) -> Monomial:
+        """The best element where what turns is compared by other cross matrices too, [m, n, n], each of which has signs
+        of its own for every class."""
+        values, scales = [], []
+        for element in (self.identity(()), self._turn()):
+            fit = {p: self._by_class_of(element, p, m) for p, m in cross.items()}
+            best = torch.stack([_signed(fit, signs) for signs in self.signs()]).amax(0)
+            values.append(best + self._by_class_of(element, self._turning, signed).abs().sum(0))
+            scales.append(self._nearest_signs(fit))
+        turned = values[1] > values[0]
+        return self._element(turned, torch.where(turned[..., None, :], scales[1], scales[0]))
+
+    @property
+    def _turning(self) -> Power:
+        """By which what rotates moves."""
+        return (*(0 for _ in self.kinds[1:]), 1)
+
+    def _by_class_of(self, element: Monomial, power: Power, matrix: Tensor) -> Tensor:
+        """How well each class fits [*index, classes] where an element acts by a power on what a matrix compares."""
+        chosen = matrix[..., torch.arange(self.size), element.order]
+        return (element.factors(power) * chosen) @ self._members().T
+
+
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
     g.scalars: g
     for g in (ScaledPermutation, PositiveScaledPermutation, SignedPermutation, PermutationUpToSign, Permutation)

@@ -148,7 +148,7 @@ def _require_sound(config: PretrainedConfig, reviewed: OverrideFile, source: str
 def _axes(spec: SymmetrySpec, name: str) -> Iterator[tuple[str, int]]:
     """Every parameter axis that a space moves."""
     for parameter, axes in spec.parameters.items():
-        yield from ((parameter, i) for i, a in enumerate(axes) if any(f.space == name for s in a for f in s))
+        yield from ((parameter, i) for i, a in enumerate(axes) if any(name in f.powers for s in a for f in s))
 
 
 def _structure(spec: SymmetrySpec, parameter: str, axis: int) -> list[int]:
@@ -211,9 +211,27 @@ def _pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:
         return replace(spec, spaces={**spec.spaces, name: space})
     spaces = {n: s for n, s in spec.spaces.items() if n != name}
     pinned = {**spec.pinned, name: replace(space, index=())}
-    return _with_factors(
-        replace(spec, spaces=spaces, pinned=pinned), name, lambda f: replace(f, space=None, power=PRIMAL, pin=name)
-    )
+    found = replace(spec, spaces=spaces, pinned=pinned)
+    for other in _beside(spec, name):  # what it moves elsewhere must not move alone
+        found = _pin(found, other, why)
+    return _with_factors(found, name, lambda f: _pinned(f, name))
+
+
+def _beside(spec: SymmetrySpec, name: str) -> dict[str, None]:
+    """The spaces that move all that a space moves, and more."""
+    factors = (f for axes in spec.parameters.values() for axis in axes for segment in axis for f in segment)
+    return dict.fromkeys(other for f in factors if f.space == name for other, _ in f.beside)
+
+
+def _pinned(factor: Factor, name: str) -> Factor:
+    if factor.space != name:
+        return replace(factor, beside=tuple(move for move in factor.beside if move[0] != name))
+    return replace(factor, space=None, power=PRIMAL, pin=name, beside=())
+
+
+def _renamed(factor: Factor, before: str, after: str) -> Factor:
+    beside = tuple((after if space == before else space, power) for space, power in factor.beside)
+    return replace(factor, space=after if factor.space == before else factor.space, beside=beside)
 
 
 def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> SymmetrySpec:
@@ -221,7 +239,8 @@ def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> Symmet
     if spec.indexed_by(name) and group.name != "Permutation":
         raise HfAlignError(f"other spaces differ along {name}, which can only be permuted or pinned")
     if name in spec.spaces:
-        powers = {f.power for axes in spec.parameters.values() for a in axes for s in a for f in s if f.space == name}
+        factors = (f for axes in spec.parameters.values() for a in axes for s in a for f in s)
+        powers = {f.powers[name] for f in factors if name in f.powers}
         if not isinstance(group, groups.ScaledPermutation) and not powers <= {PRIMAL, DUAL}:
             raise HfAlignError(f"{name} acts by other powers than 1 and -1, which only scales have")
         return replace(spec, spaces={**spec.spaces, name: space})
@@ -257,7 +276,7 @@ def _tie(spec: SymmetrySpec, first: str, second: str, why: Evidence) -> Symmetry
         raise HfAlignError(f"a space differs along both {first} and {second}")
     reasons = (why, *dict.fromkeys((*one.reasons, *other.reasons)))
     spaces[first] = replace(one, group=group, index=shared, reasons=reasons)
-    return _with_factors(replace(spec, spaces=_outer_first(spaces)), second, lambda f: replace(f, space=first))
+    return _with_factors(replace(spec, spaces=_outer_first(spaces)), second, lambda f: _renamed(f, second, first))
 
 
 def _outer_first(spaces: dict[str, SpaceSpec]) -> dict[str, SpaceSpec]:
@@ -267,7 +286,7 @@ def _outer_first(spaces: dict[str, SpaceSpec]) -> dict[str, SpaceSpec]:
 def _with_factors(spec: SymmetrySpec, name: str, change: Callable[[Factor], Factor]) -> SymmetrySpec:
     """Every factor of a space, moving or pinned, changed."""
     parameters = {
-        parameter: tuple(tuple(tuple(change(f) if name in (f.space, f.pin) else f for f in segment)
+        parameter: tuple(tuple(tuple(change(f) if name in (*f.powers, f.pin) else f for f in segment)
                                for segment in axis) for axis in axes)
         for parameter, axes in spec.parameters.items()
     }  # fmt: skip

@@ -20,6 +20,7 @@ class Factor:
     Attributes:
         within: (start, extent) where this and the factors behind it are only a part of what is left of the axis.
         pin: where nothing moves it, the entry of the spec's `pinned` that says why.
+        beside: other spaces that move it too, and by which powers; their elements commute with those of the first.
     """
 
     size: int
@@ -27,6 +28,13 @@ class Factor:
     power: Power = PRIMAL
     within: tuple[int, int] | None = None
     pin: str | None = None
+    beside: tuple[tuple[str, Power], ...] = ()
+
+    @property
+    def powers(self) -> dict[str, Power]:
+        """The power by which each space moves it."""
+        own = () if self.space is None else ((self.space, self.power),)
+        return dict((*self.beside, *own))
 
 
 Segment = tuple[Factor, ...]
@@ -100,7 +108,7 @@ class SymmetrySpec:
     def uses(self, space: str) -> Iterator[str]:
         """The parameters that carry a space."""
         for name, axes in self.parameters.items():
-            if any(f.space == space for axis in axes for segment in axis for f in segment):
+            if any(space in f.powers for axis in axes for segment in axis for f in segment):
                 yield name
 
     def group(self, space: str) -> Group:
@@ -143,7 +151,7 @@ def format_axis(axis: AxisActions) -> str:
     """`4:heads^1 * 32:value^1 + …`."""
 
     def factor(f: Factor) -> str:
-        power = f.power[0] if len(f.power) == 1 else f.power
-        return str(f.size) if f.space is None else f"{f.size}:{f.space}^{power}"
+        moves = (f"{space}^{p[0] if len(p) == 1 else p}" for space, p in reversed(f.powers.items()))
+        return str(f.size) if f.space is None else f"{f.size}:{' '.join(moves)}"
 
     return " + ".join(" * ".join(factor(f) for f in segment) for segment in axis)

@@ -124,8 +124,8 @@ def _factors(axes: tuple[tuple[tuple[Factor, ...], ...], ...]) -> list[Factor]:
     return [f for axis in axes for segment in axis for f in segment]
 
 
-def _layout(axes: tuple[tuple[tuple[Factor, ...], ...], ...]) -> list[list[list[tuple[str | None, Power]]]]:
-    return [[[(f.space, f.power) for f in segment] for segment in axis] for axis in axes]
+def _layout(axes: tuple[tuple[tuple[Factor, ...], ...], ...]) -> list[list[list[dict[str, Power]]]]:
+    return [[[f.powers for f in segment] for segment in axis] for axis in axes]
 
 
 def _sign(power: Power) -> int:
