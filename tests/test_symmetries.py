@@ -720,7 +720,7 @@ def test_norm_of_queries_and_keys_leaves_quarter_turns_of_pairs_where_gains_are_
     spec = complete(case)
     turns = space(spec, "q_norm.weight", 0, factor=len(index))
     assert isinstance(turns.group, QuarterTurns)
-    assert turns.group.planes == ((0, 2), (1, 3))
+    assert turns.group.rotations.planes == (((0, 2),), ((1, 3),))
     assert [size for _, size in outer(spec, turns)] == index
     for name in ("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight"):
         assert any(name in parameter for parameter in spec.uses(turns.name))

@@ -17,6 +17,7 @@ from hf_align.symmetry.gauges.find import Folding, find_gauges, writer_of
 from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Scaling, TorusPermutation, group_of
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
 from hf_align.symmetry.nested_scales import without_repeated_scales
+from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
@@ -192,8 +193,8 @@ class _Classes:
         exponents = {n: tuple(power[k] for k in own) for n, power in whole.exponents.items()}
         between = replace(whole, group=replace(whole.group, kinds=kinds), exponents=exponents)
         own_signs = replace(whole, group=_monomial_group(rest, signs), exponents=signs.exponents)
-        if planes := _planes_to_turn(atoms, signs):
-            between.group = QuarterTurns(whole.size, whole.group.classes, (*kinds, Scalars.SIGN), planes)
+        if rotations := _rotations_to_turn(atoms, signs):
+            between.group = QuarterTurns(whole.size, whole.group.classes, (*kinds, Scalars.SIGN), rotations)
             between.exponents = {n: (*power, 0) for n, power in exponents.items()}
             own_signs.beside = between, (*(0 for _ in kinds), 1)
         return [([a for a in atoms if a.space.serial in gains], between), (rest, own_signs)]
@@ -349,16 +350,16 @@ def _apart_from_what_turns(atoms: list[Axis], scales: Torus) -> Torus:
     return Torus(tuple(scales.kinds[k] for k in apart), exponents)
 
 
-def _planes_to_turn(atoms: list[Axis], signs: Torus) -> tuple[tuple[int, int], ...]:
-    """The planes that a quarter turn may exchange: of equal rotations, no two of them alike, with signs for what turns
-    and no order that is fixed."""
+def _rotations_to_turn(atoms: list[Axis], signs: Torus) -> Rotations | None:
+    """The rotations whose planes may be exchanged: the same for all that rotates, which has signs, no order fixed."""
     turning = [a for a in atoms if a.space.bound.rotations is not None]
     rotations = {a.space.bound.rotations for a in turning}
     if len(rotations) != 1 or any(a.space.bound.fixed for a in atoms):
-        return ()
+        return None
     if any(signs.exponents.get(a.space.serial) != (1,) for a in turning):
-        return ()
-    return tuple(planes[0] for r in rotations if r is not None for planes in r.planes if len(planes) == 1)
+        return None
+    found = rotations.pop()
+    return found if found is not None and any(len(planes) == 1 for planes in found.planes) else None
 
 
 def _monomial_group(atoms: list[Axis], scales: Torus) -> Group | None:

@@ -502,8 +502,13 @@ class ScaledPermutation(Group):
 
 def _fit(element: Monomial, cross: Cross) -> Tensor:
     """⟨g, M⟩ [*index]."""
-    chosen = {p: m.gather(-1, element.order.unsqueeze(-1)).squeeze(-1) for p, m in cross.items()}
-    return torch.stack([(element.factors(p) * m).sum(-1) for p, m in chosen.items()]).sum(0)
+    return torch.stack([_fit_by_entry(element, p, m).sum(-1) for p, m in cross.items()]).sum(0)
+
+
+def _fit_by_entry(element: Monomial, power: Power, matrix: Tensor) -> Tensor:
+    """What each entry adds to it [*index, n]."""
+    order = element.order.expand(matrix.shape[:-1])
+    return element.factors(power) * matrix.gather(-1, order.unsqueeze(-1)).squeeze(-1)
 
 
 def _signed(fit: Cross, signs: tuple[int, ...]) -> Tensor:
@@ -613,61 +618,70 @@ class Scaling(ScaledPermutation):
 
 @dataclass(frozen=True)
 class QuarterTurns(Scaling):
-    """Factors, and quarter turns of planes: the monomial maps that commute with rotations no two of which are alike.
+    """Factors of what multiplies a rotating space entry by entry, and quarter turns of its planes with signs: the
+    monomial maps that commute with the rotations.
 
-    The turn (x, y) ↦ (-y, x) of a plane is an exchange and a sign; the sign is the last of the scales. So what rotates
-    is turned, and what multiplies it entry by entry, which moves by no power of that scale, is exchanged.
+    The turn (x, y) ↦ (-y, x) is an exchange and a sign. The signs are the last of the scales, one for each plane, by
+    which only what rotates moves, and by no other; so it is turned, and what multiplies it is exchanged.
 
     Attributes:
-        planes: (i, j), whose coordinates are a class each.
+        rotations: planes that turn as another does stay as they are.
     """
 
-    planes: tuple[tuple[int, int], ...]
+    rotations: Rotations
 
     def random(self, index: tuple[int, ...], rng: Generator) -> Monomial:
-        shape = (*index, len(self._members()))
-        turned = torch.rand(shape, generator=rng, dtype=torch.float64) < 0.5
-        return self._element(turned, self._random_scale(shape, rng))
+        scaled = super().random(index, rng).scale
+        planes, turned = self._planes(), torch.randn(*index, len(self._planes()), 2, generator=rng, dtype=torch.float64)
+        scaled[..., -1, :] = turned[..., 0].sign() @ planes
+        return self._element(turned[..., 1] > 0, scaled, scaled)
 
-    def _element(self, turned: Tensor, scale: Tensor) -> Monomial:
-        """From whether each class is turned [*index, classes], and then scaled by what [*index, k, classes]."""
-        members, turn, still = self._members(), self._turn(), self.identity(())
-        at = (turned.double() @ members) > 0
-        sign = torch.where(at[..., None, :], turn.scale, still.scale)
-        return Monomial(torch.where(at, turn.order, still.order), sign * (scale @ members))
+    def _element(self, turned: Tensor, scale: Tensor, scale_of_turned: Tensor) -> Monomial:
+        """From whether each plane is turned [*index, planes], and then scaled by what [*index, k, n]."""
+        turn, still = self._turn(), self.identity(())
+        at = (turned.double() @ self._planes()) > 0
+        scale = torch.where(at[..., None, :], scale_of_turned * turn.scale, scale)
+        return Monomial(torch.where(at, turn.order, still.order), scale)
 
     def _turn(self) -> Monomial:
-        """All planes, turned once."""
+        """All planes that may be, turned once."""
         element = self.identity(())
-        first, second = torch.tensor(self.planes).T
-        element.order[first], element.order[second] = second, first
-        element.scale[-1, first] = -1.0
+        for planes in self.rotations.planes:
+            if len(planes) == 1:
+                ((i, j),) = planes
+                element.order[i], element.order[j], element.scale[-1, i] = j, i, -1.0
         return element
+
+    def _planes(self) -> Tensor:
+        """[planes, size], one where a coordinate belongs to a plane, or is one by itself that stands still."""
+        labels = torch.tensor(self.rotations.classes)
+        return (labels == labels.unique()[:, None]).double()
 
     def _nearest_entries(self, cross: Cross) -> Monomial:
         return self.nearest_beside(cross, torch.zeros(0, self.size, self.size, dtype=torch.float64))
 
     def nearest_beside(self, cross: Cross, signed: Tensor) -> Monomial:
-        """The best element where what turns is compared by other cross matrices too, [m, n, n], each of which has signs
-        of its own for every class."""
+        """The best element where what rotates is compared by other cross matrices too, [m, n, n], each of which has
+        signs of its own for every plane."""
+        members, planes = self._members(), self._planes()
+        inside = ((planes @ members.T) > 0).double()
         values, scales = [], []
         for element in (self.identity(()), self._turn()):
-            fit = {p: self._by_class_of(element, p, m) for p, m in cross.items()}
-            best = torch.stack([_signed(fit, signs) for signs in self.signs()]).amax(0)
-            values.append(best + self._by_class_of(element, self._turning, signed).abs().sum(0))
-            scales.append(self._nearest_signs(fit))
-        turned = values[1] > values[0]
-        return self._element(turned, torch.where(turned[..., None, :], scales[1], scales[0]))
+            fit = {p: _fit_by_entry(element, p, m) for p, m in cross.items()}
+            gains = {p: m @ members.T for p, m in fit.items() if not p[-1]}
+            own = sum((m @ planes.T for p, m in fit.items() if p[-1]), torch.zeros(len(planes), dtype=torch.float64))
+            beside = (_fit_by_entry(element, self._turning, signed) @ planes.T).abs().sum(0)
+            best = torch.stack([_signed(gains, signs) for signs in self.signs()]).amax(0) @ inside.T
+            values.append(best + own.abs() + beside)
+            scale = self._nearest_signs(gains) @ members
+            scale[..., -1, :] = torch.where(own < 0, -1.0, 1.0).double() @ planes
+            scales.append(scale)
+        return self._element(values[1] > values[0], *scales)
 
     @property
     def _turning(self) -> Power:
         """By which what rotates moves."""
         return (*(0 for _ in self.kinds[1:]), 1)
-
-    def _by_class_of(self, element: Monomial, power: Power, matrix: Tensor) -> Tensor:
-        """How well each class fits [*index, classes] where an element acts by a power on what a matrix compares."""
-        chosen = matrix[..., torch.arange(self.size), element.order]
-        return (element.factors(power) * chosen) @ self._members().T
 
 
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
