@@ -13,6 +13,7 @@ from hf_align.symmetry.action import act
 from hf_align.symmetry.certificate.degrees import degrees
 from hf_align.symmetry.certificate.linked import free_rotations, linked_rotations
 from hf_align.symmetry.certificate.random_copy import Weights
+from hf_align.symmetry.certificate.shared_readers import shared_readers
 from hf_align.symmetry.certificate.shears import shears
 from hf_align.symmetry.certificate.translations import translations
 from hf_align.symmetry.elements import Matrix
@@ -67,6 +68,7 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
     yield from shears(program, weights)
     yield from linked_rotations(program, weights)
     yield from free_rotations(program, weights)
+    yield from shared_readers(program, weights)
     yield from degrees(program, weights)
 
 
