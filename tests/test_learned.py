@@ -38,7 +38,7 @@ from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.random_copy import random_elements
-from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
 from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spec import Factor
 from hf_align.tracing.trace import read_config
@@ -89,6 +89,30 @@ def test_a_turning_element_moves_along_its_gradient_and_stays_in_its_group(group
         torch.testing.assert_close(settled.as_matrix() @ settled.as_matrix().mT, torch.eye(5).double().expand(2, 5, 5))
     if isinstance(group, g.OrthogonalFixingOnes):
         torch.testing.assert_close(settled.as_matrix().sum(-1), torch.ones(2, 5).double())
+
+
+def walked(steps: int) -> Turning:
+    """An element of GL(6) after a walk over steps that always stretch the same way, and turn anyhow."""
+    rng = torch.Generator().manual_seed(0)
+    ways = torch.diag(torch.tensor([1.0, 0.6, 0.2, -0.2, -0.6, -1.0]))
+    latent = Turning(g.GeneralLinear(6), Matrix(torch.eye(6).double()), CPU, Schedule(steps=steps).stretching)
+    for _ in range(steps):
+        turn = torch.randn(6, 6, generator=rng)
+        with torch.no_grad():
+            latent.turns[0].copy_(0.01 * ways + 0.05 * (turn - turn.mT))
+        latent.retract()
+    return latent
+
+
+def test_a_long_walk_ends_at_an_element_and_its_own_dual() -> None:
+    latent = walked(1600)
+    primal, dual = (latent.element().as_matrix(power).detach().double() for power in (PRIMAL, DUAL))
+    torch.testing.assert_close(primal @ dual.mT, torch.eye(6).double(), atol=1e-4, rtol=0)
+
+
+def test_a_long_walk_stretches_no_further_than_a_shorter_one() -> None:
+    short, long = (torch.linalg.cond(walked(steps).element().as_matrix()).item() for steps in (400, 3200))
+    assert 1.5 < long < 2 * short
 
 
 PLANES = Rotations(6, planes=(((0, 3), (1, 4)), ((2, 5),)), still=())

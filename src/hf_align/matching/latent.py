@@ -83,12 +83,16 @@ class Latent(ABC):
 
 
 class Turning(Latent):
-    """An element of a dense group, [*index, n, n]."""
+    """An element of a dense group, [*index, n, n].
+
+    Args:
+        stretching: how far a step goes that stretches, for one that turns.
+    """
 
     kept = ("_primal", "_dual")
 
-    def __init__(self, group: Group, start: Element, device: torch.device) -> None:
-        self._group = group
+    def __init__(self, group: Group, start: Element, device: torch.device, stretching: float = 1.0) -> None:
+        self._group, self._stretching = group, stretching
         self._primal = start.as_matrix().to(device, torch.float32)
         self._dual = start.as_matrix(DUAL).to(device, torch.float32)
         self._step = torch.zeros_like(self._primal, requires_grad=True)
@@ -100,9 +104,12 @@ class Turning(Latent):
 
     @torch.no_grad()
     def retract(self) -> None:
+        """The dual is computed anew: a product of all steps would, rounded, soon be the inverse of nothing."""
         step = self._group.algebra(self._step)
-        self._primal = torch.matrix_exp(step) @ self._primal
-        self._dual = torch.matrix_exp(-step.mT) @ self._dual
+        turn, stretch = (step - step.mT) / 2, (step + step.mT) / 2
+        self._primal = torch.matrix_exp(turn + self._stretching * stretch) @ self._primal
+        gauge = self._group.has_gauge
+        self._dual = torch.linalg.inv(self._primal.double()).mT.float() if gauge else self._primal
         self._step.zero_()
 
     def settled(self, group: Group) -> Element:

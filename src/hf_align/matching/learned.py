@@ -113,7 +113,7 @@ def _latents(
     for name, element in start.items():
         group = _group(models, name)
         if not isinstance(group, ScaledPermutation):
-            yield name, Turning(group, element, device)
+            yield name, Turning(group, element, device, schedule.stretching)
         elif isinstance(element, Monomial) and schedule.order_rate and group.permutes:
             yield name, Arranging(group, element, device)
         elif isinstance(element, Monomial):

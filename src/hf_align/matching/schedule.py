@@ -29,6 +29,12 @@ class Schedule:
     warmup: int = 10
     checkpoint_every: int = 50
 
+    @property
+    def stretching(self) -> float:
+        """How far matrices stretch in a step, for what they turn: in a long run no further, all in all, than in one of
+        400 steps. Turns come round; stretched on, what is short would be lost in the rounding of what is long."""
+        return min(1.0, 400 / self.steps)
+
     def pace(self, step: int) -> float:
         """The share of the rate at a step."""
         return min(1.0, (step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
