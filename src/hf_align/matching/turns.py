@@ -7,8 +7,6 @@ compared, and chosen after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from hf_align.matching.cross import Weights, cross
@@ -20,14 +18,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 
 def signed_beside(spec: SymmetrySpec, space: str) -> list[str]:
     """The spaces of signs beside which a space moves an axis."""
-    return list(dict.fromkeys(_beside(spec, space)))
-
-
-def _beside(spec: SymmetrySpec, space: str) -> Iterator[str]:
-    factors = (f for axes in spec.parameters.values() for axis in axes for segment in axis for f in segment)
-    for factor in factors:
-        if factor.space is not None and space in dict(factor.beside):
-            yield factor.space
+    return list(dict.fromkeys(f.space for f in spec.factors() if f.space is not None and space in dict(f.beside)))
 
 
 def match_turns(spec: SymmetrySpec, space: str, a: Weights, b: Weights, elements: Elements) -> dict[str, Element]:

@@ -219,8 +219,7 @@ def _pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:
 
 def _beside(spec: SymmetrySpec, name: str) -> dict[str, None]:
     """The spaces that move all that a space moves, and more."""
-    factors = (f for axes in spec.parameters.values() for axis in axes for segment in axis for f in segment)
-    return dict.fromkeys(other for f in factors if f.space == name for other, _ in f.beside)
+    return dict.fromkeys(other for f in spec.factors() if f.space == name for other, _ in f.beside)
 
 
 def _pinned(factor: Factor, name: str) -> Factor:
@@ -239,8 +238,7 @@ def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> Symmet
     if spec.indexed_by(name) and group.name != "Permutation":
         raise HfAlignError(f"other spaces differ along {name}, which can only be permuted or pinned")
     if name in spec.spaces:
-        factors = (f for axes in spec.parameters.values() for a in axes for s in a for f in s)
-        powers = {f.powers[name] for f in factors if name in f.powers}
+        powers = {f.powers[name] for f in spec.factors() if name in f.powers}
         if not isinstance(group, groups.ScaledPermutation) and not powers <= {PRIMAL, DUAL}:
             raise HfAlignError(f"{name} acts by other powers than 1 and -1, which only scales have")
         return replace(spec, spaces={**spec.spaces, name: space})

@@ -105,6 +105,10 @@ class SymmetrySpec:
         """The spaces whose element may differ along this one."""
         return tuple(s.name for s in self.spaces.values() if space in s.index)
 
+    def factors(self) -> Iterator[Factor]:
+        """Those of all axes of all parameters."""
+        return (f for axes in self.parameters.values() for axis in axes for segment in axis for f in segment)
+
     def uses(self, space: str) -> Iterator[str]:
         """The parameters that carry a space."""
         for name, axes in self.parameters.items():
