@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Bound, Scalars, monomial
-from hf_align.symmetry.elements import DUAL, PRIMAL, Power
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
 from hf_align.symmetry.rotations import Rotations
 
 ROTARY = Rotations(6, (((0, 3),), ((1, 4),)), (2, 5))
@@ -200,10 +200,10 @@ def test_the_nearest_turns_are_the_best_of_all(group: g.QuarterTurns, seed: int)
     cross = {p: torch.randn(5, 5, generator=rng(seed + i), dtype=torch.float64) for i, p in enumerate((GAINS, TURNED))}
     heads = torch.randn(3, 5, 5, generator=rng(seed + 2), dtype=torch.float64)
 
-    def own(element: g.Element) -> float:
+    def own(element: Element) -> float:
         return sum(float((element.as_matrix(p) * m).sum()) for p, m in cross.items())
 
-    def beside(element: g.Element) -> float:
+    def beside(element: Element) -> float:
         by_entry = (element.as_matrix(TURNED) * heads).sum(-1)
         return float(by_entry[:, 4].abs().sum() + by_entry[:, :4].view(3, 2, 2).sum(1).abs().sum())
 
@@ -213,7 +213,7 @@ def test_the_nearest_turns_are_the_best_of_all(group: g.QuarterTurns, seed: int)
     assert own(found) + beside(found) == pytest.approx(max(own(e) + beside(e) for e in every))
 
 
-def _every_turn(group: g.QuarterTurns) -> Iterator[g.Monomial]:
+def _every_turn(group: g.QuarterTurns) -> Iterator[Monomial]:
     """Written out: a sign for each class of the gains, one for each plane of what rotates, and turns of planes."""
 
     def by_label(labels: tuple[int, ...]) -> list[torch.Tensor]:
@@ -227,7 +227,7 @@ def _every_turn(group: g.QuarterTurns) -> Iterator[g.Monomial]:
             for ((i, j),), yes in zip(group.rotations.planes, turned, strict=True):
                 if yes:
                     order[i], order[j], turn[i] = j, i, -1.0
-            yield g.Monomial(order, torch.stack([gains, planes * turn]))
+            yield Monomial(order, torch.stack([gains, planes * turn]))
 
 
 @pytest.mark.parametrize("spectrum", ["even", "wide", "singular", "zero"])

@@ -1,7 +1,7 @@
 """How far a space may be changed: the largest group of maps that every op on it allows.
 
 A bound starts at the general linear group and only ever falls. It is kept as the set of structures an element must
-preserve, so that the meet of two bounds is the union of their structures; the named groups of the lattice (`groups.py`)
+preserve, so that the meet of two bounds is the union of their structures; the named groups of the lattice (`groups`)
 are read off at the end.
 """
 

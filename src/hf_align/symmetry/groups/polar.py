@@ -1,0 +1,57 @@
+"""Functions of matrices: the nearest orthogonal one, and the gauge in which two Grams are equal."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LARGE, _MOST_STEPS = 512, 30
+
+
+def polar(m: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to m [*, n, n]: U Vᵀ of its singular value decomposition.
+
+    A large one by Newton's iteration X ← (γX + X⁻ᵀ/γ)/2 with scaling γ (Higham, SIAM J. Sci. Stat. Comput. 7, 1986),
+    which takes a half to a quarter of the time and as much for any spectrum; where it finds no inverse, by the
+    decomposition.
+    """
+    if m.dim() == 2 and len(m) >= _LARGE and (found := _newton(m)) is not None:
+        return found
+    u, _, vh = torch.linalg.svd(m)
+    return u @ vh
+
+
+def _newton(m: Tensor) -> Tensor | None:
+    x = m
+    for step in range(_MOST_STEPS):
+        inverse, singular = torch.linalg.inv_ex(x)
+        if singular or not torch.isfinite(inverse).all():
+            return None
+        # By then convergence is quadratic, and scaling would only disturb it.
+        scale = float(_size(inverse) / _size(x)) ** 0.5 if step < 6 else 1.0
+        before, x = x, (scale * x + inverse.mT / scale) / 2
+        if torch.linalg.norm(x - before) <= 1e-8 * torch.linalg.norm(x):
+            return x @ (1.5 * torch.eye(len(x)).to(x) - 0.5 * x.mT @ x)
+    return None
+
+
+def _size(m: Tensor) -> Tensor:
+    """A cheap estimate of the spectral norm: √(‖m‖₁ ‖m‖∞)."""
+    return (torch.linalg.matrix_norm(m, 1) * torch.linalg.matrix_norm(m, math.inf)).sqrt()
+
+
+def geometric_mean_gauge(primal: Tensor, dual: Tensor) -> Tensor:
+    """The positive g with g P g = g⁻¹ D g⁻¹, for Gram matrices P, D [*, n, n]: g² = P⁻¹ # D."""
+    if not primal.shape[-1]:
+        return primal
+    root, inverse_root = _symmetric_power(primal, 0.5), _symmetric_power(primal, -0.5)
+    squared = inverse_root @ _symmetric_power(root @ dual @ root, 0.5) @ inverse_root
+    return _symmetric_power(squared, 0.5)
+
+
+def _symmetric_power(m: Tensor, power: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(m)
+    floor = 1e-12 * values.amax(-1, keepdim=True).abs().clamp_min(1e-300)
+    return (vectors * values.clamp_min(floor).unsqueeze(-2) ** power) @ vectors.mH
