@@ -130,6 +130,7 @@ class Strategy:
 
 
 SHORT, LONG, LONGER = Schedule(steps=150), Schedule(steps=400, rows=32), Schedule(steps=800, rows=32)
+LONGEST = Schedule(steps=6400, rows=32)
 STRATEGIES = {
     "naive": Strategy(None),
     **{
@@ -163,7 +164,10 @@ STRATEGIES = {
     ),
     "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), seeds=(0, 1), families=("gpt2", "llama")),
     "learned, 800 steps of 32, 2048 sequences, no data": Strategy(
-        Search("learned", LONGER, own=2048), families=("gpt2", "llama")
+        Search("learned", LONGER, own=2048), seeds=(0, 1), families=("gpt2", "llama")
+    ),
+    "learned, 6400 steps of 32, 8192 sequences, no data": Strategy(
+        Search("learned", LONGEST, own=8192), families=("gpt2", "llama")
     ),
 }
 REFERENCE: dict[str, dict[str, float]] = {

@@ -393,6 +393,7 @@ def _common_module(names: list[str]) -> str:
 
 
 _ROLES = {
+    "rotary": "qk",
     "norm": "residual",
     "score": "qk",
     "mix": "value",
@@ -405,5 +406,5 @@ _ROLES = {
 
 def _role(klass: _Class) -> str:
     roles = {e.role for e in klass.evidence}
-    label = next((label for role, label in _ROLES.items() if role in roles), "space")
+    label = "signs" if klass.beside else next((label for role, label in _ROLES.items() if role in roles), "space")
     return f"sub{label}" if label == "heads" and klass.outer else label
