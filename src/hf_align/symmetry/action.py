@@ -42,7 +42,7 @@ class Block:
 
     def occurrences(self, space: str) -> Iterator[int]:
         """The axes of the factored view that a space moves."""
-        return (i for i, f in enumerate(self.factors) if space in f.powers)
+        return (i for i, f in enumerate(self.factors) if f.is_moved_by(space))
 
     def index_axes(self, spec: SymmetrySpec, axis: int, space: str) -> list[int]:
         """The axes of the factored view over which the element of `space` at `axis` varies, in the order of its index.

@@ -45,7 +45,7 @@ def _powers(spec: SymmetrySpec, space: str, where: str) -> Tensor:
     assert isinstance(group, ScaledPermutation)
     none = (0,) * len(group.scales)
     moved = [b.factors for name in spec.uses(where) for b in blocks(spec, name)]
-    found = [[f.powers[space] for f in factors if space in f.powers]
+    found = [[f.powers[space] for f in factors if f.is_moved_by(space)]
              for factors in moved if where in [f.space for f in factors]]  # fmt: skip
     return torch.tensor([[sum(powers) for powers in zip(none, *many, strict=True)] for many in found])[
         :, group.continuous

@@ -148,7 +148,7 @@ def _require_sound(config: PretrainedConfig, reviewed: OverrideFile, source: str
 def _axes(spec: SymmetrySpec, name: str) -> Iterator[tuple[str, int]]:
     """Every parameter axis that a space moves."""
     for parameter, axes in spec.parameters.items():
-        yield from ((parameter, i) for i, a in enumerate(axes) if any(name in f.powers for s in a for f in s))
+        yield from ((parameter, i) for i, a in enumerate(axes) if any(f.is_moved_by(name) for s in a for f in s))
 
 
 def _structure(spec: SymmetrySpec, parameter: str, axis: int) -> list[int]:
@@ -238,7 +238,7 @@ def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> Symmet
     if spec.indexed_by(name) and group.name != "Permutation":
         raise HfAlignError(f"other spaces differ along {name}, which can only be permuted or pinned")
     if name in spec.spaces:
-        powers = {f.powers[name] for f in spec.factors() if name in f.powers}
+        powers = {f.powers[name] for f in spec.factors() if f.is_moved_by(name)}
         if not isinstance(group, groups.ScaledPermutation) and not powers <= {PRIMAL, DUAL}:
             raise HfAlignError(f"{name} acts by other powers than 1 and -1, which only scales have")
         return replace(spec, spaces={**spec.spaces, name: space})

@@ -30,6 +30,10 @@ class Factor:
     pin: str | None = None
     beside: tuple[tuple[str, Power], ...] = ()
 
+    def is_moved_by(self, space: str) -> bool:
+        """Whether a space moves it."""
+        return self.space == space or any(space == other for other, _ in self.beside)
+
     @property
     def powers(self) -> dict[str, Power]:
         """The power by which each space moves it."""
@@ -112,7 +116,7 @@ class SymmetrySpec:
     def uses(self, space: str) -> Iterator[str]:
         """The parameters that carry a space."""
         for name, axes in self.parameters.items():
-            if any(space in f.powers for axis in axes for segment in axis for f in segment):
+            if any(f.is_moved_by(space) for axis in axes for segment in axis for f in segment):
                 yield name
 
     def group(self, space: str) -> Group:
