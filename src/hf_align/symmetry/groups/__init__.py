@@ -14,6 +14,7 @@ from hf_align.symmetry.groups.dense import (
 from hf_align.symmetry.groups.fit import Cross, assign, sign
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.groups.lattice import group_of
+from hf_align.symmetry.groups.linear_algebra import geometric_mean_gauge, polar
 from hf_align.symmetry.groups.monomial import (
     Permutation,
     PermutationUpToSign,
@@ -22,7 +23,6 @@ from hf_align.symmetry.groups.monomial import (
     SignedPermutation,
     TorusPermutation,
 )
-from hf_align.symmetry.groups.polar import geometric_mean_gauge, polar
 from hf_align.symmetry.groups.rotary import RotaryCommutant, RotaryUnitary
 from hf_align.symmetry.groups.scaling import QuarterTurns, Scaling
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
 from hf_align.symmetry.groups.fit import Cross, summed
 from hf_align.symmetry.groups.group import Group
-from hf_align.symmetry.groups.polar import geometric_mean_gauge, polar
+from hf_align.symmetry.groups.linear_algebra import geometric_mean_gauge, polar
 
 _ROUNDING = 1e-6
 """Of the length of a cross matrix of float32 products: less than this is nothing."""
