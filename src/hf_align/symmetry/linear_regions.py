@@ -256,7 +256,8 @@ def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | N
         columns.append(run(values)[: len(units)])
     maps = torch.cat(columns).movedim(0, -1)
     probe = torch.randn(copies, *maps.shape[:-1], dtype=torch.float64, generator=rng)
-    return maps if torch.allclose((maps @ probe.unsqueeze(-1)).squeeze(-1), run(probe), atol=1e-6) else None
+    mapped = (probe.movedim(0, -2) @ maps.mT).movedim(-2, 0)
+    return maps if torch.allclose(mapped, run(probe), atol=1e-6) else None
 
 
 def _acts_alike(function: Callable[[Tensor], Tensor], shape: torch.Size, axis: int, rng: torch.Generator) -> bool:
