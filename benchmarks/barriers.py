@@ -93,13 +93,13 @@ _FINDINGS = (
     "for each row and column 0.02 to 0.03, which bounds what a free scale between the gains of norms and their "
     "readers could give. The other gauges are sums, which average to themselves, or shift a bias. What is left is in "
     "how well one basis of the residual stream fits both models.",
-    "**Stretching.** Where the group is general linear (queries with keys, values with outputs) elements stretch as "
-    "well as turn, and a good part of the gain is theirs: GPT-2, 400 steps of 32, on the half that options are chosen "
-    "on, 0.170 with condition numbers up to 4,000; 0.194 where stretching is drawn back, so that they stay below 60, "
-    "and 0.219 where they stay at 1; three times as fast 0.196, at 10⁷. So a long run stretches about as far as one "
-    "of 400 steps: one of 6400 that went on was not finite after 1555, and for 800 steps it makes no difference "
-    "(0.155 against 0.154). In bfloat16 nothing is lost at 4,000: B aligned 2.5548 against 2.5547, the midpoint "
-    "2.7269 as in float32.",
+    "**Stretching** (trials, not run by this script). Where the group is general linear (queries with keys, values "
+    "with outputs) elements stretch as well as turn, and a good part of the gain is theirs: GPT-2, 400 steps of 32, "
+    "on the half that options are chosen on, 0.170 with condition numbers up to 4,000; 0.194 where stretching is "
+    "drawn back, so that they stay below 60, and 0.219 where they stay at 1; three times as fast 0.196, at 10⁷. So a "
+    "long run stretches about as far as one of 400 steps: one of 6400 that went on was not finite after 1555, and for "
+    "800 steps it makes no difference (0.155 against 0.154). In bfloat16 nothing is lost at 4,000: B aligned 2.5548 "
+    "against 2.5547, the midpoint 2.7269 as in float32.",
     "**Path.** Mixing weights from (0.4, 0.6), the default, serve the middle. On a short text and on few images, 400 "
     "steps of 32 bend the path instead: BERT 0.991 and the ViT 0.137, after 0.831 and 0.096 with 150 steps of 16. On "
     "the whole path (`--mixing uniform`) the ViT has no barrier left, BERT 0.894.",

@@ -18,6 +18,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 
 def signed_beside(spec: SymmetrySpec, space: str) -> list[str]:
     """The spaces of signs beside which a space moves an axis."""
+    if not isinstance(spec.group(space), QuarterTurns):
+        return []
     return list(dict.fromkeys(f.space for f in spec.factors() if f.space is not None and space in dict(f.beside)))
 
 

@@ -14,7 +14,7 @@ from hf_align.symmetry.certificate.degrees import degrees
 from hf_align.symmetry.certificate.linked import free_rotations, linked_rotations
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.symmetry.certificate.shared_readers import shared_readers
-from hf_align.symmetry.certificate.shears import shears
+from hf_align.symmetry.certificate.shears import Streams
 from hf_align.symmetry.certificate.translations import translations
 from hf_align.symmetry.elements import Matrix
 from hf_align.symmetry.gauges.canonical import (
@@ -65,10 +65,11 @@ def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator
         elif isinstance(gauge, CentreRows):
             yield from _row_directions(gauge, weights)
     yield from translations(program, weights)
-    yield from shears(program, weights)
-    yield from linked_rotations(program, weights)
-    yield from free_rotations(program, weights)
-    yield from shared_readers(program, weights)
+    streams = Streams.of(program)
+    yield from streams.directions(weights)
+    yield from linked_rotations(streams, weights)
+    yield from free_rotations(streams, weights)
+    yield from shared_readers(streams, weights)
     yield from degrees(program, weights)
 
 

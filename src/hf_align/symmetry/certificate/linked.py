@@ -15,15 +15,14 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.certificate.shears import Streams
 from hf_align.symmetry.groups import OrthogonalFixingOnes
-from hf_align.tracing.trace import Program, operand
+from hf_align.tracing.trace import operand
 
 _ZERO = 1e-9
 
 
-def linked_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def linked_rotations(streams: Streams, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The pairs of rotations at these weights, each as changes of some parameters."""
-    streams = Streams.of(program)
-    seen = streams.seen_tops()
+    program, seen = streams.program, streams.seen_tops()
     for norm, gain in streams.gains.items():
         source = operand(norm, 0)
         if gain not in program.parameters or source is None or len(gain.users) > 1:
@@ -38,9 +37,8 @@ def linked_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterato
             yield _together(streams, turns, weights, {program.parameters[gain]: diagonal})
 
 
-def free_rotations(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def free_rotations(streams: Streams, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """What norms of tables of their own write: their changes by themselves, and the rotations of its stream."""
-    streams = Streams.of(program)
     seen = streams.seen_tops()
     for norm, own in streams.own_norms.items():
         yield from own.alone(weights)

@@ -22,9 +22,9 @@ from hf_align.symmetry.passing import keeps_last, takes_rows
 from hf_align.tracing.trace import Program, op_name
 
 
-def shared_readers(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def shared_readers(streams: Streams, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The directions at these weights, each as changes of some parameters."""
-    streams, spans = Streams.of(program), Spans(program, weights)
+    program, spans = streams.program, Spans(streams.program, weights)
     for norm, own in streams.own_norms.items():
         of_table = {n: r for n, r in streams.readings.items() if _origin(r.source, program) is norm}
         reading = {r.weight for r in of_table.values()}

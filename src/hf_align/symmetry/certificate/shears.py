@@ -21,11 +21,6 @@ from hf_align.tracing.trace import Program, op_name, operand
 _READ, _WRITE = "read", "write"
 
 
-def shears(program: Program, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The shears at these weights, each as changes of some parameters."""
-    yield from Streams.of(program).directions(weights)
-
-
 @dataclass
 class Streams:
     """Values, and weights as what reads or writes them, by stream (union-find).
@@ -109,7 +104,8 @@ class Streams:
             self.see_all(node, *operands)
 
     def directions(self, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """One for each stream that a norm writes and that nothing else sees; as many as it is wide where none does."""
+        """The shears at these weights, each as changes of some parameters: one for each stream that a norm writes and
+        that nothing else sees; as many as it is wide where none does."""
         seen = self.seen_tops()
         streams: dict[Hashable, list[fx.Node]] = {}
         for node in self.gains:
