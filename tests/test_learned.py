@@ -19,12 +19,13 @@ from hf_align import pipeline
 from hf_align.errors import HfAlignError
 from hf_align.matching.activations import agreement, match_activations
 from hf_align.matching.balanced import Balanced
+from hf_align.matching.descent import State
 from hf_align.matching.features import Moments, as_weights, compare, watch
 from hf_align.matching.find import Search, find
 from hf_align.matching.latent import Arranging, Stretching, Turning
-from hf_align.matching.learned import MIXING, State, learn
+from hf_align.matching.learned import learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
-from hf_align.matching.schedule import Schedule
+from hf_align.matching.schedule import MIXING, Schedule
 from hf_align.matching.steepest import Steepest, even
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights

@@ -18,8 +18,8 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
+from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
-from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT

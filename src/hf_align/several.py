@@ -12,8 +12,8 @@ from hf_align.checkpoints.shards import Claim, claimed
 from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.matching.balanced import Balanced
+from hf_align.matching.descent import State
 from hf_align.matching.find import find
-from hf_align.matching.learned import State
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
 from hf_align.models import Model, Pair

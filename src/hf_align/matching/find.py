@@ -14,9 +14,10 @@ from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
 from hf_align.matching.cross import Weights
+from hf_align.matching.descent import State
 from hf_align.matching.features import Site, compare, watch
 from hf_align.matching.heads import PAIRINGS, best_fit
-from hf_align.matching.learned import State, learn
+from hf_align.matching.learned import learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe

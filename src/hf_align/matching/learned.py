@@ -8,16 +8,13 @@ move through latent matrices. The function of B is untouched at every step: only
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Generator, Tensor
 
-from hf_align.errors import HfAlignError
 from hf_align.matching.balanced import Balanced
+from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.latent import Arranging, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
@@ -26,29 +23,6 @@ from hf_align.running.network import Network
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.groups import Group, ScaledPermutation
-
-Draw = Callable[[Generator], float]
-Progress = Callable[[int, float], None]
-
-
-def _uniform(low: float, high: float) -> Draw:
-    return lambda rng: low + (high - low) * float(torch.rand((), generator=rng))
-
-
-MIXING: dict[str, Draw] = {
-    "narrow": _uniform(0.4, 0.6),
-    "uniform": _uniform(0.0, 1.0),
-    "middle": lambda rng: 0.5,
-}
-"""Where on the line the loss is taken: around the middle, anywhere, or at the middle alone."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a descent keeps how far it got, and what it is made of: only a run of the same goes on from there."""
-
-    path: Path
-    made_of: str
 
 
 def learn(
@@ -73,20 +47,18 @@ def learn(
     """
     first, *others = (network.placed(m) for m in models.models)
     latents = [dict(_latents(models, elements, schedule, network.device)) for elements in start]
-    run = _Run(latents, schedule, state)
-    for step in run.steps():
+
+    def loss(rng: Generator) -> Tensor:
         moved = [first]
         for weights, elements, moving in zip(others, start, latents, strict=True):
             present = {**elements, **{s: latent.element() for s, latent in moving.items()}}
             moved.append({n: act(t, n, models.spec, present) for n, t in weights.items()})
-        shares = _shares(schedule, len(moved), run.rng)
+        shares = _shares(schedule, len(moved), rng)
         merged = {n: _sum(share * w[n] for share, w in zip(shares, moved, strict=True)) for n in first}
-        loss = objective.loss(network, merged, schedule.rows, run.rng)
-        if not bool(loss.isfinite()):
-            raise HfAlignError(f"the loss is not finite at step {step}; try a smaller rate")
-        run.move(loss)
-        if progress is not None:
-            progress(step + 1, loss.item())
+        return objective.loss(network, merged, schedule.rows, rng)
+
+    all_latents = [latent for moving in latents for latent in moving.values()]
+    Descent(all_latents, _optimisers(all_latents, schedule), schedule, state).run(loss, progress)
     return [
         {**elements, **{s: latent.settled(_group(models, s)) for s, latent in moving.items()}}
         for elements, moving in zip(start, latents, strict=True)
@@ -96,9 +68,9 @@ def learn(
 def _shares(schedule: Schedule, count: int, rng: Generator) -> list[float]:
     """What each model contributes: 1-λ and λ for two; for more, as near to equal shares as λ is to a half."""
     if count == 2:
-        at = MIXING[schedule.mixing](rng)
+        at = schedule.draw(rng)
         return [1 - at, at]
-    drawn = [MIXING[schedule.mixing](rng) for _ in range(count)]
+    drawn = [schedule.draw(rng) for _ in range(count)]
     return [x / sum(drawn) for x in drawn]
 
 
@@ -126,65 +98,14 @@ def _group(models: Balanced, space: str) -> Group:
     return group
 
 
-class _Run:
-    """The optimiser's side of a descent, with its state on disk."""
-
-    def __init__(self, latents: Sequence[Mapping[str, Latent]], schedule: Schedule, state: State | None) -> None:
-        self._latents = [latent for moving in latents for latent in moving.values()]
-        self._schedule = schedule
-        self._state = state
-        self.rng = Generator().manual_seed(schedule.seed)
-        turns = [t for x in self._latents for t in x.turns]
-        single = [{"params": [t], "rate": schedule.stretch_rate} for x in self._latents for t in x.stretches]
-        single += [{"params": [t], "rate": schedule.order_rate} for x in self._latents for t in x.choices]
-        self._optimisers: list[torch.optim.Optimizer] = []
-        if turns:
-            self._optimisers.append(Steepest([{"params": turns, "rate": schedule.rate}]))
-        if single:
-            self._optimisers.append(torch.optim.Adam(single, betas=(0.9, 0.95)))
-
-    def steps(self) -> Iterator[int]:
-        """The steps that are left; the state is written on the way, and removed at the end."""
-        for step in range(self._resumed(), self._schedule.steps):
-            for group in (g for o in self._optimisers for g in o.param_groups):
-                group["lr"] = group["rate"] * self._schedule.pace(step)
-            yield step
-            if self._state is not None and (step + 1) % self._schedule.checkpoint_every == 0:
-                self._save(self._state, step + 1)
-        if self._state is not None:
-            self._state.path.unlink(missing_ok=True)
-
-    def move(self, loss: Tensor) -> None:
-        """One step down."""
-        for optimiser in self._optimisers:
-            optimiser.zero_grad()
-        loss.backward()
-        for optimiser in self._optimisers:
-            optimiser.step()
-        for latent in self._latents:
-            latent.retract()
-
-    def _save(self, state: State, step: int) -> None:
-        state.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = state.path.with_suffix(".partial")
-        torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
-                    "optimisers": [o.state_dict() for o in self._optimisers],
-                    "latents": [x.state() for x in self._latents]}, partial)  # fmt: skip
-        partial.replace(state.path)
-
-    def _resumed(self) -> int:
-        """The step to go on from."""
-        if self._state is None or not self._state.path.exists():
-            return 0
-        saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
-        if saved["made_of"] != self._made_of(self._state):
-            return 0
-        for latent, kept in zip(self._latents, saved["latents"], strict=True):
-            latent.restore(kept)
-        for optimiser, kept in zip(self._optimisers, saved["optimisers"], strict=True):
-            optimiser.load_state_dict(kept)
-        self.rng.set_state(saved["rng"])
-        return int(saved["step"])
-
-    def _made_of(self, state: State) -> str:
-        return f"{state.made_of} {self._schedule!r}"
+def _optimisers(latents: Sequence[Latent], schedule: Schedule) -> list[torch.optim.Optimizer]:
+    """Steps of even length along matrices; a rate for each factor, and for each entry of a latent matrix."""
+    turns = [t for x in latents for t in x.turns]
+    single = [{"params": [t], "rate": schedule.stretch_rate} for x in latents for t in x.stretches]
+    single += [{"params": [t], "rate": schedule.order_rate} for x in latents for t in x.choices]
+    found: list[torch.optim.Optimizer] = []
+    if turns:
+        found.append(Steepest([{"params": turns, "rate": schedule.rate}]))
+    if single:
+        found.append(torch.optim.Adam(single, betas=(0.9, 0.95)))
+    return found

@@ -19,10 +19,12 @@ _TIMES = 6
 
 
 def even(m: Tensor) -> Tensor:
-    """About the polar factor of m [*, n, n]: the same singular vectors, and values that are zero or near one.
+    """About the polar factor of m [*, n, k]: the same singular vectors, and values that are zero or near one.
 
     An odd polynomial, iterated: m stays in every algebra that is closed under x ↦ x xᵀ x, and all of ours are.
     """
+    if m.shape[-2] > m.shape[-1]:  # the smaller of both squares
+        return even(m.mT).mT
     a, b, c = _POLYNOMIAL
     x = m / m.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-30)
     for _ in range(_TIMES):

@@ -52,6 +52,11 @@ class Network:
         """Whether it runs with weights in memory, by which its outputs can be differentiated."""
         return True
 
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The weights that a gradient trains, tied ones once: neither statistics nor tables of fixed values."""
+        return frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
+
     def placed(self, weights: Weights) -> Weights:
         """Weights as this runs with them: where it is, float32 where they are floating point."""
         return {n: in_float32(t.to(self.device)) for n, t in weights.items()}

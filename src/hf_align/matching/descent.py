@@ -1,0 +1,123 @@
+"""Going down a loss step by step, with what is needed to go on after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from hf_align.errors import HfAlignError
+from hf_align.matching.schedule import Schedule
+
+Progress = Callable[[int, float], None]
+"""Called after each step with its number and the loss."""
+
+
+class Moving(Protocol):
+    """Something that optimisers move."""
+
+    def retract(self) -> None:
+        """Take up the optimisers' step."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Where it is, to go on from after a restart."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go where `state` was."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a descent keeps how far it got, and what it is made of: only a run of the same goes on from there."""
+
+    path: Path
+    made_of: str
+
+
+class Descent:
+    """The steps of one descent.
+
+    Args:
+        moving: what moves.
+        optimisers: that move it; each of their groups of parameters has a "rate", which the schedule paces.
+        state: a run that was killed goes on from there; the file is removed at the end.
+
+    Attributes:
+        rng: what is random in a descent is drawn from it, and goes on after a kill as it would have without.
+    """
+
+    def __init__(
+        self,
+        moving: Sequence[Moving],
+        optimisers: Sequence[torch.optim.Optimizer],
+        schedule: Schedule,
+        state: State | None,
+    ) -> None:
+        self._moving = moving
+        self._optimisers = optimisers
+        self._schedule = schedule
+        self._state = state
+        self.rng = Generator().manual_seed(schedule.seed)
+
+    def run(self, loss: Callable[[Generator], Tensor], progress: Progress | None = None) -> None:
+        """Take all steps that are left.
+
+        Raises:
+            HfAlignError: the loss is not finite.
+        """
+        for step in self._steps():
+            found = loss(self.rng)
+            if not bool(found.isfinite()):
+                raise HfAlignError(f"the loss is not finite at step {step}; try a smaller rate")
+            self._move(found)
+            if progress is not None:
+                progress(step + 1, found.item())
+
+    def _steps(self) -> Iterator[int]:
+        """The steps that are left; the state is written on the way, and removed at the end."""
+        for step in range(self._resumed(), self._schedule.steps):
+            for group in (g for o in self._optimisers for g in o.param_groups):
+                group["lr"] = group["rate"] * self._schedule.pace(step)
+            yield step
+            if self._state is not None and (step + 1) % self._schedule.checkpoint_every == 0:
+                self._save(self._state, step + 1)
+        if self._state is not None:
+            self._state.path.unlink(missing_ok=True)
+
+    def _move(self, loss: Tensor) -> None:
+        for optimiser in self._optimisers:
+            optimiser.zero_grad()
+        loss.backward()
+        for optimiser in self._optimisers:
+            optimiser.step()
+        for moving in self._moving:
+            moving.retract()
+
+    def _save(self, state: State, step: int) -> None:
+        state.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = state.path.with_suffix(".partial")
+        torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
+                    "optimisers": [o.state_dict() for o in self._optimisers],
+                    "latents": [x.state() for x in self._moving]}, partial)  # fmt: skip
+        partial.replace(state.path)
+
+    def _resumed(self) -> int:
+        """The step to go on from."""
+        if self._state is None or not self._state.path.exists():
+            return 0
+        saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
+        if saved["made_of"] != self._made_of(self._state):
+            return 0
+        for moving, kept in zip(self._moving, saved["latents"], strict=True):
+            moving.restore(kept)
+        for optimiser, kept in zip(self._optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(kept)
+        self.rng.set_state(saved["rng"])
+        return int(saved["step"])
+
+    def _made_of(self, state: State) -> str:
+        return f"{state.made_of} {self._schedule!r}"

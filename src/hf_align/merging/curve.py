@@ -1,0 +1,124 @@
+"""A curve in place of the line: halfway it passes where the loss is low, and at its ends it is A and B.
+
+Between two aligned models runs a parabola, the quadratic Bézier curve of Garipov et al. (arXiv 1802.10026, section 3);
+aligned models are joined by better ones (Tatro et al., arXiv 2009.02439). What is learned is by how much every weight
+leaves the line halfway. The loss is the distance from what either model predicts on its own inputs, so that a curve
+needs neither labels nor data. Its middle is trained: what it gains over the mean is no property of A and B alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from hf_align.errors import HfAlignError
+from hf_align.matching.descent import Descent, Progress, State
+from hf_align.matching.objectives import Objective
+from hf_align.matching.schedule import Schedule
+from hf_align.matching.steepest import Steepest
+from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.tensors import linear
+from hf_align.running.network import Network
+
+
+def along(models: Aligned, bends: Mapping[str, Tensor]) -> Mix:
+    """(1-t)·a + t·b + 4t(1-t)·bend: the curve at t, the weight of B; the mean plus the bend at a half.
+
+    Args:
+        bends: of the weights that leave the line, float32, each in the shape of its weight.
+    """
+
+    def mix(name: str, weight: float) -> Tensor:
+        a = models.a[name]
+        straight = linear(a, models.b[name], weight)
+        bend = bends.get(name)
+        if bend is None:
+            return straight
+        return torch.add(straight, bend.to(straight.device), alpha=4 * weight * (1 - weight)).to(a)
+
+    return mix
+
+
+def learn_curve(
+    models: Aligned,
+    network: Network,
+    objective: Objective,
+    schedule: Schedule,
+    *,
+    state: State | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """The bends [shape of the weight, float32, CPU] at which the loss between two models is low, by weight.
+
+    Steps are steepest in the spectral norm of each matrix, and as long as A and B are apart in it: a weight that both
+    share stays as it is.
+
+    Args:
+        state: a run that was killed goes on from there; the file is removed at the end.
+        progress: called after each step with its number and the loss.
+
+    Raises:
+        HfAlignError: the models do not fit into memory; the loss is not finite.
+    """
+    if not network.holds:
+        raise HfAlignError("--method curve holds both models in memory, where they do not fit or --offload is given")
+    a, b = network.placed(models.a), network.placed(models.b)
+    bends = {n: bend for n in sorted(network.trained & a.keys()) if (bend := _Bend.between(a[n], b[n])) is not None}
+
+    def loss(rng: Generator) -> Tensor:
+        at = schedule.draw(rng)
+        merged = {n: linear(a[n], b[n], at) if a[n].is_floating_point() else a[n] for n in a}
+        merged |= {n: merged[n] + 4 * at * (1 - at) * bend.value for n, bend in bends.items()}
+        return objective.loss(network, merged, schedule.rows, rng)
+
+    if bends:
+        steepest = Steepest([{"params": [bend.steps for bend in bends.values()], "rate": schedule.bend_rate}])
+        Descent(list(bends.values()), [steepest], schedule, state).run(loss, progress)
+    return {n: bend.value.detach().cpu() for n, bend in bends.items()}
+
+
+@dataclass(frozen=True)
+class _Bend:
+    """How far one weight leaves the line.
+
+    Attributes:
+        steps: as matrices [*, n, k], in units of `unit`.
+        unit: for which a matrix of spectral norm one has entries of the size by which those of A and B differ.
+    """
+
+    steps: Tensor
+    unit: Tensor
+    shape: torch.Size
+
+    @classmethod
+    def between(cls, a: Tensor, b: Tensor) -> _Bend | None:
+        """None where A and B do not differ."""
+        apart = (b - a).square().mean().sqrt()
+        if not apart:
+            return None
+        matrices = _as_matrices(a)
+        return cls(torch.zeros_like(matrices, requires_grad=True), apart * max(matrices.shape[-2:]) ** 0.5, a.shape)
+
+    @property
+    def value(self) -> Tensor:
+        return self.unit * self.steps.view(self.shape)
+
+    def retract(self) -> None:
+        """It is where the optimiser took it."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {"steps": self.steps.detach()}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.steps.copy_(state["steps"])
+
+
+def _as_matrices(weight: Tensor) -> Tensor:
+    """[*, n, k]: a vector is one row, three axes are a stack of matrices (experts), a kernel has a row per output."""
+    if weight.ndim < 2:
+        return weight.reshape(1, -1)
+    return weight.flatten(1) if weight.ndim > 3 else weight
