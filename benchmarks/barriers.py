@@ -266,7 +266,7 @@ def _match(family: str, pair: Pair, strategy: Strategy, seed: int) -> Match | No
     spec = _spec(pair, strategy)
     models = Balanced.of(spec, pair.a.weights, pair.b.weights)
     search = _seeded(strategy.search, seed)
-    data = _training(family, pair) if strategy.training else None
+    data = training(family, pair) if strategy.training else None
     (elements,), sweeps = find(models, Network(pair.config), search, data)
     return models.match(elements, sweeps)
 
@@ -280,7 +280,7 @@ def _seeded(search: Search, seed: int) -> Search:
     return replace(search, schedule=replace(search.schedule, seed=seed))
 
 
-def _training(family: str, pair: Pair) -> Batch:
+def training(family: str, pair: Pair) -> Batch:
     return load_data(DATA / TRAINING[family], pair.a.folder, pair.config)
 
 

@@ -55,6 +55,7 @@ class Method(StrEnum):
     fisher = "fisher"
     regmean = "regmean"
     circuits = "circuits"
+    curve = "curve"
     transport = "transport"
     transport_activations = "transport-activations"
     semi_permutation = "semi-permutation"
@@ -84,6 +85,7 @@ OURS = frozenset(
         Method.fisher,
         Method.regmean,
         Method.circuits,
+        Method.curve,
         Method.transport,
         Method.transport_activations,
         Method.semi_permutation,
@@ -132,9 +134,9 @@ Match = Annotated[
         "descent on the loss of the merged network (best, slowest; needs no data). none averages them as they are."
     ),
 ]
-Steps = Annotated[int, typer.Option(min=1, help="Of learned matching.")]
+Steps = Annotated[int, typer.Option(min=1, help="Of --match learned, and of --method curve.")]
 Mixings = Annotated[
-    Mixing, typer.Option(help="Where between the models learned matching looks: λ in (0.4, 0.6), (0, 1), or a half.")
+    Mixing, typer.Option(help="Where between the models these look: λ in (0.4, 0.6), (0, 1), or a half.")
 ]
 Device = Annotated[
     str | None,

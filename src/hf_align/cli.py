@@ -77,6 +77,7 @@ def merge(
         typer.Option(
             help="How aligned models are mixed: linear and slerp entry by entry; circuits averages what heads do; "
             "fisher and regmean weigh by what the models compute, on half of --data, or on what they write themselves; "
+            "curve trains the middle, without labels or data (lowest loss, slowest); "
             "transport (by weights, or activations) and semi-permutation mix B's units first, which is inexact; "
             "all others are mergekit's (pip install hf-align\\[mergekit])."
         ),

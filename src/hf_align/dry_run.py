@@ -18,6 +18,7 @@ from hf_align.checkpoints.shards import ShardPlan
 from hf_align.errors import HfAlignError
 from hf_align.matching.memory import of_matching
 from hf_align.matching.weights import steps_of
+from hf_align.merging.methods import RUNNING
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
@@ -41,7 +42,7 @@ class DryRun:
         bytes_to_read: of weights, once; matching reads tensors that are not kept again in each sweep.
         bytes_to_fetch: of those, what the Hub's cache does not have yet.
         peak_bytes: the most memory taken beside the program itself (about 0.3 GiB, with modelling code 0.5 GiB).
-        holds_models: whether matching runs the models, which takes both of them in float32 as well, and activations.
+        holds_models: whether both models are run, which takes them in float32 as well, and activations.
         largest: the tensor that this depends on.
         disk_needed, disk_free: bytes for the output, and on its disk.
     """
@@ -105,7 +106,7 @@ def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
         dimensions=spec.dimensions(),
         pinned_by_unknown_ops=dict(spec.unknown_ops),
         peak_bytes=of_matching(spec, steps_of(spec)),
-        holds_models=options.match in ("activation", "learned") and not options.offload,
+        holds_models=(options.match in ("activation", "learned") or options.method in RUNNING) and not options.offload,
         largest=largest,
         **_traffic(pair.a.checkpoint, pair.b.checkpoint, plan, output),
     )

@@ -25,8 +25,8 @@ class Options:
         spaces: patterns of the names of spaces that may move; all without one.
         baseline: allow choices that change B's function.
         match: "weight", "activation", "learned", or "none" for plain averaging.
-        schedule: of learned matching.
-        own: sequences that each model writes itself, where matching needs inputs and there are no labels.
+        schedule: of learned matching, and of a curve.
+        own: sequences that each model writes itself, where a descent or matching needs inputs and there are no labels.
         device: where models run; an accelerator if there is one.
         offload: whether models that are run read their weights as they need them; None where they do not fit.
         weight: of B, from 0 to 1.
@@ -71,8 +71,9 @@ class Options:
         """The options that the weights depend on, without paths."""
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
         schedule, own = chosen.pop("schedule"), chosen.pop("own")
-        chosen |= schedule if self.match == "learned" else {}
+        descends = self.match == "learned" or self.method == "curve"
+        chosen |= schedule if descends else {}
         chosen["spaces"] = " ".join(self.spaces)
-        chosen |= {"own": own} if self.match in ("activation", "learned") else {}
+        chosen |= {"own": own} if descends or self.match == "activation" else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
                 for k, v in chosen.items()}  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.utils import tqdm
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align import plain
@@ -19,10 +20,11 @@ from hf_align.matching.activations import correlations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
 from hf_align.matching.descent import State
-from hf_align.matching.find import Search, find, site_order
+from hf_align.matching.find import Search, find, searching, site_order, towards
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
+from hf_align.merging.curve import along, learn_curve
+from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, INEXACT, RUNNING
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
 from hf_align.ondemand import Computed
@@ -42,7 +44,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.writing import Draft, record, reported, write
 
 Say = Callable[[str], None]
-_ALIGNMENT = "alignment.safetensors"
+_ALIGNMENT, _BENDS = "alignment.safetensors", "bends.safetensors"
 _FEATURE_ROWS = 64
 """Examples on which features are compared."""
 
@@ -94,7 +96,7 @@ def merge(
         clock.lap("match")
         if options.drop_cache:  # not before: matching reads every shard many times
             pair.drop_when_read()
-        mix = merger(pair, options, match, fit, say)
+        mix = merger(pair, options, match, fit, say, claim)
         write(claim, draft, lambda name: mix(name, options.weight), say, quiet=options.quiet)
         clock.lap("write")
         report = _report(output, pair, options, match)
@@ -161,7 +163,7 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
         return None, None
     everything = load_data(data, pair.a.folder, pair.config)
     running = [f"--match {options.match}"] if options.match in ("activation", "learned") else []
-    running += [f"--method {options.method}"] if options.method in FROM_SAMPLES else []
+    running += [f"--method {options.method}"] if options.method in RUNNING else []
     if not running:
         return None, everything
     if not everything.keys() & {"labels", "input_ids"}:  # nothing to report on
@@ -186,15 +188,18 @@ def compare(pair: Pair, options: Options, match: Match | None, held_out: Batch, 
     return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
 
 
-def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say = lambda _: None) -> Mix:
+def merger(pair: Pair, options: Options, match: Match | None, fit: Batch | None, say: Say, claim: Claim) -> Mix:
     """The merge that the options ask for, tensor by tensor.
 
     Args:
         fit: examples to run the models on, for methods that do; without them the models' own inputs are used.
+        claim: where a method that takes long keeps how far it got.
     """
     models = Aligned(search_spec(pair, options), *aligned_weights(pair, options, match))
     if options.method in INEXACT:
         say(f"--method {options.method} mixes units by maps that are no symmetries: B's function is not kept")
+    if options.method == CURVE:
+        return along(models, _curve_once(claim, pair, options, models, fit, say))
     if options.method in FROM_WEIGHTS:
         return FROM_WEIGHTS[options.method](models)
     network = _network(pair, options)
@@ -319,6 +324,33 @@ def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, s
         if match is not None and processes.leads:
             claim.keep(name, partial(match.save, spec=spec))
     return match
+
+
+def _curve_once(
+    claim: Claim, pair: Pair, options: Options, models: Aligned, fit: Batch | None, say: Say
+) -> Mapping[str, Tensor]:
+    """How far the weights leave the line; what a run with the same inputs and options has learned is used again."""
+    with claim.processes.together():
+        if claim.processes.leads and claim.kept(_BENDS) is None:
+            state = State(claim.progress, made_of=f"curve {claim.record!r}")
+            claim.keep(_BENDS, partial(save_file, _bends(pair, options, models, fit, say, state)))
+    path = claim.kept(_BENDS)
+    assert path is not None
+    return load_file(path)
+
+
+def _bends(
+    pair: Pair, options: Options, models: Aligned, fit: Batch | None, say: Say, state: State
+) -> dict[str, Tensor]:
+    network = _network(pair, options)
+    if not network.holds:
+        raise HfAlignError("--method curve holds both models in memory, where they do not fit or --offload is given")
+    a, b = (network.placed(Computed(pair.spec.parameters, w.__getitem__)) for w in (models.a, models.b))
+    search = search_of(options, state)
+    unlabelled = None if fit is None else {k: t for k, t in fit.items() if k != "labels"}
+    objective = towards((a, b), network, search, unlabelled, say)
+    with searching(search, "learning the curve") as progress:
+        return learn_curve(a, b, network, objective, search.schedule, state=state, progress=progress)
 
 
 def _judge(report: Report, pair: Pair, options: Options, match: Match | None, mix: Mix, held_out: Batch) -> None:

@@ -28,7 +28,7 @@ from hf_align.checkpoints.checkpoint import INDEX, NAMES, SINGLE, bytes_of
 from hf_align.errors import CheckpointError, OutputError
 from hf_align.processes import Processes, current
 
-_WORK, _PLAN, _LOCK = ".hf-align", "plan.json", "lock"
+_WORK, _PLAN, _LOCK, _ASIDE = ".hf-align", "plan.json", "lock", "kept-"
 _COMPLETE = "hf-align/complete.json"
 """Stays with a result: what it was made from, as a digest, and the sizes of its files."""
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -174,16 +174,19 @@ class Claim:
         return self.work / "progress"
 
     def kept(self, name: str) -> Path | None:
-        """A file that such a run has put aside with `keep`."""
-        path = self.work / name
-        return path if self.resumes and path.is_file() else None
+        """A file that a run with the same record has put aside with `keep`."""
+        path = self._aside(name)
+        return path if path.is_file() else None
 
     def keep(self, name: str, save: Callable[[Path], object]) -> None:
-        """Put a result aside for the run that goes on with the shards if this one is killed."""
+        """Put a result aside for the run that goes on if this one is killed."""
         temporary = self.work / "writing"
         with _failing(self, name):
             save(temporary)
-            os.replace(temporary, self.work / name)
+            os.replace(temporary, self._aside(name))
+
+    def _aside(self, name: str) -> Path:
+        return self.work / f"{_ASIDE}{self._digest[:16]}-{name}"
 
     def stale(self, plan: ShardPlan) -> set[Path]:
         """Weights in the folder that are not of this run."""
@@ -232,7 +235,7 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
             pass
         if processes.leads:
             claim.note_complete()
-            (claim.work / _PLAN).unlink(missing_ok=True)
+            shutil.rmtree(claim.work, ignore_errors=True)
 
 
 def is_left_unfinished(folder: Path) -> bool:
@@ -275,7 +278,7 @@ def _locked(claim: Claim) -> Iterator[None]:
             _require_ours(claim)
             yield
         finally:
-            if not ((claim.work / _PLAN).exists() or claim.progress.exists()):
+            if not (claim.progress.exists() or (claim.work / _PLAN).exists() or any(claim.work.glob(_ASIDE + "*"))):
                 shutil.rmtree(claim.work, ignore_errors=True)
                 with suppress(OSError):  # it is not empty
                     if is_new:
@@ -335,7 +338,8 @@ def write_shards(
             _write_files(claim, processes.share_of(missing, lambda s: s.nbytes), source, progress)
     except CheckpointError:
         if processes.leads:
-            _remove(_weight_files(claim.folder) | _weight_files(claim.work) | {claim.work / _PLAN})
+            useless = _weight_files(claim.folder) | _weight_files(claim.work) | set(claim.work.glob(_ASIDE + "*"))
+            _remove(useless | {claim.work / _PLAN})
         raise
     if len(plan.shards) > 1 and processes.leads:
         _replace(claim, INDEX, (json.dumps(plan.index(), indent=2) + "\n").encode())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +15,7 @@ from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
 from hf_align.matching.cross import Weights
-from hf_align.matching.descent import State
+from hf_align.matching.descent import Progress, State
 from hf_align.matching.features import Site, compare, watch
 from hf_align.matching.heads import PAIRINGS, best_fit
 from hf_align.matching.learned import learn
@@ -90,14 +91,21 @@ def _learned(
     say: Say,
 ) -> Found:
     objective = _objective(models, network, search, data, say)
-    with tqdm(total=search.schedule.steps, desc="matching", unit="step", disable=search.quiet) as bar:
+    with searching(search, "matching") as progress:
+        learned = learn(models, found, network, objective, search.schedule, state=search.state, progress=progress)
+    return learned, search.schedule.steps
+
+
+@contextmanager
+def searching(search: Search, what: str) -> Iterator[Progress]:
+    """A bar of the steps of a descent, with the loss beside it."""
+    with tqdm(total=search.schedule.steps, desc=what, unit="step", disable=search.quiet) as bar:
 
         def progress(step: int, loss: float) -> None:
             bar.update(step - bar.n)
             bar.set_postfix(loss=f"{loss:.4f}")
 
-        learned = learn(models, found, network, objective, search.schedule, state=search.state, progress=progress)
-    return learned, search.schedule.steps
+        yield progress
 
 
 def _by_weights(models: Balanced, search: Search, say: Say) -> Found:
@@ -130,14 +138,23 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
 def _objective(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
     if data is not None and "labels" in data:
         return OnLabels(data)
-    placed = tuple(network.placed(m) for m in models.models)
+    return towards(tuple(network.placed(m) for m in models.models), network, search, data, say)
+
+
+def towards(sources: tuple[Weights, ...], network: Network, search: Search, data: Batch | None, say: Say) -> Objective:
+    """Distillation towards all sources, without labels.
+
+    Args:
+        sources: placed for the network.
+        data: inputs for all of them; where there are none, or the models write, each has its own as well.
+    """
     if data is not None and not ("input_ids" in data and writes(build_without_weights(network.config))):
-        return TowardsSources(placed, (data,) * len(placed))
-    written = tuple(own(network, search, placed, search.own, say))
+        return TowardsSources(sources, (data,) * len(sources))
+    written = tuple(own(network, search, sources, search.own, say))
     if data is None:
-        return TowardsSources(placed, written)
+        return TowardsSources(sources, written)
     # A text is one of many that the merged model will meet, and a short one is soon known by heart.
-    return TowardsSources(placed * 2, (data,) * len(placed) + written)
+    return TowardsSources(sources * 2, (data,) * len(sources) + written)
 
 
 def own(network: Network, search: Search, sources: tuple[Weights, ...], count: int, say: Say) -> list[Batch]:

@@ -42,7 +42,7 @@ class Schedule:
     rate: float = 0.07
     stretch_rate: float = 0.012
     order_rate: float = 0.0
-    bend_rate: float = 0.015
+    bend_rate: float = 0.007
     rows: int = 16
     mixing: str = "narrow"
     seed: int = 0

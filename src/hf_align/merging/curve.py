@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from hf_align.errors import HfAlignError
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.steepest import Steepest
-from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Network
 
@@ -43,7 +42,8 @@ def along(models: Aligned, bends: Mapping[str, Tensor]) -> Mix:
 
 
 def learn_curve(
-    models: Aligned,
+    a: Weights,
+    b: Weights,
     network: Network,
     objective: Objective,
     schedule: Schedule,
@@ -57,15 +57,13 @@ def learn_curve(
     share stays as it is.
 
     Args:
+        a, b: weights of aligned models by name in memory, placed for the network.
         state: a run that was killed goes on from there; the file is removed at the end.
         progress: called after each step with its number and the loss.
 
     Raises:
-        HfAlignError: the models do not fit into memory; the loss is not finite.
+        HfAlignError: the loss is not finite.
     """
-    if not network.holds:
-        raise HfAlignError("--method curve holds both models in memory, where they do not fit or --offload is given")
-    a, b = network.placed(models.a), network.placed(models.b)
     bends = {n: bend for n in sorted(network.trained & a.keys()) if (bend := _Bend.between(a[n], b[n])) is not None}
 
     def loss(rng: Generator) -> Tensor:

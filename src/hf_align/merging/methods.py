@@ -40,5 +40,9 @@ FROM_SAMPLES: dict[str, FromSamples] = {
     "semi-permutation": semi_permuted,
 }
 """Methods that run both models, and so need something to run them on."""
+CURVE = "curve"
+"""The method that descends on the loss of the merged model (`curve.py`)."""
+RUNNING = frozenset((*FROM_SAMPLES, CURVE))
+"""All methods for which models must run."""
 INEXACT = frozenset({"transport", "transport-activations", "semi-permutation"})
 """Methods that mix the units of B by maps that are no symmetries: what they make of B alone is not B."""

@@ -54,8 +54,8 @@ class Network:
 
     @cached_property
     def trained(self) -> frozenset[str]:
-        """The weights that a gradient trains, tied ones once: neither statistics nor tables of fixed values."""
-        return frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
+        """The weights that gradients train, tied ones once: all but running means and the like."""
+        return frozenset(n for n, _ in self._module.named_parameters())
 
     def placed(self, weights: Weights) -> Weights:
         """Weights as this runs with them: where it is, float32 where they are floating point."""

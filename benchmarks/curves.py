@@ -1,0 +1,201 @@
+"""Losses along learned curves between all pairs of models, against those along the line.
+
+    OMP_NUM_THREADS=1 python benchmarks/curves.py               # writes curves.md; an hour
+    OMP_NUM_THREADS=1 python benchmarks/curves.py --family gpt2
+
+Options were chosen on the first half of the held-out examples; the table reports on the second. Rows are kept in a
+file, so that a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import statistics
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from barriers import HELD_OUT, MODELS, STRATEGIES, examples, matched, opened, training
+from torch import Tensor
+
+from hf_align.matching.find import Search, towards
+from hf_align.matching.schedule import Schedule
+from hf_align.merging.aligned import Aligned
+from hf_align.merging.curve import along, learn_curve
+from hf_align.models import Pair
+from hf_align.running.evaluate import Evaluator, Path1D, lambdas
+from hf_align.running.network import Network
+from hf_align.symmetry.alignment import AlignedWeights
+
+TABLE = Path(__file__).with_suffix(".md")
+POINTS = 11
+DATA = ("bert", "vit")
+"""Families that do not write."""
+STARTS = {"as they are": "naive", "by weights": "weight, orthogonal residual", "learned": "learned, 150 steps"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How a curve is learned: its start, the descent, sequences that each model writes, seeds."""
+
+    aligned: str
+    schedule: Schedule
+    own: int = 512
+    seeds: tuple[int, ...] = (0, 1)
+
+    @property
+    def name(self) -> str:
+        return f"{self.schedule.steps} steps of {self.schedule.rows}"
+
+
+SHORT, LONG = Schedule(steps=150), Schedule(steps=400, rows=32)
+CURVES = (
+    Curve("as they are", SHORT),
+    Curve("as they are", LONG, own=2048, seeds=(0,)),
+    Curve("by weights", SHORT),
+    Curve("by weights", LONG, own=2048),
+    Curve("learned", SHORT),
+)
+
+_PREAMBLE = (
+    "`OMP_NUM_THREADS=1 python benchmarks/curves.py` on the models of `examples/models`: the second half of the "
+    "held-out examples, 11 points between A and B. `--method curve` learns by how much every weight leaves the "
+    "line halfway, towards what either model predicts. GPT-2 and Llama need no data: each model writes 512 "
+    "sequences itself, 2048 for 400 steps. BERT has the masked text, the ViT the training images, both without "
+    "labels. The barrier is the largest rise over the straight line between the endpoint losses (nats), along the"
+    " line of weights and along the curve. Mean ± standard error over pairs of seeds and over seeds of the "
+    "descent; seconds are CPU time on one thread, of matching and of the curve."
+)
+_FINDINGS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pair, one curve, one seed."""
+
+    family: str
+    aligned: str
+    curve: str
+    pair: str
+    seed: int
+    loss_a: float
+    loss_b: float
+    mean: float
+    middle: float
+    line: float
+    barrier: float
+    seconds: float
+    losses: list[float]
+
+    @property
+    def key(self) -> tuple[str, str, str, str, int]:
+        return self.family, self.aligned, self.curve, self.pair, self.seed
+
+
+def measure(family: str, curve: Curve, label: str, seed: int) -> Row:
+    """Learn one curve, and walk along it."""
+    pair = opened(family, label)
+    models, matching = aligned(family, _strategy(family, curve.aligned), label, seed)
+    network = Network(pair.config)
+    evaluator = Evaluator(network, examples(family, pair, "reported"))
+    a, b = (dict(network.placed(w)) for w in (models.a, models.b))
+    began = time.process_time()
+    schedule = replace(curve.schedule, seed=seed)
+    data = {k: t for k, t in training(family, pair).items() if k != "labels"} if family in DATA else None
+    objective = towards((a, b), network, Search(schedule=schedule, own=curve.own), data, lambda _: None)
+    bends = learn_curve(a, b, network, objective, schedule)
+    seconds = matching + time.process_time() - began
+    line, path = (_path(pair, evaluator, models, found) for found in ({}, bends))
+    return Row(family, curve.aligned, curve.name, label, seed, path.losses[0], path.losses[-1],
+               line.losses[POINTS // 2], path.losses[POINTS // 2], line.barrier, path.barrier, seconds,
+               list(path.losses))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def aligned(family: str, strategy: str, label: str, seed: int) -> tuple[Aligned, float]:
+    """A pair in one basis, and the seconds that it took."""
+    pair = opened(family, label)
+    match, seconds = matched(family, strategy, label, seed)
+    raw = (pair.a.weights, pair.b.weights)
+    sides = raw if match is None else tuple(
+        AlignedWeights(w, pair.spec, e) for w, e in zip(raw, (match.a, match.b), strict=True)
+    )  # fmt: skip
+    a, b = ({n: w[n] for n in pair.spec.parameters} for w in sides)
+    return Aligned(pair.spec, a, b), seconds
+
+
+def _strategy(family: str, start: str) -> str:
+    name = STARTS[start]
+    return name if name in STRATEGIES else f"{name}, {'data' if family in DATA else 'no data'}"
+
+
+def _path(pair: Pair, evaluator: Evaluator, models: Aligned, bends: dict[str, Tensor]) -> Path1D:
+    mix = along(models, bends)
+    points = lambdas(POINTS)
+    return Path1D(points, tuple(evaluator.loss({n: mix(n, t) for n in pair.spec.parameters}) for t in points))
+
+
+def table(rows: list[Row]) -> list[str]:
+    lines = ["| family | aligned | curve | pairs, seeds | loss A | loss B | mean of weights | middle | barrier, line "
+             "| barrier, curve | s |", "| --- " * 11 + "|"]  # fmt: skip
+    order = [(c.aligned, c.name) for c in CURVES]
+    key = lambda r: (r.family, order.index((r.aligned, r.curve)))  # noqa: E731
+    for (family, place), group in itertools.groupby(sorted(rows, key=key), key=key):
+        members = list(group)
+        columns = ("loss_a", "loss_b", "mean", "middle", "line", "barrier")
+        values = [_mean([getattr(r, c) for r in members]) for c in columns]
+        runs = f"{len({r.pair for r in members})}, {len({r.seed for r in members})}"
+        seconds = statistics.mean(r.seconds for r in members)
+        lines.append(f"| {family} | {' | '.join(order[place])} | {runs} | {' | '.join(values)} | {seconds:.1f} |")
+    return lines
+
+
+def _mean(values: list[float]) -> str:
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def keys(families: list[str]) -> Iterator[tuple[str, Curve, str, int]]:
+    """What to measure: every curve between every pair, with every seed."""
+    for family in families:
+        labels = [f"{a.name}–{b.name}" for a, b in itertools.combinations(sorted((MODELS / family).iterdir()), 2)]
+        for label, curve in itertools.product(labels, CURVES):
+            for seed in curve.seeds:
+                yield family, curve, label, seed
+
+
+def main(
+    output: Path = TABLE,
+    family: Annotated[list[str] | None, typer.Option(help="Some families only; nothing is written.")] = None,
+    results: Annotated[Path, typer.Option(help="Rows so far.")] = Path("out/curves.jsonl"),
+) -> None:
+    torch.set_num_threads(1)
+    kept = results.read_text().splitlines() if results.exists() else []
+    done = {row.key: row for row in (Row(**json.loads(line)) for line in kept)}
+    rows = []
+    for name, curve, label, seed in keys(family or list(HELD_OUT)):
+        row = done.get((name, curve.aligned, curve.name, label, seed))
+        if row is None:
+            row = measure(name, curve, label, seed)
+            results.parent.mkdir(parents=True, exist_ok=True)
+            with results.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+        rows.append(row)
+        typer.echo(f"{' '.join(map(str, row.key))}: line {row.line:.3f}, curve {row.barrier:.3f}", err=True)
+    if not family:
+        findings = [line for finding in _FINDINGS for line in ("", textwrap.fill(finding, 118))]
+        text = ["# Curves", "", textwrap.fill(_PREAMBLE, 118), "", *table(rows), *findings, ""]
+        output.write_text("\n".join(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

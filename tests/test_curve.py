@@ -1,0 +1,163 @@
+"""The curve between two models: its ends are they, its middle is lower than the line's, and a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import DATA, MODELS, run
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hf_align import pipeline
+from hf_align.matching.descent import State
+from hf_align.matching.objectives import TowardsSources
+from hf_align.matching.schedule import Schedule
+from hf_align.merging.aligned import Aligned
+from hf_align.merging.curve import along, learn_curve
+from hf_align.models import Pair, open_pair
+from hf_align.options import Options
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.network import Network
+
+SHORT = Schedule(steps=6, rows=8, checkpoint_every=2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two aligned models, inputs to learn on, and a loss on others."""
+
+    pair: Pair
+    network: Network
+    a: dict[str, Tensor]
+    b: dict[str, Tensor]
+    objective: TowardsSources
+    evaluator: Evaluator
+
+    def bends(self, schedule: Schedule = SHORT, **more: object) -> dict[str, Tensor]:
+        return learn_curve(self.a, self.b, self.network, self.objective, schedule, **more)  # type: ignore[arg-type]
+
+    def loss(self, bends: dict[str, Tensor], weight: float) -> float:
+        mix = along(Aligned(self.pair.spec, self.a, self.b), bends)
+        return self.evaluator.loss({n: mix(n, weight) for n in self.pair.spec.parameters})
+
+
+@cache
+def case(family: str) -> Case:
+    pair = open_pair(str(MODELS / family / "0"), str(MODELS / family / "1"))
+    network = Network(pair.config)
+    options = Options(quiet=True)
+    aligned = pipeline.aligned_weights(pair, options, pipeline.find_match(pair, options))
+    a, b = (network.placed({n: w[n] for n in pair.spec.parameters}) for w in aligned)
+    data = load_file(DATA / ("eval_digits.safetensors" if family == "vit" else "eval_lm_kjv.safetensors"))
+    data = {k: t if t.is_floating_point() else t.long() for k, t in data.items()}
+    learned = {k: t[:64] for k, t in data.items() if k != "labels"}
+    held_out = Evaluator(network, {k: t[-64:] for k, t in data.items()})
+    return Case(pair, network, dict(a), dict(b), TowardsSources((a, b), (learned, learned)), held_out)
+
+
+@pytest.mark.parametrize(("family", "share"), [("gpt2", 0.6), ("llama", 0.6), ("vit", 0.3)])
+def test_the_ends_are_the_models_and_the_middle_is_low(family: str, share: float) -> None:
+    found = case(family)
+    ends = [found.evaluator.loss(w) for w in (found.a, found.b)]
+    bends = found.bends(Schedule(steps=40, rows=16))
+    assert found.loss(bends, 0.0) == pytest.approx(ends[0], abs=1e-5)
+    assert found.loss(bends, 1.0) == pytest.approx(ends[1], abs=1e-5)
+    over = [found.loss(b, 0.5) - sum(ends) / 2 for b in ({}, bends)]
+    assert over[1] < share * over[0]
+
+
+def test_what_both_share_does_not_bend() -> None:
+    """A model and itself, and all weights that two fine-tunes have left alone."""
+    found = case("llama")
+    frozen = {n: found.a[n] if "mlp" not in n else t for n, t in found.b.items()}
+    bends = learn_curve(found.a, frozen, found.network, found.objective, SHORT)
+    assert bends and all("mlp" in name for name in bends)
+    assert learn_curve(found.a, dict(found.a), found.network, found.objective, SHORT) == {}
+
+
+def test_a_step_is_as_long_as_the_models_are_apart() -> None:
+    """Entries move by the rate times the size of those of B - A, whatever the shape."""
+    found = case("gpt2")
+    for name, bend in found.bends(Schedule(steps=1, warmup=1, bend_rate=0.01)).items():
+        apart = (found.b[name] - found.a[name]).square().mean().sqrt()
+        rank = min(bend.shape) if bend.ndim > 1 else 1
+        share = float(bend.norm() / (0.01 * apart * (max(bend.shape) * rank) ** 0.5))
+        assert 0.3 < share < 1.3, name
+
+
+def test_statistics_stay_on_the_line() -> None:
+    config = transformers.ResNetConfig(
+        num_channels=1, embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=3
+    )
+    network = Network(config)
+    torch.manual_seed(0)
+    states = [transformers.ResNetForImageClassification(config).state_dict() for _ in range(2)]
+    a, b = ({n: t.float() for n, t in state.items() if t.is_floating_point()} for state in states)
+    b["resnet.embedder.embedder.normalization.running_mean"] += 1
+    images = {"pixel_values": torch.randn(8, 1, 16, 16)}
+    bends = learn_curve(a, b, network, TowardsSources((a, b), (images, images)), SHORT)
+    assert bends and not any("running" in name for name in bends)
+    kernels = [n for n, m in transformers.ResNetForImageClassification(config).named_modules()
+               if isinstance(m, nn.Conv2d)]  # fmt: skip
+    assert all(f"{name}.weight" in bends for name in kernels)
+
+
+def test_a_killed_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    found = case("gpt2")
+    whole = found.bends()
+    state = State(tmp_path / "progress", "these two")
+
+    def killed(step: int, _: float) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        found.bends(state=state, progress=killed)
+    at: list[int] = []
+    resumed = found.bends(state=state, progress=lambda step, _: at.append(step))
+    assert at == [5, 6] and not state.path.exists()
+    for name, bend in whole.items():
+        torch.testing.assert_close(resumed[name], bend, rtol=1e-4, atol=1e-6)
+
+
+def test_the_command_says_what_the_curve_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:64].tolist()
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"input_ids": row}) for row in ids))
+    models = MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"
+    arguments = ("merge", *models, "--method", "curve", "--steps", "20", "--data", tmp_path / "data.jsonl", "--json")
+    assert run(*arguments, "-o", tmp_path / "out") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert any(note.startswith("curve merges to a loss of") for note in report["notes"])
+    assert not (tmp_path / "out" / ".hf-align").exists()
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| steps | 20 |" in card and "| bend_rate | " in card and "trained" in card
+
+
+def test_a_killed_merge_keeps_its_match_and_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"
+    arguments = ("merge", *models, "--method", "curve", "--steps", "4", "-o", tmp_path / "out")
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def not_again(*_: object, **__: object) -> None:
+        raise AssertionError("computed twice")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "learn_curve", stopped)
+        assert run(*arguments) != 0
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "find_match", not_again)
+        patched.setattr(pipeline, "write", stopped)
+        assert run(*arguments) != 0
+    monkeypatch.setattr(pipeline, "find_match", not_again)
+    monkeypatch.setattr(pipeline, "learn_curve", not_again)
+    assert run(*arguments) == 0
+    assert not (tmp_path / "out" / ".hf-align").exists()
