@@ -315,10 +315,10 @@ def _match_once(claim: Claim, pair: Pair, options: Options, fit: Batch | None, s
         return None
     spec, name, processes = search_spec(pair, options), _ALIGNMENT, claim.processes
     with processes.together():
-        is_kept = claim.kept(name) is not None
+        kept = claim.kept(name)
     with processes.together():  # all have looked before one is kept
-        if is_kept:
-            return Match.load(claim.work / name, spec)
+        if kept is not None:
+            return Match.load(kept, spec)
         state = State(claim.progress, made_of=repr(claim.record))
         match = find_match(pair, options, fit, say, state=state, processes=processes)
         if match is not None and processes.leads:
