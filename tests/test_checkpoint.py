@@ -374,6 +374,24 @@ def test_shards_of_other_inputs_are_never_kept(tmp_path: Path) -> None:
     assert all(torch.equal(Checkpoint.open(out)[n], t) for n, t in new.items())
 
 
+def test_what_is_put_aside_serves_the_same_run_only(tmp_path: Path) -> None:
+    """Also before a shard is begun; a run that comes to its end leaves nothing of it."""
+    out = tmp_path / "out"
+    with pytest.raises(Killed), claimed(out, {"inputs": "old"}) as claim:
+        claim.keep("found", lambda path: path.write_text("what took long"))
+        raise Killed
+    with claimed(out, {"inputs": "new"}) as claim:
+        assert claim.kept("found") is None
+    assert not claim.work.exists()
+    with pytest.raises(Killed), claimed(out, {"inputs": "old"}, overwrite=True) as claim:
+        claim.keep("found", lambda path: path.write_text("what took long"))
+        raise Killed
+    with claimed(out, {"inputs": "old"}, overwrite=True) as claim:
+        kept = claim.kept("found")
+        assert kept is not None and kept.read_text() == "what took long"
+    assert not claim.work.exists()
+
+
 def test_overwriting_leaves_no_weights_of_the_old_model(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="is not empty; choose another -o"):

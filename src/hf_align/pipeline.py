@@ -346,7 +346,7 @@ def _bends(
     if not network.holds:
         raise HfAlignError("--method curve holds both models in memory, where they do not fit or --offload is given")
     a, b = (network.placed(Computed(pair.spec.parameters, w.__getitem__)) for w in (models.a, models.b))
-    search = search_of(options, state)
+    search = search_of(options, None)
     unlabelled = None if fit is None else {k: t for k, t in fit.items() if k != "labels"}
     objective = towards((a, b), network, search, unlabelled, say)
     with searching(search, "learning the curve") as progress:
