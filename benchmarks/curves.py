@@ -22,7 +22,7 @@ from typing import Annotated
 
 import torch
 import typer
-from barriers import HELD_OUT, MODELS, REFERENCE, STRATEGIES, examples, matched, opened, training
+from barriers import HELD_OUT, MODELS, REFERENCE, STRATEGIES, examples, matched, mean_and_error, opened, training
 from torch import Tensor
 
 from hf_align.matching.find import Search, towards
@@ -161,7 +161,7 @@ def table(rows: list[Row]) -> list[str]:
     for (family, place), group in itertools.groupby(sorted(rows, key=key), key=key):
         members = list(group)
         columns = ("loss_a", "loss_b", "mean", "middle", "line", "barrier")
-        values = [_mean([getattr(r, c) for r in members]) for c in columns]
+        values = [mean_and_error([getattr(r, c) for r in members]) for c in columns]
         runs = f"{len({r.pair for r in members})}, {len({r.seed for r in members})}"
         seconds = statistics.mean(r.seconds for r in members)
         lines.append(f"| {family} | {' | '.join(order[place])} | {runs} | {' | '.join(values)} | {seconds:.1f} |")
@@ -176,13 +176,6 @@ def against_reference(rows: list[Row]) -> list[str]:
         lines += [f"| {c.aligned} | {c.name} | {family} | {found[family, c.aligned, c.name]:.3f} | {best / 2:.3f} |"
                   for c in CURVES]  # fmt: skip
     return lines
-
-
-def _mean(values: list[float]) -> str:
-    mean = statistics.mean(values)
-    if len(values) == 1:
-        return f"{mean:.3f}"
-    return f"{mean:.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
 
 
 def keys(families: list[str]) -> Iterator[tuple[str, Curve, str, int]]:

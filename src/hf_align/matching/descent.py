@@ -102,7 +102,7 @@ class Descent:
         partial = state.path.with_suffix(".partial")
         torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
                     "optimisers": [o.state_dict() for o in self._optimisers],
-                    "latents": [x.state() for x in self._moving]}, partial)  # fmt: skip
+                    "moving": [x.state() for x in self._moving]}, partial)  # fmt: skip
         partial.replace(state.path)
 
     def _resumed(self) -> int:
@@ -112,7 +112,7 @@ class Descent:
         saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
         if saved["made_of"] != self._made_of(self._state):
             return 0
-        for moving, kept in zip(self._moving, saved["latents"], strict=True):
+        for moving, kept in zip(self._moving, saved["moving"], strict=True):
             moving.restore(kept)
         for optimiser, kept in zip(self._optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(kept)
