@@ -134,9 +134,9 @@ Match = Annotated[
         "descent on the loss of the merged network (best, slowest; needs no data). none averages them as they are."
     ),
 ]
-Steps = Annotated[int, typer.Option(min=1, help="Of --match learned, and of --method curve.")]
+Steps = Annotated[int, typer.Option(min=1, help="Of the descent of --match learned, and of --method curve.")]
 Mixings = Annotated[
-    Mixing, typer.Option(help="Where between the models these look: λ in (0.4, 0.6), (0, 1), or a half.")
+    Mixing, typer.Option(help="Where between the models a descent looks: λ in (0.4, 0.6), (0, 1), or a half.")
 ]
 Device = Annotated[
     str | None,

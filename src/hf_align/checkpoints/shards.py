@@ -188,6 +188,12 @@ class Claim:
     def _aside(self, name: str) -> Path:
         return self.work / f"{_ASIDE}{self._digest[:16]}-{name}"
 
+    @property
+    def resumable(self) -> set[Path]:
+        """What a later run can go on with."""
+        noted = {self.work / _PLAN, self.progress, *self.work.glob(_ASIDE + "*")}
+        return {path for path in noted if path.exists()}
+
     def stale(self, plan: ShardPlan) -> set[Path]:
         """Weights in the folder that are not of this run."""
         missing = self.missing(plan)
@@ -235,7 +241,7 @@ def claimed(folder: Path, record: Mapping[str, str], *, overwrite: bool = False)
             pass
         if processes.leads:
             claim.note_complete()
-            shutil.rmtree(claim.work, ignore_errors=True)
+            _remove(claim.resumable)
 
 
 def is_left_unfinished(folder: Path) -> bool:
@@ -278,7 +284,7 @@ def _locked(claim: Claim) -> Iterator[None]:
             _require_ours(claim)
             yield
         finally:
-            if not (claim.progress.exists() or (claim.work / _PLAN).exists() or any(claim.work.glob(_ASIDE + "*"))):
+            if not claim.resumable:
                 shutil.rmtree(claim.work, ignore_errors=True)
                 with suppress(OSError):  # it is not empty
                     if is_new:
@@ -338,8 +344,7 @@ def write_shards(
             _write_files(claim, processes.share_of(missing, lambda s: s.nbytes), source, progress)
     except CheckpointError:
         if processes.leads:
-            useless = _weight_files(claim.folder) | _weight_files(claim.work) | set(claim.work.glob(_ASIDE + "*"))
-            _remove(useless | {claim.work / _PLAN})
+            _remove(_weight_files(claim.folder) | _weight_files(claim.work) | claim.resumable)
         raise
     if len(plan.shards) > 1 and processes.leads:
         _replace(claim, INDEX, (json.dumps(plan.index(), indent=2) + "\n").encode())
