@@ -28,6 +28,7 @@ golden: .venv/installed  ## what the tests compare derived specs with, and the s
 bench: .venv/installed  ## every table under benchmarks/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/barriers.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/merging.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/size.py
 	$(BIN)/python benchmarks/coverage.py
 	$(BIN)/python benchmarks/engine.py
