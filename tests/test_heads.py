@@ -223,7 +223,8 @@ def test_pairs_of_heads_compared_a_few_at_a_time_give_the_same(case: str, monkey
     found, _ = match_weights(models)
     assert found.keys() == expected.keys()
     for name, element in found.items():
-        torch.testing.assert_close(element.as_matrix(), expected[name].as_matrix())
+        # Products are float32, and their rounding depends on how many heads they are of.
+        torch.testing.assert_close(element.as_matrix(), expected[name].as_matrix(), rtol=1e-5, atol=1e-6)
 
 
 def test_memory_of_experts_is_that_of_a_few_pairs() -> None:
