@@ -343,8 +343,7 @@ def _bends(
     pair: Pair, options: Options, models: Aligned, fit: Batch | None, say: Say, state: State
 ) -> dict[str, Tensor]:
     network = _network(pair, options)
-    if not network.holds:
-        raise HfAlignError("--method curve holds both models in memory, where they do not fit or --offload is given")
+    network.must_hold("--method curve holds both models in memory")
     a, b = (network.placed(Computed(pair.spec.parameters, w.__getitem__)) for w in (models.a, models.b))
     search = search_of(options, None)
     unlabelled = None if fit is None else {k: t for k, t in fit.items() if k != "labels"}

@@ -10,7 +10,6 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import PretrainedConfig
 
-from hf_align.errors import HfAlignError
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
@@ -77,8 +76,7 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
     found, sweeps = _by_weights(models, search, say)
     if search.strategy == "weight":
         return found, sweeps
-    if not network.holds:
-        raise HfAlignError("--match learned holds all models in memory, where they do not fit or --offload is given")
+    network.must_hold("--match learned holds all models in memory")
     return models.processes.by_the_first(lambda: _learned(models, found, network, search, data, say))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from hf_align.errors import HfAlignError
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
@@ -26,8 +25,7 @@ def fisher_mean(models: Aligned, samples: Samples) -> Mix:
         HfAlignError: the network does not hold its weights.
     """
     network = samples.network
-    if not network.holds:
-        raise HfAlignError("--method fisher holds as much as both models, where they do not fit or --offload is given")
+    network.must_hold("--method fisher holds as much as both models")
     first = information(network, network.placed(models.a), samples.a, Generator().manual_seed(0))
     second = information(network, network.placed(models.b), samples.b, Generator().manual_seed(0))
 

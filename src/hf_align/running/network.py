@@ -47,10 +47,12 @@ class Network:
         self.config = config
         self.device = torch.device(device)
 
-    @property
-    def holds(self) -> bool:
-        """Whether it runs with weights in memory, by which its outputs can be differentiated."""
-        return True
+    def must_hold(self, what: str) -> None:
+        """Refuse `what` if weights are not held in memory, where outputs can be differentiated by them.
+
+        Raises:
+            HfAlignError: they are not.
+        """
 
     @cached_property
     def trained(self) -> frozenset[str]:

@@ -20,6 +20,7 @@ from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from hf_align.errors import HfAlignError
 from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Batch, Gram, Network, Weights, in_float32, runnable
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
@@ -122,9 +123,8 @@ class OffloadedNetwork(Network):
         self._folder = tempfile.TemporaryDirectory(prefix="hf-align-")
         self._files = (Path(self._folder.name) / str(number) for number in itertools.count())
 
-    @property
-    def holds(self) -> bool:
-        return False
+    def must_hold(self, what: str) -> None:
+        raise HfAlignError(f"{what}, where they do not fit or --offload is given")
 
     def placed(self, weights: Weights) -> Weights:
         return Streamed(weights, self.config, self.device)
