@@ -16,7 +16,7 @@ import statistics
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -96,14 +96,15 @@ _FINDINGS = (
     "Llama, 400 steps of 32: with the MLPs of both models side by side, each for a half, in place of their mean "
     "learned matching reaches 0.192, with attention side by side 0.344, with both 0.139, with neither 0.337. What is "
     "in the way is that units of the MLPs have no counterparts: after 800 steps the activations of paired units "
-    "correlate by 0.08, 0.04 and 0.07 (medians of the layers), with the best of all units by 0.37, 0.23 and 0.24. How"
-    " they are paired is no way out: from the basis that fits MLPs side by side, 400 steps of 32 end at 0.341 with "
-    "pairs by weights, at 0.341 with pairs by what the merged unit computes, at 0.437 with random ones; and of the 40"
-    " swaps in each layer that the gradient favours most none lowers the loss after 800 steps. Any other way to merge"
-    " there is worse than the mean that the basis was made for: circuits 0.289 and 0.673 (GPT-2 and Llama; the mean "
-    "0.155 and 0.310), Fisher 0.507 and 0.572, regression 0.361 and 0.854, regression on what the merged model reads "
-    "0.196 and 0.492. A hundred steps of Adam on all weights of the midpoint lead to 0.115 and 0.202, about the aim: "
-    "on a straight line it is beyond what changes of basis give, and along a curve it is reached (`curves.md`).",
+    "correlate by 0.08, 0.04 and 0.07 (medians of the layers), with the best of all units by 0.37, 0.23 and 0.24. "
+    "How they are paired is no way out: from the basis that fits MLPs side by side, 400 steps of 32 end at 0.341 "
+    "with pairs by weights, at 0.341 with pairs by what the merged unit computes, at 0.437 with random ones; and of "
+    "the 40 swaps in each layer that the gradient favours most none lowers the loss by more than 0.0001 after 800 "
+    "steps. Any other way to merge there is worse than the mean that the basis was made for: circuits 0.289 and "
+    "0.673 (GPT-2 and Llama; the mean 0.155 and 0.310), Fisher 0.507 and 0.572, regression 0.361 and 0.854, "
+    "regression on what the merged model reads 0.196 and 0.492. A hundred steps of Adam on all weights of the "
+    "midpoint lead to 0.115 and 0.202, about the aim: on a straight line no change of basis that was found here "
+    "leads there; along a curve it is reached (`curves.md`).",
     "**Stretching** (trials, not run by this script). Where the group is general linear (queries with keys, values "
     "with outputs) elements stretch as well as turn, and a good part of the gain is theirs: GPT-2, 400 steps of 32, "
     "on the half that options are chosen on, 0.170 with condition numbers up to 4,000; 0.194 where stretching is "
@@ -239,6 +240,11 @@ def examples(family: str, pair: Pair, which: str) -> Batch:
     return {k: t[part] for k, t in data.items()}
 
 
+def labels(family: str) -> list[str]:
+    """All pairs of models of a family, as they are called in the tables."""
+    return [f"{a.name}–{b.name}" for a, b in itertools.combinations(sorted((MODELS / family).iterdir()), 2)]
+
+
 @functools.cache
 def opened(family: str, label: str) -> Pair:
     first, second = (str(MODELS / family / name) for name in label.split("–"))
@@ -250,17 +256,25 @@ def measure(family: str, name: str, label: str, seed: int, which: str, points: i
     strategy, pair = STRATEGIES[name], opened(family, label)
     spec = _spec(pair, strategy)
     match, seconds = matched(family, name, label, seed)
-    raw = (pair.a.weights, pair.b.weights)
-    sides = (match.a, match.b) if match is not None else None
-    ends = raw if sides is None else tuple(AlignedWeights(w, spec, e) for w, e in zip(raw, sides, strict=True))
-    a, b = ({n: w[n] for n in pair.spec.parameters} for w in ends)
+    a, b = aligned(pair, spec, match)
     evaluator = Evaluator(Network(pair.config), examples(family, pair, which))
     path = evaluator.path(a, b, lambdas(points))
     # Over B as it was: a baseline may have ruined it, and would then rise over nothing.
-    honest = replace(path, losses=(*path.losses[:-1], evaluator.loss({n: raw[1][n] for n in pair.spec.parameters})))
-    barrier = max(honest.barrier, path.losses[-1] - honest.losses[-1])
+    as_it_was = evaluator.loss({n: pair.b.weights[n] for n in pair.spec.parameters})
+    honest = replace(path, losses=(*path.losses[:-1], as_it_was))
+    barrier = max(honest.barrier, path.losses[-1] - as_it_was)
     return Row(family, name, label, seed, path.losses[0], path.losses[-1], path.losses[points // 2], barrier,
                distance(a, b), seconds, list(path.losses), which)  # fmt: skip
+
+
+def aligned(pair: Pair, spec: SymmetrySpec, match: Match | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Both models' weights, as they are or in the basis in which they are averaged."""
+    raw = (pair.a.weights, pair.b.weights)
+    ends = raw if match is None else tuple(
+        AlignedWeights(w, spec, e) for w, e in zip(raw, (match.a, match.b), strict=True)
+    )  # fmt: skip
+    a, b = ({n: w[n] for n in pair.spec.parameters} for w in ends)
+    return a, b
 
 
 @functools.lru_cache(maxsize=1)
@@ -333,13 +347,16 @@ def table(rows: list[Row]) -> list[str]:
     key = lambda r: (r.family, order.index(r.strategy))  # noqa: E731
     for (family, place), group in itertools.groupby(sorted(rows, key=key), key=key):
         members = list(group)
-        columns = ("loss_a", "loss_b", "midpoint", "barrier")
-        values = [mean_and_error([getattr(r, c) for r in members]) for c in columns]
-        runs = f"{len({r.pair for r in members})}, {len({r.seed for r in members})}"
+        losses = summary(members, ("loss_a", "loss_b", "midpoint", "barrier"))
         distances, seconds = (statistics.mean(getattr(r, c) for r in members) for c in ("distance", "seconds"))
-        lines.append(f"| {family} | {order[place]} | {runs} | {' | '.join(values)} "
-                     f"| {distances:.1f} | {seconds:.1f} |")  # fmt: skip
+        lines.append(f"| {family} | {order[place]} | {losses} | {distances:.1f} | {seconds:.1f} |")
     return lines
+
+
+def summary(members: Sequence[object], columns: tuple[str, ...]) -> str:
+    """How many pairs and seeds, and what each column comes to, as cells of a table."""
+    runs = ", ".join(str(len({getattr(r, c) for r in members})) for c in ("pair", "seed"))
+    return " | ".join([runs, *(mean_and_error([getattr(r, c) for r in members]) for c in columns)])
 
 
 def against_reference(rows: list[Row]) -> list[str]:
@@ -430,14 +447,14 @@ def _row(line: str) -> Row:
 def _keys(families: list[str], only: str, which: str) -> Iterator[tuple[str, str, str, int, str]]:
     """What to measure: every strategy on every pair with every seed, and what the reference has on its examples."""
     for family in families:
-        labels = [f"{a.name}–{b.name}" for a, b in itertools.combinations(sorted((MODELS / family).iterdir()), 2)]
+        pairs = labels(family)
         names = [n for n, s in STRATEGIES.items() if n.startswith(only) and family in s.families]
-        for label, name in itertools.product(labels, names):
-            if STRATEGIES[name].first_pair_alone and label != labels[0]:
+        for label, name in itertools.product(pairs, names):
+            if STRATEGIES[name].first_pair_alone and label != pairs[0]:
                 continue
             for seed in STRATEGIES[name].seeds:
                 yield family, name, label, seed, which
-                if which == "reported" and (label, seed) == (labels[0], 0) and family in REFERENCE.get(name, {}):
+                if which == "reported" and (label, seed) == (pairs[0], 0) and family in REFERENCE.get(name, {}):
                     yield family, name, label, seed, "reference"
 
 
