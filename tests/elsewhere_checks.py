@@ -44,9 +44,8 @@ def same(one: Match, other: Match) -> None:
 
 
 def test_products_and_polar_factors_go_to_the_device(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "hf_align.symmetry.groups.linear_algebra._LARGE", 32
-    )  # Newton's iteration for the residual stream
+    # Newton's iteration for the residual stream, small as it is here.
+    monkeypatch.setattr("hf_align.symmetry.groups.linear_algebra._LARGE", 32)
     expected = pipeline.find_match(pair, Options(device="cpu"))
     with Elsewhere() as there:
         found = pipeline.find_match(pair, Options(device=NAME))
