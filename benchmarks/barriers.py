@@ -56,9 +56,10 @@ _PREAMBLE = (
     "(nats). Mean ± standard error over pairs of seeds and over seeds of the search. Distance is that of the weights "
     "in the gauge in which they are averaged (*ignore-heads* and *separate* are baselines of Verma & Elbayad, which "
     "change B: their loss B is not that of B); seconds are CPU time of matching, on one thread. *Data* is text that "
-    "the models were trained on (masked for BERT), or labelled training images; with *no data* each model writes 512 "
-    "sequences itself (BERT does not write: random tokens). The residual stream of BERT, which is normalised after "
-    "every block, moves by permutations at most: for it *orthogonal* is *permuted*."
+    "the models were trained on (masked for BERT), or labelled training images; models that write also write 512 "
+    "sequences each then, but for *text alone*; with *no data* that is all (BERT does not write: random tokens). The "
+    "residual stream of BERT, which is normalised after every block, moves by permutations at most: for it "
+    "*orthogonal* is *permuted*."
 )
 _REFERENCE_PREAMBLE = (
     "A scratch implementation, written by hand for three families, was tuned and measured on the same examples: the "
@@ -176,6 +177,9 @@ STRATEGIES = {
         Search("learned", SHORT), residual="identity", training=True, seeds=(0, 1), families=("bert",)
     ),
     "learned, 150 steps, data": Strategy(Search("learned", SHORT), training=True, seeds=(0, 1)),
+    "learned, 150 steps, text alone": Strategy(
+        Search("learned", SHORT, own=0), training=True, seeds=(0, 1), families=("gpt2", "llama")
+    ),
     "learned, 150 steps, no data": Strategy(Search("learned", SHORT), seeds=(0, 1), families=("bert", "gpt2", "llama")),
     "learned, 400 steps of 32, data": Strategy(
         Search("learned", LONG), training=True, seeds=(0, 1), families=("bert", "vit")

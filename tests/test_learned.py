@@ -369,15 +369,23 @@ def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
 
 
 def test_models_write_beside_a_text_but_not_beside_labels(pairs: dict[str, Pair]) -> None:
-    for family, data, written in (
-        ("gpt2", {"input_ids": inputs("gpt2", 8)["input_ids"]}, True),
-        ("gpt2", {"input_ids": (rows := inputs("gpt2", 8)["input_ids"]), "labels": rows}, False),
-        ("vit", {"pixel_values": inputs("vit", 8)["pixel_values"]}, False),
+    text = {"input_ids": inputs("gpt2", 8)["input_ids"]}
+    for family, data, own, written in (
+        ("gpt2", text, 8, True),
+        ("gpt2", text, 0, False),
+        ("gpt2", {**text, "labels": text["input_ids"]}, 8, False),
+        ("vit", {"pixel_values": inputs("vit", 8)["pixel_values"]}, 8, False),
     ):
         said: list[str] = []
-        search = Search("learned", Schedule(steps=1, rows=4), own=8, length=16)
+        search = Search("learned", Schedule(steps=1, rows=4), own=own, length=16)
         find(balanced(pairs[family]), Network(pairs[family].config), search, data, said.append)
-        assert any("each model writes 8 sequences" in line for line in said) is written
+        assert any("each model writes" in line for line in said) is written
+
+
+def test_there_must_be_something_to_descend_on(pairs: dict[str, Pair]) -> None:
+    search = Search("learned", Schedule(steps=1, rows=4), own=0)
+    with pytest.raises(HfAlignError, match="own is 0"):
+        find(balanced(pairs["gpt2"]), Network(pairs["gpt2"].config), search, None)
 
 
 @pytest.mark.parametrize("residual", ["identity", "first", "last", "all"])

@@ -27,7 +27,8 @@ class Options:
         baseline: allow choices that change B's function.
         match: "weight", "activation", "learned", or "none" for plain averaging.
         schedule: of learned matching, and of a curve.
-        own: sequences that each model writes itself, where a descent or matching needs inputs and there are no labels.
+        own: sequences that each model writes itself, where a descent or matching needs inputs and there are no labels;
+            0 for the data alone.
         device: where models run; an accelerator if there is one.
         offload: whether models that are run read their weights as they need them; None where they do not fit.
         weight: of B, from 0 to 1.

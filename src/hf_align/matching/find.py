@@ -10,6 +10,7 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import PretrainedConfig
 
+from hf_align.errors import HfAlignError
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
@@ -40,8 +41,8 @@ class Search:
         strategy: "weight", "activation" or "learned".
         residual: which features of the residual stream to match by: "first", "last", or any other for all.
         heads: a key of `PAIRINGS`, by which weight matching pairs heads; any other for the best fit.
-        own: sequences that each model writes for learned matching, where there are no labels; a quarter of them serves
-            activation matching, where there is no data.
+        own: sequences that each model writes for learned matching, where there are no labels; 0 for data alone. A
+            quarter of them serves activation matching, where there is no data.
         length: tokens of each.
         examples: rows of data whose activations are compared.
         state: where learned matching keeps how far it got.
@@ -145,8 +146,14 @@ def towards(sources: tuple[Weights, ...], network: Network, search: Search, data
     Args:
         sources: placed for the network.
         data: inputs for all of them; where there are none, or the models write, each has its own as well.
+
+    Raises:
+        HfAlignError: there is nothing to descend on.
     """
-    if data is not None and not ("input_ids" in data and writes(build_without_weights(network.config))):
+    if data is None and not search.own:
+        raise HfAlignError("a descent without data needs sequences that the models write; own is 0")
+    more = search.own and data is not None and "input_ids" in data and writes(build_without_weights(network.config))
+    if data is not None and not more:
         return TowardsSources(sources, (data,) * len(sources))
     written = tuple(own(network, search, sources, search.own, say))
     if data is None:
