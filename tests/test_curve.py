@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DATA, MODELS, run
+from conftest import DATA, MODELS, run, tiny_gpt2
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -126,11 +126,22 @@ def test_a_killed_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
         torch.testing.assert_close(resumed[name], bend, rtol=1e-4, atol=1e-6)
 
 
-def test_the_command_says_what_the_curve_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:64].tolist()
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models that write short sequences."""
+    folders = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        transformers.GPT2LMHeadModel(tiny_gpt2()).save_pretrained(folder)
+    return folders
+
+
+def test_the_command_says_what_the_curve_gains(
+    tiny: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = torch.randint(11, (64, 10), generator=torch.Generator().manual_seed(0)).tolist()
     (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"input_ids": row}) for row in ids))
-    models = MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"
-    arguments = ("merge", *models, "--method", "curve", "--steps", "20", "--data", tmp_path / "data.jsonl", "--json")
+    arguments = ("merge", *tiny, "--method", "curve", "--steps", "20", "--data", tmp_path / "data.jsonl", "--json")
     assert run(*arguments, "-o", tmp_path / "out") == 0
     report = json.loads(capsys.readouterr().out)
     assert any(note.startswith("curve merges to a loss of") for note in report["notes"])
@@ -144,9 +155,10 @@ class Stopped(BaseException):
     """Nothing catches it."""
 
 
-def test_a_killed_merge_keeps_its_match_and_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"
-    arguments = ("merge", *models, "--method", "curve", "--steps", "4", "-o", tmp_path / "out")
+def test_a_killed_merge_keeps_its_match_and_its_curve(
+    tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("merge", *tiny, "--method", "curve", "--steps", "4", "-o", tmp_path / "out")
 
     def stopped(*_: object, **__: object) -> None:
         raise Stopped

@@ -125,7 +125,13 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("family", "first", "second"), LIMITS)
+QUICK = (("gpt2", 0, 1), ("llama", 0, 1), ("vit", 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in LIMITS],
+)
 def test_barriers(family: str, first: int, second: int, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -35,6 +35,7 @@ def launch(
     return subprocess.run([*command, "-o", out_folder], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_as_one_process(tmp_path: Path) -> None:
     arguments = ("merge", *PAIR, "--match", "none", "--max-shard-size", "300KB", "--quiet")
     for count in (1, 3):

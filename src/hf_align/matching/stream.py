@@ -21,7 +21,7 @@ def streams(spec: SymmetrySpec) -> list[str]:
 
 
 def _meets_others(spec: SymmetrySpec, space: str) -> bool:
-    return len(list(spec.uses(space))) > len(anchored(spec, space))
+    return len(spec.uses(space)) > len(anchored(spec, space))
 
 
 def _has_table(spec: SymmetrySpec, space: str) -> bool:
@@ -31,5 +31,5 @@ def _has_table(spec: SymmetrySpec, space: str) -> bool:
 def alone(spec: SymmetrySpec, families: list[Tree]) -> list[str]:
     """The spaces that move by themselves, not with the heads they lie in; those of most weights first."""
     grouped = frozenset[str]().union(*(t.spaces for t in families))
-    widest_first = sorted(spec.spaces, key=lambda s: -len(list(spec.uses(s))))
+    widest_first = sorted(spec.spaces, key=lambda s: -len(spec.uses(s)))
     return [s for s in widest_first if s not in grouped and spec.spaces[s].group is not None]

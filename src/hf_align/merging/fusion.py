@@ -36,7 +36,7 @@ def transport_of_activations(models: Aligned, samples: Samples, temperature: flo
     for name in units(models.spec):
         if name in spec.spaces:
             total = torch.stack(list(cross(spec, name, first, second, {}).values())).sum(0)
-            maps[name] = sinkhorn(total / max(1, len(list(spec.uses(name)))), temperature)
+            maps[name] = sinkhorn(total / max(1, len(spec.uses(name))), temperature)
     return _mean_with(models, blends(models.spec, maps))
 
 

@@ -287,7 +287,7 @@ def _turns(spec: SymmetrySpec, elements: Mapping[str, Element]) -> dict[str, Any
     shared = [n for n in elements if not spec.spaces[n].index]
     if not shared:
         return None
-    name = max(shared, key=lambda n: len(list(spec.uses(n))))
+    name = max(shared, key=lambda n: len(spec.uses(n)))
     if spec.spaces[name].size > _WIDEST:
         return None
     angles = [float(a) for a in _angles(elements[name]).flatten()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import Gauge
@@ -113,11 +114,18 @@ class SymmetrySpec:
         """Those of all axes of all parameters."""
         return (f for axes in self.parameters.values() for axis in axes for segment in axis for f in segment)
 
-    def uses(self, space: str) -> Iterator[str]:
+    def uses(self, space: str) -> tuple[str, ...]:
         """The parameters that carry a space."""
+        return self._users.get(space, ())
+
+    @cached_property
+    def _users(self) -> dict[str, tuple[str, ...]]:
+        """What carries each space: sweeps of matching ask for it over and over."""
+        found: dict[str, dict[str, None]] = {}
         for name, axes in self.parameters.items():
-            if any(f.is_moved_by(space) for axis in axes for segment in axis for f in segment):
-                yield name
+            for space in (s for axis in axes for segment in axis for f in segment for s in f.powers):
+                found.setdefault(space, {})[name] = None
+        return {space: tuple(names) for space, names in found.items()}
 
     def group(self, space: str) -> Group:
         """The group of a space that moves."""

@@ -78,7 +78,7 @@ def _group_directions(spec: SymmetrySpec, weights: Weights) -> Iterator[Weights]
         if space.group is None or not space.group.dimension:
             continue
         index = spec.index_shape(space.name)
-        names = list(spec.uses(space.name))
+        names = spec.uses(space.name)
         most = sum(weights[n].numel() for n in names)
         if not most:
             continue
