@@ -83,6 +83,13 @@ def test_tables_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert lines and max(map(len, lines)) <= 80, max(lines, key=len)
 
 
+def test_help_does_not_wait_for_libraries() -> None:
+    """A shell that completes runs the program at every key."""
+    code = "import sys; import hf_align.cli; print(*sorted({'transformers', 'scipy.optimize'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_and_options(shell: str) -> None:
     env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from hf_align.matching.schedule import Schedule
-from hf_align.merging.methods import CURVE
 
 _NO_RESULT = ("overwrite", "drop_cache", "offload", "quiet")
 _NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code")
@@ -73,7 +72,7 @@ class Options:
         """The options that the weights depend on, without paths."""
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
         schedule, own = chosen.pop("schedule"), chosen.pop("own")
-        descends = self.match == "learned" or self.method == CURVE
+        descends = self.match == "learned" or self.method == "curve"
         chosen |= schedule if descends else {}
         chosen["spaces"] = " ".join(self.spaces)
         chosen |= {"own": own} if descends or self.match == "activation" else {}
