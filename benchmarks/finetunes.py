@@ -15,8 +15,11 @@ import torch
 import typer
 from torch import Tensor
 
+from hf_align.matching.find import Search, towards
 from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.methods import merge_tensors
+from hf_align.merging.aligned import Aligned
+from hf_align.merging.curve import along, learn_curve
 from hf_align.options import Options
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
@@ -67,6 +70,14 @@ class Bench:
     def mean(self) -> Losses:
         return self.losses({n: (t + self.models["b"][n]) / 2 for n, t in self.models["a"].items()})
 
+    def curve(self) -> Losses:
+        """Halfway along a curve that is learned on what both models write."""
+        network, search = self.judge[0].network, Search()
+        a, b = (dict(self.models[m]) for m in "ab")
+        objective = towards((a, b), network, search, None, lambda _: None)
+        mix = along(Aligned(self.inputs.pair.spec, a, b), learn_curve(a, b, network, objective, search.schedule))
+        return self.losses({n: mix(n, 0.5) for n in a})
+
     def cosine(self) -> float:
         """Of the two fine-tunes' task vectors."""
         base = self.models["base"]
@@ -106,6 +117,7 @@ def main(
     labels = {"a": "fine-tune on jargon", "b": "fine-tune on Python", "base": "their base"}
     table = [row(label, plain.losses(plain.models[m]), None) for m, label in labels.items()]
     table.append(row("mean", plain.mean(), aligned.mean()))
+    table.append(row("curve", plain.curve(), aligned.curve()))
     for name, (method, parameters) in RECIPES.items():
         table.append(row(name, *(bench.best(method, parameters, SCALES) for bench in (plain, aligned))))
         typer.echo(table[-1], err=True)
@@ -139,6 +151,7 @@ def main(
         row(labels["a"], apart.losses(apart.models["a"]), None),
         row("the other seed", apart.losses(apart.models["b"]), None),
         row("mean", apart.mean(), brought.mean()),
+        row("curve", apart.curve(), brought.curve()),
         "",
     ]
     output.write_text("\n".join(text), encoding="utf-8")
