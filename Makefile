@@ -29,6 +29,7 @@ bench: .venv/installed  ## every table under benchmarks/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/barriers.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/merging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/line.py
 	$(BIN)/python benchmarks/size.py
 	$(BIN)/python benchmarks/coverage.py
 	$(BIN)/python benchmarks/engine.py

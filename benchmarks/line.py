@@ -14,7 +14,7 @@ import itertools
 import json
 import statistics
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +55,6 @@ SCHEDULE = Schedule(steps=400, rows=32, mixing="middle")
 TRAINED = Schedule(steps=100, rows=32, mixing="middle")
 RATE = 1e-3
 FAMILIES = ("gpt2", "llama")
-HALF = {f: REFERENCE["learned, 150 steps, data"][f] / 2 for f in FAMILIES}
 
 Weights = Mapping[str, Tensor]
 
@@ -243,16 +242,19 @@ def correlations(family: str, best: bool) -> float:
     return float(torch.cat([c.amax(1) if best else c.diagonal() for c in values]).median())
 
 
-TRIALS: dict[str, Callable[[str], float]] = {
+RISES: dict[str, Callable[[str], float]] = {
     "mean": functools.partial(beside, what="nothing", afterwards=True),
     **{f"{what} side by side afterwards": functools.partial(beside, what=what, afterwards=True) for what in TWO},
     **{f"{what} side by side, learned so": functools.partial(beside, what=what, afterwards=False) for what in TWO},
     "units paired at random": paired_at_random,
     **{method: functools.partial(merged, method=method) for method in MEANS},
     "all weights trained": trained,
+}
+CORRELATIONS: dict[str, Callable[[str], float]] = {
     "correlation of paired units": functools.partial(correlations, best=False),
     "correlation with the likest unit": functools.partial(correlations, best=True),
 }
+TRIALS = RISES | CORRELATIONS
 
 _FINDINGS: tuple[str, ...] = ()
 _PREAMBLE = (
@@ -268,9 +270,12 @@ _PREAMBLE = (
 
 
 def table(rows: Mapping[tuple[str, str], float]) -> list[str]:
-    lines = ["| | GPT-2 | Llama |", "| --- | --- | --- |"]
-    lines += [f"| {trial} | {' | '.join(f'{rows[family, trial]:.3f}' for family in FAMILIES)} |" for trial in TRIALS]
-    return [*lines, f"| half of the reference's barrier | {' | '.join(f'{HALF[f]:.3f}' for f in FAMILIES)} |"]
+    def line(name: str, values: Iterable[float]) -> str:
+        return f"| {name} | {' | '.join(f'{value:.3f}' for value in values)} |"
+
+    rises, alike = ([line(t, (rows[f, t] for f in FAMILIES)) for t in trials] for trials in (RISES, CORRELATIONS))
+    half = line("half of the reference's barrier", (REFERENCE["learned, 150 steps, data"][f] / 2 for f in FAMILIES))
+    return ["| | GPT-2 | Llama |", "| --- | --- | --- |", *rises, half, *alike]
 
 
 def main(
