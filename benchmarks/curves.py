@@ -89,7 +89,7 @@ _REFERENCE_PREAMBLE = (
 REFERENCE_LEARNED = {f: REFERENCE["learned, 150 steps, data"][f] for f in ("gpt2", "llama")}
 _FINDINGS = (
     "**The aim** of learned matching, half of the reference's barrier (0.118 for GPT-2, 0.222 for Llama), was not "
-    "reached on a straight line: no change of basis that was found leads there (`barriers.md`, *Where it is lost*). "
+    "reached on a straight line: no change of basis that was found leads there (`line.md`). "
     "Along a curve it is reached by 150 steps after weight matching (below).",
     "**What it is not.** The middle of a curve is trained: a barrier near zero is no property of A and B alone, as it"
     " is on a line, and one could also train A itself. What this costs is one descent on what the models write, and "
