@@ -152,8 +152,7 @@ def towards(sources: tuple[Weights, ...], network: Network, search: Search, data
     """
     if data is None and not search.own:
         raise HfAlignError("a descent without data needs sequences that the models write; own is 0")
-    more = search.own and data is not None and "input_ids" in data and writes(build_without_weights(network.config))
-    if data is not None and not more:
+    if data is not None and not (search.own and "input_ids" in data and writes(build_without_weights(network.config))):
         return TowardsSources(sources, (data,) * len(sources))
     written = tuple(own(network, search, sources, search.own, say))
     if data is None:
