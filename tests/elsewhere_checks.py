@@ -20,7 +20,7 @@ from hf_align.options import Options
 PRODUCTS = ("aten.mm", "aten.bmm")
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def pair(request: pytest.FixtureRequest) -> Pair:
     return open_pair(str(MODELS / request.param / "0"), str(MODELS / request.param / "1"))
 

@@ -90,7 +90,7 @@ def test_help_does_not_wait_for_libraries() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zsh", "fish"))])
 def test_shells_complete_commands_and_options(shell: str) -> None:
     env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     shown = subprocess.run([*COMMAND, "--show-completion", shell], env=env, check=True, capture_output=True, text=True)

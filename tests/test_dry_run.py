@@ -85,14 +85,12 @@ def test_the_bound_on_memory_holds_without_alignment(
     assert taken - base <= bound
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "units"),
-    [*(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2**16, 96), (64, 2560))), (64, 1600)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("vocabulary", "units"), [(2**16, 96), (64, 2560)])
 def test_the_bound_on_memory_holds_with_alignment(
     vocabulary: int, units: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table of 32 MiB in float64 beside little else; cross matrices of 20 or 50 MiB, two layers of three each."""
+    """A table of 32 MiB in float64 beside little else; cross matrices of 50 MiB, two layers of three each."""
     for seed in range(4):
         torch.manual_seed(seed)
         config = transformers.LlamaConfig(

@@ -41,7 +41,7 @@ def alignment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "alignment.safetensors"
 
 
-@pytest.mark.parametrize("kept", DTYPES)
+@pytest.mark.parametrize("kept", [DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in DTYPES[1:])])
 def test_an_aligned_merge_computes_in_float32_and_rounds_once(
     kept: torch.dtype, alignment: Path, tmp_path: Path
 ) -> None:

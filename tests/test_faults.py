@@ -41,7 +41,8 @@ def test_killed_at_twenty_points_of_an_aligned_merge(tmp_path: Path) -> None:
     assert len(found) == 20 and all(f["killed"] and f["same"] for f in found), found
 
 
-@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "vit"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "vit"])
 def test_a_recipe_that_is_killed_goes_on(family: str, tmp_path: Path) -> None:
     """mergekit starts again, and our loop, which it leaves a ViT to, goes on; what is all written is refused."""
     models = [{"model": str(MODELS / family / seed), "parameters": {"weight": 0.5}} for seed in "01"]

@@ -499,7 +499,7 @@ def test_another_version_gets_folders_that_are_aligned(
         assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
 
 
-@pytest.mark.parametrize("gone", ["loaders", "LoaderCache"])
+@pytest.mark.parametrize("gone", [pytest.param("loaders", marks=pytest.mark.slow), "LoaderCache"])
 def test_a_loader_cache_that_is_not_there(
     gone: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +518,7 @@ def test_a_loader_cache_that_is_not_there(
     assert_same(weights(tmp_path / "out"), weights(tmp_path / "loaders"))
 
 
+@pytest.mark.slow
 def test_another_version_that_does_not_merge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,7 +192,10 @@ def test_circuits_are_where_nothing_stands_between_two_weights() -> None:
     assert {s.rsplit(".", 1)[-1] for s in found["plain"]} == {"qk", "value"}
 
 
-@pytest.mark.parametrize("method", ["fisher", "regmean", "circuits"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("fisher", marks=pytest.mark.slow), "regmean", pytest.param("circuits", marks=pytest.mark.slow)],
+)
 def test_the_command_line_merges_by_every_method(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

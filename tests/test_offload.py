@@ -75,7 +75,10 @@ def test_nothing_is_held() -> None:
     assert all(p.is_meta for p in network.module(placed).parameters()) and not network.names(placed)
 
 
-@pytest.mark.parametrize("options", [("--match", "activation"), ("--match", "weight", "--method", "regmean")])
+@pytest.mark.parametrize(
+    "options",
+    [("--match", "activation"), pytest.param(("--match", "weight", "--method", "regmean"), marks=pytest.mark.slow)],
+)
 def test_a_merge_has_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:
     common = ("merge", MODELS / "llama" / "0", MODELS / "llama" / "1", *options, "--quiet")
     for how in ("--offload", "--no-offload"):

@@ -66,6 +66,7 @@ def test_each_process_matches_its_share(tmp_path: Path) -> None:
     assert set(done[1][0]) == {"steps", "stream", "products", "gauges"}
 
 
+@pytest.mark.slow
 def test_one_process_where_several_were_asked_for_is_said(tmp_path: Path) -> None:
     """Without a GPU, --num_processes alone starts one."""
     command = [sys.executable, *LAUNCH, "--num_processes", "2", "-m", "hf_align", "merge", *PAIR, "--match", "none",
