@@ -536,6 +536,12 @@ def test_stages_that_are_returned_too_are_no_outputs() -> None:
     assert "vision_model.encoder.layers.1.self_attn.out_proj.weight" in centred(derived("stages that are returned"))
 
 
+def test_constants_that_are_returned_are_no_outputs() -> None:
+    """Which patches are left out, where no noise is given."""
+    program = traced("patches left out")
+    assert program.interface and not program.constants.keys() & set(program.interface)
+
+
 def test_stages_that_are_returned_in_another_shape_are_no_outputs() -> None:
     assert len(traced("gated cross-attention").interface) == 1
 

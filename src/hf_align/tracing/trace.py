@@ -123,10 +123,10 @@ class Program:
 
     @property
     def interface(self) -> tuple[fx.Node, ...]:
-        """Every floating point tensor that the model returns, but for stages on the way to the first."""
+        """Every floating point tensor that the model returns, but for constants and stages on the way to the first."""
         (results,) = next(n for n in self.graph.nodes if n.op == "output").args
         assert isinstance(results, tuple)
-        return results
+        return tuple(node for node in results if node not in self.constants)
 
     @property
     def output(self) -> fx.Node:
