@@ -379,7 +379,8 @@ def test_models_write_beside_a_text_but_not_beside_labels(pairs: dict[str, Pair]
         said: list[str] = []
         search = Search("learned", Schedule(steps=1, rows=4), own=own, length=16)
         find(balanced(pairs[family]), Network(pairs[family].config), search, data, said.append)
-        assert any("each model writes" in line for line in said) is written
+        writing = [line for line in said if "each model writes" in line]
+        assert ["each model writes 8 sequences" in line for line in writing] == [True] * written
 
 
 def test_there_must_be_something_to_descend_on(pairs: dict[str, Pair]) -> None:
