@@ -16,7 +16,7 @@ import statistics
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -424,9 +424,7 @@ def main(
         if row is None:
             row = measure(*key, points=points)
             if not choosing:
-                results.parent.mkdir(parents=True, exist_ok=True)
-                with results.open("a") as file:
-                    file.write(json.dumps(asdict(row)) + "\n")
+                keep(results, asdict(row))
         rows.append(row)
         typer.echo(f"{' '.join(map(str, key))}: {row.barrier:.3f}, {row.seconds:.1f} s", err=True)
     if writes:
@@ -434,6 +432,13 @@ def main(
         three, widths = list(three_models("llama", searches)), list(two_widths(searches, points))
         output.write_text(render(rows, three, widths), encoding="utf-8")
     sys.exit(_report_failures(rows))
+
+
+def keep(results: Path, row: Mapping[str, object]) -> None:
+    """Add a row to those that a run which was stopped goes on from."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def _row(line: str) -> Row:

@@ -27,6 +27,7 @@ from barriers import (
     STRATEGIES,
     aligned,
     examples,
+    keep,
     labels,
     matched,
     opened,
@@ -214,9 +215,7 @@ def main(
         row = done.get((name, curve.aligned, curve.name, label, seed))
         if row is None:
             row = measure(name, curve, label, seed)
-            results.parent.mkdir(parents=True, exist_ok=True)
-            with results.open("a") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
+            keep(results, asdict(row))
         rows.append(row)
         typer.echo(f"{' '.join(map(str, row.key))}: line {row.line:.3f}, curve {row.barrier:.3f}", err=True)
     if not family:
