@@ -5,16 +5,16 @@ OUT ?= out
 # One thread each: on a few cores, processes side by side do more than threads that wait for each other.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test test-slow lint golden bench clean
+.PHONY: demo test test-slow lint docs golden bench coverage clean
 
 demo: .venv/installed  ## align and merge two trained models, with the barrier before and after
 	$(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
 		--data examples/data/eval_lm_kjv.safetensors --overwrite
 
-test: .venv/installed  ## the tests, a few minutes
+test: .venv/installed  ## the quick tests: about 12 minutes on two cores
 	$(TEST)
 
-test-slow: .venv/installed  ## all tests
+test-slow: .venv/installed  ## all tests, those that take minutes each too
 	$(TEST) -m ""
 
 lint: .venv/installed
@@ -25,20 +25,32 @@ lint: .venv/installed
 golden: .venv/installed  ## what the tests compare derived specs with, and the schema of overrides
 	$(BIN)/python tests/golden/regenerate.py
 
-bench: .venv/installed  ## every table under benchmarks/
+docs: .venv/installed  ## the pages, as a site under out/site
+	$(BIN)/python -m mkdocs build --strict
+
+bench: .venv/installed coverage  ## every table under benchmarks/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/barriers.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/merging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/line.py
 	$(BIN)/python benchmarks/size.py
-	$(BIN)/python benchmarks/coverage.py
 	$(BIN)/python benchmarks/engine.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/witness.py
+
+coverage: .venv/coverage  ## the table of all architectures; goes on where it was stopped
+	$(BIN)/python benchmarks/coverage.py
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots,mergekit]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots,mergekit,docs]'
+	touch $@
+
+# Beside the environment and not in it: torchvision's wheels are built for another torch, and break what finds them.
+.venv/coverage: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ -c constraints.txt \
+		timm torchvision
 	touch $@
 
 clean:

@@ -30,8 +30,8 @@ import typer
 
 HERE = Path(__file__)
 OURS = [sys.executable, "-m", "hf_align"]
-LAYERS = {0.25: 3, 0.5: 8, 1.0: 20, 2.0: 43}
-"""Billions of parameters -> layers of width 2048."""
+LAYERS = {0.06: 2, 0.25: 3, 0.5: 8, 1.0: 20, 2.0: 43}
+"""Billions of parameters -> layers of width 2048; the smallest is of width 768, for what is measured in a minute."""
 ASSIGNMENTS, POLAR = (4096, 11008, 14336), (1024, 2048, 4096)
 """Hidden units, and widths of the residual stream, of models that are used."""
 MERGE = "models:\n  - model: {}\n    parameters: {{weight: 0.5}}\n  - model: {}\n    parameters: {{weight: 0.5}}\n" \
@@ -221,11 +221,14 @@ def make(folder: Path, billions: float, seed: int) -> None:
     import torch
     import transformers
 
-    from hf_align.checkpoints.shards import ShardPlan, claimed, whole, write_shards
+    from hf_align.checkpoints.claim import claimed
+    from hf_align.checkpoints.plan import ShardPlan
+    from hf_align.checkpoints.shards import whole, write_shards
 
+    width = 2048 if billions > 0.06 else 768
     config = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=2048, intermediate_size=5504, num_hidden_layers=LAYERS[billions],
-        num_attention_heads=16, num_key_value_heads=4, tie_word_embeddings=False, dtype="bfloat16",
+        vocab_size=32000, hidden_size=width, intermediate_size=43 * width // 16, num_hidden_layers=LAYERS[billions],
+        num_attention_heads=width // 128, num_key_value_heads=width // 512, tie_word_embeddings=False, dtype="bfloat16",
         architectures=["LlamaForCausalLM"],
     )  # fmt: skip
     with torch.device("meta"):
@@ -258,25 +261,29 @@ def move(model: list[Path], folder: Path) -> None:
     """A model in a random basis."""
     import torch
 
-    from hf_align.checkpoints.shards import claimed
+    from hf_align.checkpoints.claim import claimed
+    from hf_align.jobs.job import silent
     from hf_align.models import open_pair
+    from hf_align.options import Options
     from hf_align.symmetry.alignment import AlignedWeights
-    from hf_align.writing import Draft, write
+    from hf_align.writing import draft_of, entries_of
 
     pair = open_pair(str(model[0]), str(model[0]))
     spec, rng = pair.spec, torch.Generator().manual_seed(0)
     elements = {n: s.group.random(spec.index_shape(n), rng) for n, s in spec.spaces.items() if s.group}
     weights = AlignedWeights(pair.a.weights, spec, elements)
-    draft = Draft.build(pair, pair.a, torch.bfloat16, "600MB")
+    options = Options(dtype=torch.bfloat16, max_shard_size="600MB")
+    draft = draft_of(pair, pair.a, options)
     with claimed(folder, {}) as claim:
-        write(claim, draft, weights.__getitem__, lambda _: None, quiet=True)
+        draft.write(claim, entries_of(pair, pair.a, options, weights.__getitem__, silent), silent, quiet=True)
 
 
 def whole(pair: list[Path], folder: Path) -> None:
     """A whole merge: seconds, CPU seconds and the most memory of each stage."""
     import resource as used
 
-    from hf_align import pipeline
+    from hf_align.jobs import job
+    from hf_align.jobs.merge import Merge
     from hf_align.options import Options
 
     rows: list[tuple[object, ...]] = []
@@ -294,17 +301,17 @@ def whole(pair: list[Path], folder: Path) -> None:
     typer.echo(f"\nThe program itself: {memory():.2f} GiB")
     began = [cpu()]
 
-    class Clock(pipeline._Clock):
+    class Clock(job.Clock):
         def lap(self, name: str) -> None:
             super().lap(name)
             rows.append((name, self.laps[name], cpu() - began[0], memory()))
             began[0] = cpu()
 
-    pipeline._Clock = Clock  # type: ignore[misc]
     started = time.perf_counter()
     said: list[str] = []
-    pipeline.merge(*map(str, pair), folder / "out", Options(quiet=True, device="cpu"),
-                   say=lambda line: said.append(f"{time.perf_counter() - started:.0f} s: {line}"))  # fmt: skip
+    asked = job.Asked(Options(quiet=True, device="cpu"), clock=Clock(),
+                      say=lambda line: said.append(f"{time.perf_counter() - started:.0f} s: {line}"))  # fmt: skip
+    job.run(Merge.open([*map(str, pair)], asked, certify=False), folder / "out")
     table("stage | seconds | CPU seconds | peak GiB", rows)
     typer.echo("\n" + "\n".join(said))
 
@@ -315,7 +322,6 @@ def products(pair: list[Path], folder: Path) -> None:
 
     from hf_align.matching.match import Match
     from hf_align.models import open_pair
-    from hf_align.symmetry.action import blocks
     from hf_align.symmetry.alignment import AlignedWeights
     from hf_align.symmetry.elements import Matrix
 
@@ -325,7 +331,7 @@ def products(pair: list[Path], folder: Path) -> None:
     began, count = time.perf_counter(), 0
     for name in spec.parameters:
         for side in (match.a, match.b):
-            for block in blocks(spec, name):
+            for block in spec.blocks(name):
                 view = block.factored(torch.empty(spec.shape(name)))
                 dense = [side[str(f.space)] for f in block.factors if f.space in side]
                 for matrix in [e.matrix.float() for e in dense if isinstance(e, Matrix)]:
@@ -515,7 +521,7 @@ def main(
     runs: int = 3,
     billions: float = 1.0,
     seed: int = 0,
-    size: Annotated[float, typer.Option(help="Billions of parameters, the largest: 0.25, 0.5, 1 or 2.")] = 1.0,
+    size: Annotated[float, typer.Option(help="Billions of parameters: 0.06 (aligned), 0.25, 0.5, 1 or 2.")] = 1.0,
     sizes: Annotated[list[int] | None, typer.Option(help="Of what solvers solves; by default those of models.")] = None,
 ) -> None:
     part = part or ["speed", "aligned", "growth", "processes", "faults", "solvers"]
@@ -533,7 +539,7 @@ def main(
         parts: dict[str, Callable[[], None]] = {
             "speed": lambda: speed(place, runs, peer, size),
             "aligned": lambda: aligned(place, size),
-            "growth": lambda: growth(place, runs, [s for s in LAYERS if s <= 2 * size]),
+            "growth": lambda: growth(place, runs, [s for s in LAYERS if 0.06 < s <= 2 * size]),
             "processes": lambda: processes(place, runs, size),
             "faults": lambda: faults(place, 20),
             "solvers": lambda: solvers(sizes or sorted({*ASSIGNMENTS, *POLAR})),

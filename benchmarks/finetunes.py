@@ -15,8 +15,8 @@ import torch
 import typer
 from torch import Tensor
 
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.find import Search, towards
-from hf_align.mergekit.basis import Inputs, open_inputs
 from hf_align.mergekit.methods import merge_tensors
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.curve import along, learn_curve
@@ -48,20 +48,21 @@ class Losses:
 class Bench:
     """The fine-tunes `a` and `b` and their base, in one basis, with evaluators to choose by and to report with."""
 
-    inputs: Inputs
+    inputs: Opened
     models: Mapping[str, Weights]
     choose: list[Evaluator]
     judge: list[Evaluator]
 
     @classmethod
     def of(cls, named: Mapping[str, str], data: Path, match: str, rows: int) -> Bench:
-        inputs = open_inputs("a", named, Options(match=match, quiet=True))
-        names, config = list(inputs.pair.spec.parameters), inputs.pair.config
+        inputs = Opened.open(named, Options(match=match, quiet=True), jointly=False)
+        matches = [m for pair in inputs.pairs for m in Opened((pair,), inputs.options).find()]
+        names, config = list(inputs.spec.parameters), inputs.first.config
         network = Network(config)
         texts = [load_data(data / f"eval_lm_{t}.safetensors", None, config) for t in TEXTS]
         first, second = ([Evaluator(network, {k: x[start : start + rows] for k, x in t.items()}) for t in texts]
                          for start in (rows, 0))  # fmt: skip
-        models = {m: {n: w[n].float() for n in names} for m, w in inputs.weights.items()}
+        models = {m: {n: w[n].float() for n in names} for m, w in Basis(inputs, matches).by_name.items()}
         return cls(inputs, models, first[:2], second)
 
     def losses(self, weights: Weights, scale: float | None = None) -> Losses:
@@ -75,7 +76,7 @@ class Bench:
         network, search = self.judge[0].network, Search()
         a, b = (dict(self.models[m]) for m in "ab")
         objective = towards((a, b), network, search, None, lambda _: None)
-        mix = along(Aligned(self.inputs.pair.spec, a, b), learn_curve(a, b, network, objective, search.schedule))
+        mix = along(Aligned(self.inputs.spec, a, b), learn_curve(a, b, network, objective, search.schedule))
         return self.losses({n: mix(n, 0.5) for n in a})
 
     def cosine(self) -> float:

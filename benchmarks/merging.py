@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import typer
 
-from hf_align import pipeline
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.fusion import transport
@@ -57,8 +57,8 @@ class Bench:
         everything = load_data(ROOT / "examples" / "data" / f"{data}.safetensors", None, pair.config)
         half = len(next(iter(everything.values()))) // 2
         fit, held_out = ({k: t[start : start + min(rows, half)] for k, t in everything.items()} for start in (0, half))
-        match = pipeline.find_match(pair, Options(quiet=True))
-        models, plain = (_aligned(pair, m) for m in (match, None))
+        matches = Opened((pair,), Options(quiet=True)).find()
+        models, plain = (_aligned(pair, m) for m in (matches, []))
         network = Network(pair.config)
         inputs = {k: t for k, t in fit.items() if k != "labels"}
         own = [own_inputs(Network(pair.config), w, rows, 64, i) for i, w in enumerate((models.a, models.b))]
@@ -87,8 +87,8 @@ class Bench:
             yield _label(f"transport, {temperature:g}"), self.loss(transport(self.models, temperature))
 
 
-def _aligned(pair: Pair, match: Match | None) -> Aligned:
-    weights = pipeline.aligned_weights(pair, Options(), match)
+def _aligned(pair: Pair, matches: list[Match]) -> Aligned:
+    weights = Basis(Opened((pair,), Options()), matches).weights
     return Aligned(pair.spec, *({n: w[n] for n in pair.spec.parameters} for w in weights))
 
 

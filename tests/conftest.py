@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -11,7 +14,11 @@ from hub_server import HUB, Hub, start
 
 os.environ["HF_ENDPOINT"] = start(HUB)  # read when huggingface_hub is imported: no test speaks to the real Hub
 os.environ["HF_HUB_DISABLE_XET"] = "1"
+if "PYTEST_XDIST_WORKER" not in os.environ:  # what one command of a session has derived, all others find
+    os.environ["HF_ALIGN_CACHE"] = tempfile.mkdtemp(prefix="hf-align-specs-")
+    atexit.register(shutil.rmtree, os.environ["HF_ALIGN_CACHE"], ignore_errors=True)
 
+import once  # noqa: F401
 import pytest
 import transformers
 from huggingface_hub import constants

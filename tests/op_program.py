@@ -171,7 +171,7 @@ def trace_op(example: OpExample) -> Program:
     arguments = Example({"u": torch.ones(_INPUTS, dtype=torch.float64)}, {})
     with torch.no_grad(), mock.patch.object(trace, "_writes_in_place", lambda node: False):
         exported = torch.export.export(model, (), dict(arguments.arguments), strict=False)
-        return trace._program(model, exported, arguments, 0)
+        return trace._of_export(model, exported, arguments)
 
 
 def draw_weights(example: OpExample, program: Program, rng: Generator) -> dict[str, Tensor]:

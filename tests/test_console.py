@@ -11,9 +11,11 @@ import sys
 import termios
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from conftest import MODELS, run
+from forks import forked, hf_align
 from typer.main import get_command
 
 from hf_align.cli import app
@@ -27,15 +29,23 @@ def on_a_terminal(out: Path, *arguments: object) -> str:
     """What a terminal at standard error shows; standard output goes to a file."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
-    shown = b""
-    with out.open("w") as file, subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=file, stderr=theirs) as child:
-        os.close(theirs)
+    parts: list[bytes] = []
+
+    def read() -> None:
         with suppress(OSError):  # the other side is closed
             while part := os.read(ours, 4096):
-                shown += part
-        os.close(ours)
-    assert child.returncode == 0, shown
-    return shown.decode()
+                parts.append(part)
+
+    reader = Thread(target=read)
+    reader.start()
+    ran = forked(hf_align, *arguments, stderr=Path(os.ttyname(theirs)))
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    shown = b"".join(parts).decode()
+    assert ran.returncode == 0, shown
+    out.write_text(ran.stdout)
+    return shown
 
 
 def test_a_clock_where_a_person_looks(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ import pytest
 import torch
 import transformers
 from conftest import DATA, MODELS, run, tiny_gpt2
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hf_align import pipeline
+from hf_align.jobs import job, merge
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.descent import State
 from hf_align.matching.objectives import TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.curve import along, learn_curve
+from hf_align.merging.curve import _Bend, along, learn_curve
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.running.evaluate import Evaluator
@@ -52,7 +53,8 @@ def case(family: str) -> Case:
     pair = open_pair(str(MODELS / family / "0"), str(MODELS / family / "1"))
     network = Network(pair.config)
     options = Options(quiet=True)
-    aligned = pipeline.aligned_weights(pair, options, pipeline.find_match(pair, options))
+    models = Opened((pair,), options)
+    aligned = Basis(models, models.find()).weights
     a, b = (network.placed({n: w[n] for n in pair.spec.parameters}) for w in aligned)
     data = load_file(DATA / ("eval_digits.safetensors" if family == "vit" else "eval_lm_kjv.safetensors"))
     data = {k: t if t.is_floating_point() else t.long() for k, t in data.items()}
@@ -61,7 +63,9 @@ def case(family: str) -> Case:
     return Case(pair, network, dict(a), dict(b), TowardsSources((a, b), (learned, learned)), held_out)
 
 
-@pytest.mark.parametrize(("family", "share"), [("gpt2", 0.6), ("llama", 0.6), ("vit", 0.3)])
+@pytest.mark.parametrize(
+    ("family", "share"), [("gpt2", 0.6), pytest.param("llama", 0.6, marks=pytest.mark.slow), ("vit", 0.3)]
+)
 def test_the_ends_are_the_models_and_the_middle_is_low(family: str, share: float) -> None:
     found = case(family)
     ends = [found.evaluator.loss(w) for w in (found.a, found.b)]
@@ -89,6 +93,14 @@ def test_a_step_is_as_long_as_the_models_are_apart() -> None:
         rank = min(bend.shape) if bend.ndim > 1 else 1
         share = float(bend.norm() / (0.01 * apart * (max(bend.shape) * rank) ** 0.5))
         assert 0.3 < share < 1.3, name
+
+
+def test_curves_of_weights_of_any_strides_can_be_kept(tmp_path: Path) -> None:
+    """As moving a weight may leave them."""
+    a, b = (torch.randn(4, 6, generator=torch.Generator().manual_seed(i)).T for i in range(2))
+    bend = _Bend.between(a, b)
+    assert bend is not None and not a.is_contiguous()
+    save_file({"w": bend.value.detach()}, tmp_path / "bends.safetensors")
 
 
 def test_statistics_stay_on_the_line() -> None:
@@ -121,7 +133,9 @@ def test_a_killed_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
         found.bends(state=state, progress=killed)
     at: list[int] = []
     resumed = found.bends(state=state, progress=lambda step, _: at.append(step))
-    assert at == [5, 6] and not state.path.exists()
+    assert at == [5, 6]
+    found.bends(state=state, progress=lambda step, _: at.append(step))
+    assert at == [5, 6], "what is found and not yet kept is not lost"
     for name, bend in whole.items():
         torch.testing.assert_close(resumed[name], bend, rtol=1e-4, atol=1e-6)
 
@@ -167,15 +181,15 @@ def test_a_killed_merge_keeps_its_match_and_its_curve(
         raise AssertionError("computed twice")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "learn_curve", stopped)
+        patched.setattr(merge, "learn_curve", stopped)
         with pytest.raises(Stopped):
             run(*arguments)
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "find_match", not_again)
-        patched.setattr(pipeline, "write", stopped)
+        patched.setattr(Opened, "find", not_again)
+        patched.setattr(job, "write_with_bar", stopped)
         with pytest.raises(Stopped):
             run(*arguments)
-    monkeypatch.setattr(pipeline, "find_match", not_again)
-    monkeypatch.setattr(pipeline, "learn_curve", not_again)
+    monkeypatch.setattr(Opened, "find", not_again)
+    monkeypatch.setattr(merge, "learn_curve", not_again)
     assert run(*arguments) == 0
     assert not (tmp_path / "out" / ".hf-align").exists()

@@ -19,6 +19,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derive import derive
+from hf_align.tracing import modes
 from hf_align.tracing.trace import read_config, trace
 
 IDS = torch.randint(29, (4, 9), generator=torch.Generator().manual_seed(5))
@@ -120,4 +121,50 @@ def test_code_that_is_not_trusted_does_not_run(
     assert run("merge", *with_code, "-o", tmp_path / "out", "--quiet") == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and "trust" in error[0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("match", ["none", "weight"])
+def test_code_that_computes_something_else_is_refused(
+    match: str, with_code: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = with_code[1] / "oddball.py"
+    common = ("merge", *with_code, "--match", match, "--trust-remote-code", "--quiet")
+    code.write_text(code.read_text() + "# a remark\n")
+    assert run(*common, "-o", tmp_path / "remark") == 0
+    code.write_text(code.read_text().replace("torch.relu(self.up(n)).square()", "torch.relu(self.up(n))"))
+    capsys.readouterr()
+    assert run(*common, "-o", tmp_path / "out") == 2
+    assert "compute differently: their modelling code is not the same" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("if token_type_ids is not None:\n            x = x * (1 + token_type_ids[..., None] * torch.arange(6))",
+         "input_ids with token_type_ids, length 16"),
+        ("if x.shape[1] > 12:\n            x = x * torch.arange(6)", "input_ids, length 16"),
+    ],
+    ids=["an argument", "a length"],
+)  # fmt: skip
+def test_what_no_trace_has_seen_is_witnessed(
+    code: str,
+    told: str,
+    with_code: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Code that looks into the residual stream, where it is not traced: nothing is written."""
+    monkeypatch.setattr(modes, "try_ways", lambda *_: None)
+    monkeypatch.setattr(modes, "_other_lengths", lambda *_: ())
+    for folder in with_code:
+        text = (folder / "oddball.py").read_text()
+        text = text.replace("input_ids: Tensor, **kwargs", "input_ids: Tensor, token_type_ids=None, **kwargs")
+        text = text.replace("for block in self.blocks", f"{code}\n        for block in self.blocks")
+        (folder / "oddball.py").write_text(text)
+    assert run("merge", *with_code, "-o", tmp_path / "out", "--trust-remote-code", "--quiet") == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"hf-align: aligned B is not B: with {told} its outputs change by ") and "\n" not in error
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ import transformers
 from conftest import MODELS, run
 from safetensors.torch import load_file, save_file
 
-from hf_align import pipeline
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.memory import of_matching
 from hf_align.matching.weights import steps_of
 from hf_align.models import open_pair
@@ -55,9 +55,8 @@ def test_an_aligned_merge_computes_in_float32_and_rounds_once(
         written[dtype] = load_file(out / "model.safetensors")
     exact = written[torch.float32]
     options = Options(alignment=alignment, device="cpu")
-    opened = open_pair(*map(str, pair))
-    match = pipeline.find_match(opened, options)
-    a, b = pipeline.aligned_weights(opened, options, match)
+    models = Opened((open_pair(*map(str, pair)),), options)
+    a, b = Basis(models, models.find()).weights
     for name, tensor in exact.items():
         expected = torch.lerp(a[name], b[name], 0.5)
         assert expected.dtype == torch.float32 and torch.equal(tensor, expected), name

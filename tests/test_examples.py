@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from forks import forked, script
 
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").iterdir() if p.suffix in (".sh", ".py"))
 SAYS = {
     "two_models.sh": r"alignment lowers the barrier from 1\.79\d to 0\.4\d\d",
     "three_models.sh": r"aligned, the mean of 3 models has loss 3\.\d+",
     "python_api.py": r"alignment lowers the barrier from 2\.\d+ to 1\.\d+",
+    "live_models.py": r"changed by \de-0[567]\nbarrier 1\.8\d as they are, 0\.4\d aligned",
     "new_architecture.py": r"distance of the weights \S+ -> \d\.?\d*e-\d\d",
     "data_free.sh": r"is written",
     "mergekit_recipe.sh": r"merged by mergekit",
@@ -45,11 +47,14 @@ SLOW = set(SAYS) - {"new_architecture.py"}
 def test_an_example_runs(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     if name.startswith("mergekit"):
         pytest.importorskip("mergekit")
-    runner = "sh" if name.endswith(".sh") else sys.executable
-    done = subprocess.run([runner, f"examples/{name}", tmp_path / "out"], cwd=ROOT, env=environment, check=True,
-                          capture_output=True, text=True)  # fmt: skip
+    if name.endswith(".sh"):
+        done = subprocess.run(["sh", f"examples/{name}", tmp_path / "out"], cwd=ROOT, env=environment, check=True,
+                              capture_output=True, text=True)  # fmt: skip
+    else:
+        done = forked(script, f"examples/{name}", tmp_path / "out", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert re.search(SAYS[name], done.stdout), done.stdout
-    assert list((tmp_path / "out").rglob("model.safetensors"))
+    assert name == "live_models.py" or list((tmp_path / "out").rglob("model.safetensors"))
 
 
 def test_hf_finds_the_command(environment: dict[str, str], tmp_path: Path) -> None:
@@ -71,5 +76,5 @@ def test_hf_finds_the_command(environment: dict[str, str], tmp_path: Path) -> No
 def test_the_project_is_an_extension() -> None:
     """What `hf extensions install` asks of a repository: its console script, and no script of that name in it."""
     project = (ROOT / "pyproject.toml").read_text()
-    assert re.search(r'^hf-align = "hf_align.cli:main"$', project, re.M)
+    assert re.search(r'^hf-align = "hf_align.__main__:main"$', project, re.M)
     assert not (ROOT / "hf-align").exists()

@@ -29,7 +29,7 @@ def test_every_axis_says_why_in_terms_of_the_modelling_code() -> None:
     assert ".pow(2).mean(" in source_line("llama", norm)
     rotary = found["spaces"]["model.layers.4.self_attn.qk"]["because"][0]
     assert rotary.startswith("rotary: ") and rotary.endswith(" in model.layers.4.self_attn")
-    assert "rotary" in source_line("llama", rotary)
+    assert "rotate_half(k)" in source_line("llama", rotary)
 
 
 def test_a_pinned_axis_names_what_pins_it() -> None:

@@ -6,27 +6,27 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import faults
 import pytest
 import yaml
 from conftest import MODELS, run
 from faults import contents
+from forks import forked
 from safetensors.torch import load_file, save_file
 
 from hf_align.checkpoints.checkpoint import SINGLE, Checkpoint
 from hf_align.errors import CheckpointError
 
-SCRIPT = Path(__file__).with_name("faults.py")
 PAIR = [str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1")]
+MERGE = ["merge", *PAIR, "--match", "none"]
 
 
 def killed_at(points: int, out: Path, *arguments: str) -> list[dict[str, object]]:
-    command = [sys.executable, str(SCRIPT), str(points), "0", str(out), "--", *arguments]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    return [json.loads(line) for line in printed.splitlines()]
+    ran = forked(faults.main, points, 0, out, list(arguments))
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
 def test_killed_at_twenty_points_of_a_plain_merge(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_run_that_is_complete_has_nothing_to_do(
     first, whole, times = capsys.readouterr().out, contents(out), written(out)
     assert run(*arguments) == 0
     again = capsys.readouterr()
-    assert "already complete" in again.err and again.out.split("(seconds")[0] == first.split("(seconds")[0]
+    assert again.out == first.split("seconds: ")[0] + f"{out} is already complete\n"
     assert written(out) == times
     assert run(*arguments, "--weight", "0.3") == 2 and "is not empty" in capsys.readouterr().err
     assert run(*arguments, "--overwrite") == 0 and written(out) != times
@@ -71,7 +71,7 @@ def test_a_run_that_is_complete_has_nothing_to_do(
         k: v for k, v in whole.items() if k.endswith(".safetensors")
     }
     (out / "report.html").write_text("")
-    assert run(*arguments) == 0 and "already complete" in capsys.readouterr().err
+    assert run(*arguments) == 0 and "already complete" in capsys.readouterr().out
     (out / "config.json").unlink()
     assert run(*arguments) == 2 and "is not empty" in capsys.readouterr().err
 
@@ -82,38 +82,14 @@ def written(folder: Path) -> dict[str, int]:
 
 def test_other_weights_do_not_pass_for_the_complete_ones(tmp_path: Path) -> None:
     """A complete result, begun anew from other inputs, killed: the shards have the sizes that they had."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-from pathlib import Path
-from faults import run
-out, arguments = Path({str(tmp_path / "out")!r}), {["merge", *PAIR, "--match", "none", "--max-shard-size", "400KB"]!r}
-other = [*arguments, "--weight", "0.3", "--overwrite"]
-changes = run(other, out.with_name("other"))[1]
-statuses = [run(arguments, out)[0] >> 8]
-for kill_at in (changes // 2, changes - 5, changes - 3):
-    run(other, out, kill_at=kill_at)
-    statuses.append(run(arguments, out)[0] >> 8)
-print(*statuses)
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = forked(faults.begun_anew_with_another_weight, tmp_path / "out", [*MERGE, "--max-shard-size", "400KB"])
     assert ran.stdout.split() == ["0", "2", "2", "2"], ran.stderr
     assert "begun with other inputs or options" in ran.stderr
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """No file may be larger than half a shard: one line, no half file, and there is room again the run goes on."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-from pathlib import Path
-from faults import run
-out, arguments = Path({str(tmp_path / "out")!r}), {["merge", *PAIR, "--match", "none", "--max-shard-size", "400KB"]!r}
-status = run(arguments, out, most=200_000)[0]
-left = [p.name for p in out.rglob("*.safetensors")]
-print(status >> 8, left, run(arguments, out)[0], run([*arguments, "--overwrite"], Path(str(out) + "2"))[0])
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = forked(faults.on_a_full_disk, tmp_path / "out", [*MERGE, "--max-shard-size", "400KB"])
     assert ran.stdout.split() == ["2", "[]", "0", "0"], ran.stdout
     lines = [line for line in ran.stderr.splitlines() if line.startswith("hf-align:")]
     assert len(lines) == 1 and "cannot be written: File too large" in lines[0]
@@ -147,19 +123,7 @@ def test_inputs_that_change_while_a_run_is_killed_are_refused(tmp_path: Path) ->
     b = tmp_path / "b"
     shutil.copytree(PAIR[1], b)
     arguments = ["merge", PAIR[0], str(b), "--match", "none", "--max-shard-size", "200KB"]
-    code = f"""
-import os, sys
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-from pathlib import Path
-from faults import run
-out = Path({str(tmp_path / "out")!r})
-_, changes = run({arguments!r}, out.with_name("whole"))
-late = changes * 3 // 4  # shards reach the disk beside the ones that are computed
-print(os.WIFSIGNALED(run({arguments!r}, out, kill_at=late)[0]), len(list(out.glob("*.safetensors"))))
-os.utime({str(b / SINGLE)!r})
-print(run({arguments!r}, out)[0] >> 8, run({[*arguments, "--overwrite"]!r}, out)[0] >> 8)
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = forked(faults.while_an_input_changes, tmp_path / "out", arguments, b / SINGLE)
     killed, kept, status, overwritten = ran.stdout.split()
     assert (killed, status, overwritten) == ("True", "2", "0") and int(kept) > 0
     assert "was begun with other inputs or options" in ran.stderr and f"{b}/{SINGLE} differs" in ran.stderr

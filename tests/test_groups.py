@@ -49,6 +49,19 @@ def test_an_element_is_its_matrix(group: g.Group, seed: int) -> None:
     torch.testing.assert_close(x.dual().as_matrix(), torch.linalg.inv(x.as_matrix()).mT)
 
 
+def test_what_stretches_is_applied_exactly_and_rounded_once() -> None:
+    writer = torch.randn(64, 8, generator=rng(0), dtype=torch.float64)
+    reader = torch.randn(64, 16, generator=rng(1), dtype=torch.float64)
+    gauge = g.GeneralLinear(64).balance({PRIMAL: writer @ writer.mT, DUAL: reader @ reader.mT})
+    assert torch.linalg.cond(gauge.as_matrix()) > 1e3  # few of the 64 are written or read
+    rows = writer.mT.float()
+    turn = g.Orthogonal(64).random((), rng(2))
+    for element, exact in ((gauge, True), (turn, False)):  # a turn needs no such product, which takes twice as long
+        moved, exactly = element.act(rows, PRIMAL), element.act(rows.double(), PRIMAL).float()
+        assert torch.equal(moved, exactly) is exact
+        torch.testing.assert_close(moved, exactly)
+
+
 @pytest.mark.parametrize("group", GROUPS, ids=repr)
 def test_the_lie_algebra_has_the_stated_dimension_and_stays_in_the_group(group: g.Group) -> None:
     basis = group.tangents()

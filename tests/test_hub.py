@@ -25,7 +25,6 @@ from hf_align.errors import CheckpointError, HfAlignError
 from hf_align.models import open_pair
 
 LLAMA = MODELS / "llama"
-COMMAND = [sys.executable, "-m", "hf_align"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +39,6 @@ def two_models(hub: Hub, tmp_path: Path) -> None:
         (folder / "onnx").mkdir()
         (folder / "onnx" / "config.json").write_text("{}")
         hub.add(f"org/{name}", folder)
-
-
-def environment(hub: Hub, tmp_path: Path, **more: str) -> dict[str, str]:
-    """For the command in a process of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    return {**kept, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home"), **more}
 
 
 def cached(tmp_path: Path) -> set[str]:
@@ -189,11 +182,13 @@ def test_a_hub_that_stays_out_of_order_is_one_line(hub: Hub) -> None:
     assert hub.faults[0].times < 98
 
 
-def test_a_hub_that_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
-    env = environment(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    spec = subprocess.run([*COMMAND, "spec", "org/a"], env=env, capture_output=True, text=True)
-    assert spec.returncode == 2
-    assert spec.stderr.strip() == "hf-align: org/a is no folder, not in the cache, and the Hub cannot be reached"
+def test_a_hub_that_is_not_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert run("spec", "org/a") == 2
+    said = capsys.readouterr().err.strip()
+    assert said == "hf-align: org/a is no folder, not in the cache, and the Hub cannot be reached"
 
 
 @pytest.mark.parametrize(
@@ -297,10 +292,11 @@ def test_spec_of_a_repository_reads_no_weights(hub: Hub, capsys: pytest.CaptureF
 
 def test_a_merge_from_the_hub_is_that_of_the_folders(hub: Hub, tmp_path: Path) -> None:
     """In a process of its own, told of the Hub by the environment alone."""
-    command = [*COMMAND, "merge", "--quiet", "-o"]
-    env = environment(hub, tmp_path)
-    subprocess.run([*command, "remote", "org/a", "hf://org/b@main"], cwd=tmp_path, env=env, check=True)
-    subprocess.run([*command, "local", "a", "b"], cwd=tmp_path, env=env, check=True)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env = {**kept, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "hf_align", "merge", "--quiet", "-o", "remote", "org/a", "hf://org/b@main"]
+    subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    assert run("merge", "--quiet", "-o", tmp_path / "local", tmp_path / "a", tmp_path / "b") == 0
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("remote", "local"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert (tmp_path / "home" / "hub").is_dir()

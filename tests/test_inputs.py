@@ -6,18 +6,19 @@ from typing import Any, ClassVar, cast
 
 import pytest
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_align.tracing.inputs import Example, examples
 
 
-class Asks:
+class Asks(nn.Module):
     """A model that says what it reads, and no more."""
 
     main_input_name: ClassVar[str | list[str]] = "pixel_values"
 
     def __init__(self, **sizes: object) -> None:
+        super().__init__()
         build: Any = transformers.PretrainedConfig
         self.config = build(vocab_size=11, image_size=8, hidden_size=8, **sizes)
 
@@ -38,6 +39,29 @@ class OfLatents(Asks):
     def forward(self, latents: Tensor) -> None: ...
 
 
+class OfSpectra(Asks):
+    """Of as many numbers as its first layer reads, which the config does not say."""
+
+    main_input_name: ClassVar[str | list[str]] = "input_features"
+
+    def __init__(self) -> None:
+        super().__init__(num_mel_bins=8)
+        self.stack = nn.Linear(24, 8)
+
+    def forward(self, input_features: Tensor) -> None: ...
+
+
+class WithTower(Asks):
+    """Of another library, whose tower alone notes how large images are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Module()
+        self.tower.img_size = (40, 40)  # type: ignore[assignment]
+
+    def forward(self, pixel_values: Tensor) -> None: ...
+
+
 def shapes(model: Asks) -> list[dict[str, tuple[int, ...]]]:
     found: list[Example] = list(examples(cast(PreTrainedModel, model), 2, 10))
     return [{name: tuple(value.shape) for name, value in e.arguments.items()} for e in found]
@@ -49,6 +73,8 @@ CASES: dict[str, tuple[Asks, dict[str, Any]]] = {
         WithQueries(),
         {"pixel_values": (2, 2, 3, 8, 8), "qformer_input_ids": (2, 10), "input_ids": (2, 10)},
     ),
+    "what the first layer reads": (OfSpectra(), {"input_features": (2, 64, 24)}),
+    "an image as large as a module notes": (WithTower(), {"pixel_values": (2, 3, 40, 40)}),
     "latents": (OfLatents(), {"latents": (2, 8, 10)}),
 }
 

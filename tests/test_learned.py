@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align import pipeline
 from hf_align.errors import HfAlignError
+from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.matching.activations import agreement, match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.descent import State
@@ -30,6 +30,7 @@ from hf_align.matching.steepest import Steepest, even
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
 from hf_align.models import Pair, open_pair
+from hf_align.options import Options
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs
@@ -310,7 +311,9 @@ def test_a_killed_search_goes_on_where_it_stopped(pairs: dict[str, Pair], tmp_pa
         learn(models, [start], network, objective, schedule, state=state, progress=killed)
     at: list[int] = []
     (resumed,) = learn(models, [start], network, objective, schedule, state=state, progress=lambda s, _: at.append(s))
-    assert at == [5, 6] and not state.path.exists()
+    assert at == [5, 6]
+    learn(models, [start], network, objective, schedule, state=state, progress=lambda s, _: at.append(s))
+    assert at == [5, 6], "what is found and not yet kept is not lost"
     for space, element in whole.items():
         torch.testing.assert_close(resumed[space].as_matrix(), element.as_matrix(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(other[space].as_matrix(), element.as_matrix(), rtol=1e-4, atol=1e-5)
@@ -353,9 +356,9 @@ def test_strategies_lower_the_barrier(strategy: str, tmp_path: Path, capsys: pyt
 
 def test_one_example_cannot_be_matched_and_reported_on(pairs: dict[str, Pair], tmp_path: Path) -> None:
     save_file({k: t[:1].contiguous() for k, t in inputs("gpt2", 1).items()}, tmp_path / "one.safetensors")
-    options = pipeline.Options(match="learned")
+    options = Options(match="learned")
     with pytest.raises(HfAlignError, match="holds one example"):
-        pipeline.examples(pairs["gpt2"], options, tmp_path / "one.safetensors")
+        examples(pairs["gpt2"], options, tmp_path / "one.safetensors")
 
 
 def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
@@ -393,10 +396,10 @@ def test_there_must_be_something_to_descend_on(pairs: dict[str, Pair]) -> None:
 @pytest.mark.parametrize("heads", ["two-stage", "monotonic"])
 def test_the_paper_s_choices_leave_the_function_alone(residual: str, heads: str, pairs: dict[str, Pair]) -> None:
     pair, batch = pairs["gpt2"], {"input_ids": inputs("gpt2", 16)["input_ids"]}
-    options = pipeline.Options(match="activation", residual=residual, heads=heads)
-    match = pipeline.find_match(pair, options, batch)
-    assert match is not None
-    moved = dict(pipeline.aligned_weights(pair, options, match)[1])
+    options = Options(match="activation", residual=residual, heads=heads)
+    models = Opened((pair,), options)
+    (match,) = models.find(batch)
+    moved = dict(Basis(models, [match]).weights[1])
     evaluator = Evaluator(Network(pair.config), batch)
     raw = {n: pair.b.weights[n] for n in pair.spec.parameters}
     assert evaluator.loss(moved) == pytest.approx(evaluator.loss(raw), abs=1e-4)
@@ -411,33 +414,33 @@ def test_the_paper_s_choices_leave_the_function_alone(residual: str, heads: str,
 @pytest.mark.parametrize(("residual", "heads"), [("separate", "two-stage"), ("all", "ignore-heads")])
 def test_baselines_change_the_function_and_say_so(residual: str, heads: str, pairs: dict[str, Pair]) -> None:
     pair, batch = pairs["gpt2"], {"input_ids": inputs("gpt2", 16)["input_ids"]}
-    options = pipeline.Options(match="activation", residual=residual, heads=heads)
+    options = Options(match="activation", residual=residual, heads=heads)
     with pytest.raises(HfAlignError, match="--baseline"):
-        pipeline.find_match(pair, options, batch)
+        Opened((pair,), options).find(batch)
     options = replace(options, baseline=True)
-    match = pipeline.find_match(pair, options, batch)
-    assert match is not None
+    models = Opened((pair,), options)
+    (match,) = models.find(batch)
     evaluator = Evaluator(Network(pair.config), batch)
     losses = [evaluator.loss({n: w[n] for n in pair.spec.parameters})
-              for w in (pair.b.weights, pipeline.aligned_weights(pair, options, match)[1])]  # fmt: skip
+              for w in (pair.b.weights, Basis(models, [match]).weights[1])]  # fmt: skip
     assert losses[1] > losses[0] + 0.3
 
 
 def test_choosing_among_features_needs_features(pairs: dict[str, Pair]) -> None:
     with pytest.raises(HfAlignError, match="needs --match activation"):
-        pipeline.find_match(pairs["gpt2"], pipeline.Options(residual="first"))
+        Opened((pairs["gpt2"],), Options(residual="first")).find()
 
 
 def test_only_the_spaces_that_are_asked_for_move(pairs: dict[str, Pair]) -> None:
     pair = pairs["gpt2"]
-    match = pipeline.find_match(pair, pipeline.Options(spaces=("*.h.1.mlp.*",)))
-    assert match is not None
-    moved = pipeline.aligned_weights(pair, pipeline.Options(spaces=("*.h.1.mlp.*",)), match)[1]
-    still = pipeline.aligned_weights(pair, pipeline.Options(), replace(match, b={}))[1]
+    models = Opened((pair,), Options(spaces=("*.h.1.mlp.*",)))
+    (match,) = models.find()
+    moved = Basis(models, [match]).weights[1]
+    still = Basis(Opened((pair,), Options()), [replace(match, b={})]).weights[1]
     changed = {n for n in pair.spec.parameters if not torch.equal(moved[n], still[n])}
     assert changed == {f"transformer.h.1.mlp.{n}" for n in ("c_fc.weight", "c_fc.bias", "c_proj.weight")}
     with pytest.raises(HfAlignError, match="no space is called nothing"):
-        pipeline.find_match(pair, pipeline.Options(spaces=("nothing",)))
+        Opened((pair,), Options(spaces=("nothing",))).find()
 
 
 def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> None:
@@ -452,7 +455,7 @@ def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> N
     torch.testing.assert_close(found["pixel_values"], pixels, atol=0.01, rtol=0)
     first = pairs["vit"].a
     unlabelled = replace(pairs["vit"], a=replace(first, source=replace(first.source, folder=model)))
-    assert pipeline.examples(unlabelled, pipeline.Options(match="learned"), images)[1] is None
+    assert examples(unlabelled, Options(match="learned"), images)[1] is None
     (tmp_path / "empty").mkdir()
     with pytest.raises(HfAlignError, match="holds no images"):
         load_data(tmp_path / "empty", model, read_config(model))

@@ -10,9 +10,11 @@ import torch
 from conftest import DATA, MODELS, matched
 
 from hf_align import pipeline
+from hf_align.jobs.comparing import verdict
 from hf_align.matching import balanced
 from hf_align.matching.choices import with_residual
 from hf_align.models import Pair, open_pair
+from hf_align.options import Options
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs
@@ -50,7 +52,7 @@ def difference(pair: Pair, one: Weights, other: Weights, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("residual", ["orthogonal", "permutation"])
 def test_a_planted_symmetry_is_recovered(family: str, seed: int, residual: str, pairs: dict[str, Pair]) -> None:
     spec = pairs[family].spec
@@ -125,7 +127,7 @@ LIMITS = {
 }
 
 
-QUICK = (("gpt2", 0, 1), ("llama", 0, 1), ("vit", 0, 1))
+QUICK = (("gpt2", 0, 1), ("vit", 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -139,24 +141,24 @@ def test_barriers(family: str, first: int, second: int, tmp_path: Path) -> None:
     held_out = tmp_path / "data.safetensors"
     save_file({k: t if family == "vit" else t[:128].contiguous() for k, t in load_file(full).items()}, held_out)
     a, b = (str(MODELS / family / str(s)) for s in (first, second))
-    comparison = pipeline.evaluate(a, b, held_out, pipeline.Options(), points=11)
+    comparison = pipeline.evaluate(a, b, held_out, Options(), points=11)
     assert comparison.aligned.barrier <= LIMITS[family, first, second] < comparison.naive.barrier
     for naive, aligned in zip((0, -1), (0, -1), strict=True):
         assert comparison.aligned.losses[aligned] == pytest.approx(comparison.naive.losses[naive], abs=1e-4)
-    assert "lowers the barrier" in pipeline.verdict(comparison)
+    assert "lowers the barrier" in verdict(comparison)
 
 
 def test_no_gain_is_said(tmp_path: Path) -> None:
     a, b = (str(MODELS / "vit" / str(s)) for s in (0, 1))
-    options = pipeline.Options(residual="identity")
+    options = Options(residual="identity")
     comparison = pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options, points=5)
     assert not comparison.helps
-    assert "does NOT help" in pipeline.verdict(comparison)
+    assert "does NOT help" in verdict(comparison)
 
 
 def test_permutations_start_from_the_rotation_that_they_replace() -> None:
     a, b = (str(MODELS / "vit" / str(s)) for s in (0, 1))
-    options = pipeline.Options(residual="permutation")
+    options = Options(residual="permutation")
     assert pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options, points=5).helps  # from tables it does not
 
 

@@ -13,7 +13,7 @@ from conftest import DATA, MODELS, run, tiny_bert, tiny_llama
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_align import pipeline
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.soft import favourites, likeness, sinkhorn
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import best_split, circuits
@@ -56,8 +56,8 @@ def case(family: str) -> Case:
     data = {k: t if t.is_floating_point() else t.long() for k, t in data.items()}
     rows = 250 if family == "vit" else 48
     fit = {k: t[:rows] for k, t in data.items() if k != "labels"}
-    match = pipeline.find_match(pair, Options())
-    weights = [{n: w[n] for n in pair.spec.parameters} for w in pipeline.aligned_weights(pair, Options(), match)]
+    models = Opened((pair,), Options())
+    weights = [{n: w[n] for n in pair.spec.parameters} for w in Basis(models, models.find()).weights]
     return Case(pair, Aligned(pair.spec, *weights), Samples(Network(pair.config), fit, fit),
                 Evaluator(Network(pair.config), {k: t[-rows:] for k, t in data.items()}))  # fmt: skip
 

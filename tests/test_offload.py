@@ -77,7 +77,10 @@ def test_nothing_is_held() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [("--match", "activation"), pytest.param(("--match", "weight", "--method", "regmean"), marks=pytest.mark.slow)],
+    [
+        ("--match", "activation"),
+        pytest.param(("--match", "weight", "--method", "regmean"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_merge_has_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:
     common = ("merge", MODELS / "llama" / "0", MODELS / "llama" / "1", *options, "--quiet")
@@ -87,7 +90,7 @@ def test_a_merge_has_the_same_bytes(options: tuple[str, ...], tmp_path: Path) ->
     assert one == other
 
 
-@pytest.mark.parametrize("options", [("--match", "learned"), ("--method", "fisher")])
+@pytest.mark.parametrize("options", [("--match", "learned"), ("--match", "none", "--method", "fisher")])
 def test_what_holds_models_says_so(
     options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

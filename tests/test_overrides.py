@@ -8,25 +8,34 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import yaml
 from conftest import ROOT, matched, tiny_bert, tiny_gpt2, tiny_llama
-from golden.regenerate import expected
-from torch import Tensor
-from transformers import PretrainedConfig, Qwen3Config
+from golden.regenerate import GENERATED
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config
 from typer.testing import CliRunner
 
 from hf_align.cli import app
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.alignment import AlignedWeights
-from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
+from hf_align.symmetry.certificate.certify import certify
+from hf_align.symmetry.certificate.random_copy import (
+    random_elements,
+    random_inputs,
+    random_weights,
+    transform,
+    with_eps,
+)
 from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation, QuarterTurns, Scaling, SignedPermutation
 from hf_align.symmetry.override_file import OverrideFile, read_overrides, shipped
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides import reviewer, symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.trace import trace
+from hf_align.witness.calls import modes
 
 REASON = "only for this test"
 UP = {"parameter": "model.layers.*.mlp.up_proj.weight", "axis": 0}
@@ -63,10 +72,11 @@ def matched_weights(spec: SymmetrySpec) -> Mapping[str, Tensor]:
     return dict(AlignedWeights(b, spec, matched(spec, a, b).b))
 
 
-@pytest.mark.parametrize("file", list(expected()), ids=lambda f: f[0].name)
-def test_generated_files_are_up_to_date(file: tuple[Path, str]) -> None:
-    path, text = file
-    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text), "python tests/golden/regenerate.py"
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+def test_generated_files_are_up_to_date(path: Path) -> None:
+    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(GENERATED[path]()), (
+        "python tests/golden/regenerate.py"
+    )
 
 
 def test_nothing_is_changed_where_nothing_is_reviewed(tmp_path: Path) -> None:
@@ -239,7 +249,8 @@ def test_commands_read_overrides_and_say_why(tmp_path: Path) -> None:
     assert json.loads(listed.stdout)["parameters"][name][1] == "6"
 
 
-def test_the_certificate_is_of_the_reviewed_spec(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_command_certifies_the_reviewed_spec(tmp_path: Path) -> None:
     model, specs = tmp_path / "model", tmp_path / "specs"
     specs.mkdir()
     tiny_gpt2().save_pretrained(model)
@@ -252,3 +263,89 @@ def test_the_certificate_is_of_the_reviewed_spec(tmp_path: Path) -> None:
     assert (derived.exit_code, reviewed.exit_code) == (0, 1)
     assert before["found"] == before["nullity"]
     assert after["found"] < after["nullity"]
+
+
+def test_the_certificate_is_of_the_reviewed_spec(tmp_path: Path) -> None:
+    """Of the first call alone; the command takes all."""
+    write(tmp_path, "gpt2", {"action": "pin", "space": {"parameter": "transformer.h.*.attn.c_attn.weight", "axis": 0}})
+    program = trace(with_eps(tiny_gpt2(), 1e-2), length=10)
+    derived = certify(tiny_gpt2(), traced=program)
+    reviewed = certify(tiny_gpt2(), traced=program, review=reviewer("gpt2", tmp_path))
+    assert derived.sound and derived.complete
+    assert reviewed.sound and reviewed.found < reviewed.nullity
+
+
+class AskingConfig(PretrainedConfig):
+    model_type = "asking"
+
+    def __init__(self, hint_size: int = 5, **rest: object) -> None:
+        super().__init__(**rest)
+        self.hint_size = hint_size
+
+
+class Asking(PreTrainedModel):
+    """Looks at the order of its hidden units where it is given a hint of three dimensions, which nobody guesses."""
+
+    config_class = AskingConfig
+
+    def __init__(self, config: AskingConfig) -> None:
+        super().__init__(config)
+        self.embed, self.up, self.head = nn.Embedding(11, 8), nn.Linear(8, 6), nn.Linear(6, 11)
+        self.side, self.spare = nn.Linear(config.hint_size, 6), nn.Linear(6, 6)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, hint: Tensor | None = None, level: int = 0) -> dict[str, Tensor]:
+        x = torch.relu(self.up(self.embed(input_ids)))
+        if hint is not None:
+            rows, _, size = hint.shape
+            assert (rows, size) == (len(input_ids), self.config.hint_size) and level == 3
+            x = (x + self.side(hint).sum(1, keepdim=True)).flip(-1)
+        return {"logits": self.head(x)}
+
+
+transformers.AutoConfig.register("asking", AskingConfig)
+transformers.AutoModel.register(AskingConfig, Asking)
+CALL = {"action": "call", "name": "a text with a hint",
+        "arguments": {"hint": {"shape": ["batch", 3, "hint_size"]}, "level": 3}}  # fmt: skip
+SPARE = {"action": "unused", "parameter": "spare.*"}
+
+
+def moves_the_hidden_units(spec: SymmetrySpec) -> bool:
+    return any(factor.space is not None for segment in spec.parameters["up.weight"][0] for factor in segment)
+
+
+def test_a_call_that_no_trying_finds(tmp_path: Path) -> None:
+    config = AskingConfig(architectures=["Asking"])
+    assert set(symmetries(config).unread) == {"side.weight", "side.bias", "spare.weight", "spare.bias"}
+    assert not moves_the_hidden_units(symmetries(config))  # what reads no call may meet them
+    unseen = symmetries(config, write(tmp_path, "asking", {"action": "unused", "parameter": "s*.*"}))
+    assert moves_the_hidden_units(unseen) and not unseen.unread
+    seen = symmetries(config, write(tmp_path, "asking", CALL, SPARE))
+    assert seen.modes[-1] == "a text with a hint" and not seen.unread
+    assert not moves_the_hidden_units(seen)  # their order matters there
+    result = certify(config, review=reviewer("asking", tmp_path))
+    assert result.sound and "a text with a hint" in result.modes and not result.unread
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({**CALL, "arguments": {"hint": {"shape": ["batch", 3, 4]}, "level": 3}}, "cannot be called with a text with"),
+        ({**CALL, "arguments": {"hint": {"shape": ["hints"]}}}, "hints is no size"),
+        ({**CALL, "arguments": {"hint": {"shape": [2], "values": [1, 2, 3]}}}, "do not fill"),
+        ({**CALL, "arguments": {}}, "at least 1 item"),
+        ({**SPARE, "parameter": "spear.*"}, "no parameter matches spear"),
+    ],
+)
+def test_a_call_that_fails_is_refused(entry: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(HfAlignError, match=said):
+        symmetries(AskingConfig(architectures=["Asking"]), write(tmp_path, "asking", entry))
+
+
+def test_a_call_that_was_added_is_witnessed(tmp_path: Path) -> None:
+    config = AskingConfig(architectures=["Asking"])
+    spec = symmetries(config, write(tmp_path, "asking", CALL, SPARE))
+    model = Asking(config).eval()
+    cpu = torch.device("cpu")
+    found, failed = modes(model, spec.modes, lambda case: case.answers(model, cpu, torch.float32), spec.given)
+    assert "a text with a hint" in [mode.name for mode in found] and not failed

@@ -17,6 +17,7 @@ from torch import Tensor
 from hf_align import plain
 from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.errors import CheckpointError
+from hf_align.jobs.job import Asked
 from hf_align.options import Options
 
 LLAMA = MODELS / "llama"
@@ -35,8 +36,8 @@ def noise(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def options(**changes: object) -> Options:
-    return Options(**{"match": "none", "quiet": True, "weight": 0.3, **changes})  # type: ignore[arg-type]
+def asked(**changes: object) -> Asked:
+    return Asked(Options(**{"match": "none", "quiet": True, "weight": 0.3, **changes}))  # type: ignore[arg-type]
 
 
 def test_mixes_in_float32_and_rounds_once(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_mixes_in_float32_and_rounds_once(tmp_path: Path) -> None:
     refs = model(tmp_path / "a", a), model(tmp_path / "b", b)
     for dtype in (None, *FLOATS):
         out = tmp_path / str(dtype)
-        assert plain.merge(*refs, out, options(dtype=dtype)) is not None
+        assert plain.merge(*refs, out, asked(dtype=dtype)) is not None
         found = load_file(out / SINGLE)
         for name in a:
             wide = torch.float64 if torch.float64 in (a[name].dtype, b[name].dtype) else torch.float32
@@ -59,10 +60,10 @@ def test_slices_and_threads_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     for t in tensors:
         t["count"] = torch.arange(300)
     refs = model(tmp_path / "a", tensors[0]), model(tmp_path / "b", tensors[1])
-    assert plain.merge(*refs, tmp_path / "whole", options()) is not None
+    assert plain.merge(*refs, tmp_path / "whole", asked()) is not None
     monkeypatch.setattr(plain, "SLICE", 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    assert plain.merge(*refs, tmp_path / "sliced", options()) is not None
+    assert plain.merge(*refs, tmp_path / "sliced", asked()) is not None
     assert (tmp_path / "sliced" / SINGLE).read_bytes() == (tmp_path / "whole" / SINGLE).read_bytes()
     found = load_file(tmp_path / "sliced" / SINGLE)
     assert torch.equal(
@@ -107,40 +108,40 @@ def test_one_bad_entry_is_named(side: int, bad: float, weight: float, tmp_path: 
     tensors[side]["w"][17] = bad
     refs = model(tmp_path / "a", tensors[0]), model(tmp_path / "b", tensors[1])
     with pytest.raises(CheckpointError, match=r"w in model.safetensors has NaN or infinite"):
-        plain.merge(*refs, tmp_path / "out", options(weight=weight))
+        plain.merge(*refs, tmp_path / "out", asked(weight=weight))
     assert not (tmp_path / "out").exists()
 
 
 def test_what_a_dtype_cannot_hold_is_named(tmp_path: Path) -> None:
     refs = [model(tmp_path / n, {"w": torch.full((5,), 1e6)}) for n in "ab"]
     with pytest.raises(CheckpointError, match=r"w has entries that torch.float16 cannot hold"):
-        plain.merge(*refs, tmp_path / "out", options(dtype=torch.float16))
+        plain.merge(*refs, tmp_path / "out", asked(dtype=torch.float16))
     common = ("merge", *refs, "-o", tmp_path / "out", "--quiet", "--match", "none")
     assert run(*common, "--dtype", "float16") == 2 and run(*common, "--dtype", "bfloat16") == 0
 
 
 def test_an_error_in_one_thread_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refs = [model(tmp_path / n, {f"w{i}": noise(i, 100) for i in range(500)}) for n in "ab"]
-    asked: list[str] = []
+    tried: list[str] = []
 
     def entries(self: object, name: str, start: int, stop: int) -> Tensor:
-        asked.append(name)
+        tried.append(name)
         raise CheckpointError(f"{name} is bad")
 
     monkeypatch.setattr(plain._Mixing, "entries", entries)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     with pytest.raises(CheckpointError, match="is bad"):
-        plain.merge(*refs, tmp_path / "out", options())
-    assert len(asked) <= 4 and not (tmp_path / "out").exists()
+        plain.merge(*refs, tmp_path / "out", asked())
+    assert len(tried) <= 4 and not (tmp_path / "out").exists()
 
 
 def test_checkpoints_of_other_layouts_are_left_to_the_modelling_code(tmp_path: Path) -> None:
     a = model(tmp_path / "a", {"w": noise(0, 4)})
     for i, tensors in enumerate([{"v": noise(0, 4)}, {"w": noise(0, 5)}, {"w": noise(0, 4), "v": noise(0, 4)}]):
-        assert plain.merge(a, model(tmp_path / f"b{i}", tensors), tmp_path / "out", options()) is None
+        assert plain.merge(a, model(tmp_path / f"b{i}", tensors), tmp_path / "out", asked()) is None
     other = model(tmp_path / "c", {"w": noise(0, 4)})
     (tmp_path / "c" / "config.json").write_text(json.dumps({"model_type": "y"}))
-    assert plain.merge(a, other, tmp_path / "out", options()) is None
+    assert plain.merge(a, other, tmp_path / "out", asked()) is None
     assert not (tmp_path / "out").exists()
 
 

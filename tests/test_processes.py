@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import MODELS
 from faults import contents
+from forks import forked, script
 
 from hf_align import processes
 from hf_align.errors import CheckpointError, HfAlignError
@@ -52,7 +53,11 @@ def test_each_process_matches_its_share(tmp_path: Path) -> None:
     done: dict[int, list[dict[str, int]]] = {}
     for count in (1, 2):
         where = tmp_path / str(count)
-        ran = launch(count, where, *arguments, program=(str(COUNTING),))
+        if count > 1:
+            ran = launch(count, where, *arguments, program=(str(COUNTING),))
+        else:
+            where.mkdir()
+            ran = forked(script, str(COUNTING), *arguments, "-o", "out", cwd=where)
         assert ran.returncode == 0, ran.stderr
         done[count] = [json.loads((where / f"{rank}.json").read_text()) for rank in range(count)]
         # Threads of the connection that outlive the interpreter may abort it.

@@ -172,6 +172,15 @@ def test_who_uploads(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         user()
 
 
+def test_the_right_to_write_is_asked_for_before_anything_is_computed(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("merge", "no/a", "no/b", "-o", tmp_path / "out", "--push", "somebody/else")
+    assert run(*command) == 2 and "alice may not write to somebody" in capsys.readouterr().err
+    assert run(*command, "--create-pr") == 2 and "no/a" in capsys.readouterr().err  # that is the next thing
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_token_that_may_only_read(hub: Hub) -> None:
     hub.roles["hf_alice"] = "read"
     with pytest.raises(HfAlignError, match="may only read"):

@@ -119,3 +119,29 @@ def test_a_tower_whose_shapes_an_argument_decides(argument: str) -> None:
     spec = derive(program)
     assert not spec.unknown_ops
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9
+
+
+class Remembers(nn.Module):
+    """Keeps what it computes from a weight for the next call, in a dictionary and as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.kept: dict[str, Tensor] = {}
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "square" not in self.kept:
+            self.kept["square"] = self.linear.weight**2
+        self.last = self.linear(x) if self.last is None else self.last
+        return self.last @ self.kept["square"]
+
+
+def test_what_a_model_remembers_of_a_call_is_forgotten() -> None:
+    model = Remembers()
+    names = [name for name, _ in model.named_parameters()]
+    graphs = [record(model, {"x": torch.zeros(size, 4)}, names, ["x"]).graph for size in (2, 3)]
+    assert [[op_name(n) for n in graph.nodes] for graph in graphs[:1]] * 2 == [
+        [op_name(n) for n in graph.nodes] for graph in graphs
+    ]
+    assert not model.kept and model.last is None

@@ -16,6 +16,7 @@ from op_examples import EXAMPLES
 from op_program import OpExample, draw_inputs, draw_weights, trace_op
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the table)
+from hf_align.symmetry.asked import Arguments
 from hf_align.symmetry.certificate.random_copy import random_elements, transform
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -127,6 +128,8 @@ def test_no_demand_can_be_forgotten(op: str, demand: str, monkeypatch: pytest.Mo
 
 
 def _operand_as_it_is(call: Call) -> Value:
+    for name in Arguments(call.node).names:
+        call.argument(name)
     return Value(call.value(call.argument(0)).axes)
 
 

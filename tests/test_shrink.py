@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.reduce import WANTED, reduced, run_on_zeros
-from hf_align.tracing.shrink import shrink
+from hf_align.tracing.shrink import TINY, shrink, small_fields, with_all_stages
 from hf_align.tracing.trace import build_without_weights, inventory
 
 
@@ -105,3 +105,12 @@ def test_a_place_for_images_is_a_token() -> None:
     config = shrink(default("blip-2", "Blip2Model"))
     assert config.image_token_index is not None
     run_on_zeros(build_without_weights(config))
+
+
+def test_a_backbone_keeps_the_stages_that_are_read() -> None:
+    """What reads them counts on that many: a tiny copy with fewer does not run."""
+    config = transformers.OneFormerConfig()
+    fields = with_all_stages(config, small_fields(config, 2, TINY))["backbone_config"]
+    assert fields["out_features"] == ["stage1", "stage2", "stage3", "stage4"]
+    assert fields["depths"] == [1, 1, 1, 1] and fields["num_heads"] == [2, 2, 2, 2]
+    assert fields["embed_dim"] == TINY.width

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
-from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights, with_eps
+from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CentreRows, DropKeyBias
 from hf_align.symmetry.groups import (
@@ -371,7 +371,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
 
 @cache
 def traced(case: str) -> Program:
-    return trace(with_eps(CASES[case](), 1e-2), length=10)
+    return raise_epsilons(trace(with_eps(CASES[case](), 1e-2), length=10), 1e-2)
 
 
 @cache
@@ -381,7 +381,7 @@ def derived(case: str) -> SymmetrySpec:
 
 @cache
 def measured(case: str) -> Certificate:
-    return certify(CASES[case]())
+    return certify(CASES[case](), traced=traced(case))
 
 
 @cache

@@ -150,3 +150,37 @@ def test_a_mask_that_hides_everything_is_not_taken_for_one() -> None:
     rng = torch.Generator().manual_seed(0)
     weights, inputs = random_weights(derive(program), rng), random_inputs(program, rng)
     assert execute(program, weights, inputs).isfinite().all()
+
+
+class Filled(transformers.PreTrainedModel):
+    """Makes its table empty and fills it afterwards; `how` says with what."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, config: transformers.BertConfig) -> None:
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(11, 4)
+        self.register_buffer("table", torch.empty(4), persistent=False)
+        self.table.copy_(torch.arange(4.0) if config.how != "weight" else self.embed.weight[0])
+        if config.how == "twice":
+            self.table.mul_(2)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.embed(input_ids) * self.table
+
+
+def filled(how: str) -> transformers.PretrainedConfig:
+    return transformers.BertConfig(how=how, architectures=["Filled"])
+
+
+def test_a_table_that_is_made_empty_and_then_filled_has_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.tracing.trace.transformers.Filled", Filled, raising=False)
+    torch.testing.assert_close(build_without_weights(filled("once")).table, torch.arange(4.0))
+
+
+@pytest.mark.parametrize("how", ["weight", "twice"])
+def test_a_table_is_not_taken_for_what_it_was_once_filled_with(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.tracing.trace.transformers.Filled", Filled, raising=False)
+    with pytest.raises(IncompatibleModels, match="the buffer table"):
+        build_without_weights(filled(how))

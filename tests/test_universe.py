@@ -13,6 +13,7 @@ from conftest import DATA, MODELS, run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hf_align.jobs.opened import Opened
 from hf_align.matching import universe
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import Search, find
@@ -22,11 +23,11 @@ from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
-from hf_align.several import Several
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.elements import Element
+from hf_align.writing import record
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,10 +133,10 @@ def test_three_models_are_merged_from_the_command_line(
 
 
 def test_a_killed_run_on_other_examples_is_another_run() -> None:
-    several = Several.open([str(MODELS / "llama" / str(i)) for i in range(3)], Options(), lambda _: None)
-    records = [several.record(Options(), {"input_ids": torch.full((2, 8), i)}) for i in (1, 1, 2)]
+    opened = Opened.open({str(i): str(MODELS / "llama" / str(i)) for i in range(3)}, Options())
+    records = [record({}, opened, {"input_ids": torch.full((2, 8), i)}) for i in (1, 1, 2)]
     assert records[0] == records[1] != records[2]
-    assert several.record(Options(), None).keys() < records[0].keys()
+    assert record({}, opened, None).keys() < records[0].keys()
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,13 @@ Untie = Annotated[
 ]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run modelling code that comes with the model.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse architectures with ops that have no rule.")]
+Witness = Annotated[
+    bool,
+    typer.Option(
+        help="Run what is aligned before it is written, and refuse it if it does not answer as before.",
+        show_default="--witness",
+    ),
+]
 AlignmentFile = Annotated[Path | None, typer.Option("--alignment", help="Use a saved alignment; nothing is matched.")]
 Specs = Annotated[
     Path | None, typer.Option(help="Folder of reviewed overrides of derived symmetries, before those that ship.")

@@ -1,20 +1,22 @@
-"""The command line: options and output only; the work is in `pipeline.py` and `symmetry/`."""
+"""The command line: options and output only; the work is in `pipeline.py`, `jobs/` and `symmetry/`."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import torch
 import typer
 import yaml
 
-from hf_align import __version__
+from hf_align import __version__, pipeline
 from hf_align.arguments import (
     OURS,
     AlignmentFile,
@@ -44,12 +46,12 @@ from hf_align.arguments import (
     Steps,
     Strict,
     Untie,
+    Witness,
 )
-from hf_align.console import bars, comparison_lines, emit, merge_lines, speaker, wrapped
+from hf_align.console import bars, comparison_lines, emit, merge_lines, speaker, unexpected, wrapped
 from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
-from hf_align.outcome import Report
 from hf_align.processes import alone_by_mistake, current
 from hf_align.progress import waiting
 
@@ -106,6 +108,7 @@ def merge(
     alignment: AlignmentFile = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the output; by default that of A.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest shard.")] = "5GB",
+    witness: Witness = True,
     strict: Strict = False,
     specs: Specs = None,
     trust_remote_code: Remote = False,
@@ -138,29 +141,8 @@ def merge(
     bars(quiet)
     if push is None and (private or create_pr or commit_message):
         raise HfAlignError("--private, --create-pr and --commit-message need --push")
-    owner = _uploader() if push is not None else ""
-    options = Options(
-        match=match.value,
-        residual=residual.value,
-        heads=heads.value,
-        spaces=tuple(spaces or ()),
-        baseline=baseline,
-        schedule=Schedule(steps=steps, mixing=mixing.value),
-        device=device,
-        offload=offload,
-        untie=untie,
-        method=method.value,
-        weight=weight,
-        dtype=getattr(torch, dtype.value) if dtype else None,
-        max_shard_size=max_shard_size,
-        alignment=alignment,
-        specs=specs,
-        strict=strict,
-        trust_remote_code=trust_remote_code,
-        overwrite=overwrite,
-        drop_cache=drop_cache,
-        quiet=quiet,
-    )
+    owner = _uploader(push, create_pr) if push is not None else ""
+    options = _options(locals())
     if dry_run and more:
         raise HfAlignError("--dry-run is of two models; what it says of each pair of more holds for the pair")
     if dry_run:
@@ -169,7 +151,9 @@ def merge(
     if method in OURS:
         if base is not None or parameter:
             raise HfAlignError(f"--base and --parameter are for methods of mergekit, not for --method {method.value}")
-        merged = _merged(models, output, options, data, push is not None if certify is None else certify)
+        merged = pipeline.merge(a, b, output, options, data, speaker(quiet), more=more or (),
+                                certify=push is not None if certify is None else certify,
+                                command=_typed())  # fmt: skip
     else:
         from hf_align.mergekit.pair import merge_pair, read_parameters
 
@@ -211,6 +195,7 @@ def align(
     spaces: Spaces = None,
     baseline: Baseline = False,
     untie: Untie = None,
+    witness: Witness = True,
     strict: Strict = False,
     specs: Specs = None,
     trust_remote_code: Remote = False,
@@ -220,14 +205,7 @@ def align(
 ) -> None:
     """Write B in A's basis, its function unchanged, and alignment.safetensors."""
     bars(quiet)
-    from hf_align import pipeline
-
-    options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
-                      schedule=Schedule(steps=steps, mixing=mixing.value),
-                      untie=untie, strict=strict, specs=specs, trust_remote_code=trust_remote_code,
-                      overwrite=overwrite, quiet=quiet)  # fmt: skip
-    report = pipeline.align(a, b, output, options, data, speaker(quiet))
+    report = pipeline.align(a, b, output, _options(locals()), data, speaker(quiet))
     emit(report.as_json(), as_json, merge_lines(report.as_json()))
 
 
@@ -257,18 +235,13 @@ def evaluate(
 ) -> None:
     """Measure the loss between A and B, with and without alignment."""
     bars(quiet)
-    from hf_align import pipeline
+    from hf_align.jobs.comparing import verdict
 
-    options = Options(match=match.value, residual=residual.value, heads=heads.value,
-                      spaces=tuple(spaces or ()), baseline=baseline, device=device, offload=offload,
-                      schedule=Schedule(steps=steps, mixing=mixing.value),
-                      untie=untie, alignment=alignment, specs=specs, trust_remote_code=trust_remote_code,
-                      quiet=quiet)  # fmt: skip
-    comparison = pipeline.evaluate(a, b, data, options, points, speaker(quiet))
+    comparison = pipeline.evaluate(a, b, data, _options(locals()), points, speaker(quiet))
     emit(
         comparison.as_json(),
         as_json,
-        [*comparison_lines(comparison.as_json()), "", *wrapped(pipeline.verdict(comparison))],
+        [*comparison_lines(comparison.as_json()), "", *wrapped(verdict(comparison))],
     )
 
 
@@ -298,6 +271,7 @@ def run_mergekit(
     config: Annotated[Path, typer.Argument(help="A mergekit recipe (YAML), with or without the key align.")],
     output: Annotated[Path, typer.Argument(help="Folder for the merged model.")],
     random_seed: Annotated[int | None, typer.Option(help="Of methods that draw random numbers.")] = None,
+    witness: Witness = True,
     trust_remote_code: Remote = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -311,9 +285,10 @@ def run_mergekit(
     from hf_align.mergekit.recipe import run_recipe
 
     bars(quiet)
-    notes = run_recipe(config, output, say=speaker(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
-                       overwrite=overwrite, quiet=quiet)  # fmt: skip
-    emit({"output": str(output), "notes": notes}, as_json, [*notes, f"{output} is written"])
+    found = run_recipe(config, output, say=speaker(quiet), seed=random_seed, trust_remote_code=trust_remote_code,
+                       overwrite=overwrite, quiet=quiet, witness=witness)  # fmt: skip
+    said = wrapped(found["witness"]["sentence"]) if found["witness"] else []
+    emit({"output": str(output), **found}, as_json, [*found["notes"], *said, f"{output} is written"])
 
 
 @app.command()
@@ -346,10 +321,10 @@ def spec(
 ) -> None:
     """Print the symmetries derived from an architecture, as YAML. Reads no weights."""
     bars(quiet)
+    from hf_align.models import config_of
     from hf_align.symmetry.overrides import symmetries
-    from hf_align.tracing.trace import read_config
 
-    config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
+    config = config_of(model, trust_remote_code=trust_remote_code)
     with waiting("deriving the symmetries"):
         found = symmetries(config, specs).as_json()
     text = json.dumps(found, indent=2) if as_json else yaml.safe_dump(found, sort_keys=False, width=120)
@@ -370,11 +345,11 @@ def explain(
 ) -> None:
     """Which spaces a parameter's axes carry, and which op of the modelling code bounds each."""
     bars(quiet)
+    from hf_align.models import config_of
     from hf_align.symmetry.explain import explain as describe
     from hf_align.symmetry.overrides import symmetries
-    from hf_align.tracing.trace import read_config
 
-    config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
+    config = config_of(model, trust_remote_code=trust_remote_code)
     with waiting("deriving the symmetries"):
         found = symmetries(config, specs)
     parameter = found.ties.get(parameter, parameter)
@@ -398,13 +373,13 @@ def certify(
     Exit status 1 if a symmetry is unsound or missing.
     """
     bars(quiet)
+    from hf_align.models import config_of
     from hf_align.symmetry.certificate.certify import certify as measure
     from hf_align.symmetry.overrides import reviewer
     from hf_align.tracing.reduce import reduced
     from hf_align.tracing.shrink import shrink
-    from hf_align.tracing.trace import read_config
 
-    config = read_config(_config_of(model), trust_remote_code=trust_remote_code)
+    config = config_of(model, trust_remote_code=trust_remote_code)
     review = reviewer(config.model_type, specs)
     with waiting("certifying on a small copy"):
         result = measure(reduced(config, layers) or shrink(config, layers), review=review)
@@ -414,25 +389,29 @@ def certify(
         f"{whole}: {result.found} of {result.nullity} continuous dimensions",
         *(f"  missing {amount:g} in {name}" for name, amount in result.missing.items()),
         *(f"  no rule for {op}" for op in result.unknown_ops),
+        *(f"  no call reads {name}, so it stands still" for name in result.unread),
+        f"in {len(result.modes)} ways to call it:",
+        *(f"  {mode}" for mode in result.modes),
     ]
     emit(result.as_json(), as_json, lines)
     if not (result.sound and result.complete):
         raise typer.Exit(1)
 
 
-def _config_of(model: str) -> str:
-    from transformers import CONFIG_MAPPING
+def _options(given: Mapping[str, Any]) -> Options:
+    """What was typed, by the names that `Options` and its schedule have for it."""
+    typed = {k: getattr(v, "value", v) for k, v in given.items() if v is not None}
+    own, scheduled = ({f.name: typed[f.name] for f in fields(of) if f.name in typed} for of in (Options, Schedule))
+    if "dtype" in own:
+        own["dtype"] = getattr(torch, own["dtype"])
+    return Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": Schedule(**scheduled)})
 
-    from hf_align.checkpoints.hub import resolve
 
-    return model if model in CONFIG_MAPPING and not Path(model).exists() else str(resolve(model).folder)
-
-
-def _uploader() -> str:
-    """Who is logged in: asked before anything is computed."""
+def _uploader(repository: str, create_pr: bool) -> str:
+    """Who is logged in, and may write there: asked before anything is computed."""
     from hf_align.publishing import push as upload
 
-    return upload.user()
+    return upload.user(repository, create_pr=create_pr)
 
 
 def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None:
@@ -444,37 +423,37 @@ def _plan(a: str, b: str, output: Path, options: Options, as_json: bool) -> None
         raise typer.Exit(2)
 
 
-def _merged(models: list[str], output: Path, options: Options, data: Path | None, certify: bool) -> Report:
-    if len(models) > 2:
-        from hf_align import several
+def _without_path(value: str, *, is_path: bool = False) -> str:
+    """An argument without the folders of this disk; it is the same before the output is there and after."""
+    parts = [value] if is_path or not value or Path(value).exists() else value.split("+")
+    return "+".join(_without_folder(part, is_path) for part in parts)
 
-        return several.merge(models, output, options, data, speaker(options.quiet), certify=certify, command=_typed())
-    a, b = models
-    if options.match == "none" and data is None:
-        # As the pipeline does it, without waiting for modelling code to be loaded.
-        from hf_align import plain
 
-        if (report := plain.merge(a, b, output, options, speaker(options.quiet), command=_typed())) is not None:
-            return report
-    from hf_align import pipeline
-
-    return pipeline.merge(a, b, output, options, data, speaker(options.quiet), certify=certify, command=_typed())
+def _without_folder(value: str, is_path: bool) -> str:
+    is_path = is_path or value.startswith(("/", ".", "~")) or bool(value and Path(value).exists())
+    return Path(os.path.abspath(value)).name if is_path else value
 
 
 def _typed() -> str:
     """The command as it was typed, without local paths."""
-    return shlex.join(["hf-align", *(_without_path(argument) for argument in sys.argv[1:])])
-
-
-def _without_path(argument: str) -> str:
-    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-    parts = [value] if not value or Path(value).exists() else value.split("+")
-    return f"{option}{equals}{'+'.join(map(_without_folder, parts))}"
-
-
-def _without_folder(value: str) -> str:
-    is_path = value.startswith(("/", ".", "~")) or (value and Path(value).exists())
-    return Path(value).resolve().name if is_path else value
+    kinds = get_type_hints(merge)
+    command = typer.main.get_command(app).commands["merge"]  # type: ignore[attr-defined]
+    options = {name: p for p in command.params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")}
+    words, typed = iter(_with_values(sys.argv[1:])), ["hf-align"]
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        if name not in options and word[:2] in options and not word.startswith("--"):  # -oDIR
+            name, value = word[:2], word[2:]
+        if name not in options:
+            typed.append(_without_path(word))
+            continue
+        found = options[name]
+        takes_value = not getattr(found, "is_flag", False)
+        if takes_value and not (equals or value):
+            value = next(words, "")
+        is_path = Path in (kinds[found.name], *get_args(kinds[found.name]))
+        typed += [name, *([_without_path(value, is_path=is_path)] if value else [])]
+    return shlex.join(typed)
 
 
 def _base(model: str) -> str:
@@ -513,6 +492,12 @@ def main() -> None:
     except HfAlignError as error:
         if current().leads or not error.shared:
             typer.echo(f"hf-align: {error}", err=True)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # whoever read what is said has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1) from None
+    except Exception as error:
+        typer.echo(f"hf-align: {unexpected(error)}", err=True)
         raise SystemExit(2) from None
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_align.errors import HfAlignError
+from hf_align.plain_yaml import read_yaml
 
 
 class Align(BaseModel):
@@ -35,11 +35,9 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], Align | None]:
         HfAlignError: there is no such file, or it is no YAML of that kind.
     """
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = read_yaml(path)
     except OSError as error:
         raise HfAlignError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise HfAlignError(f"{path} is no YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(recipe, dict):
         raise HfAlignError(f"{path} holds no mapping; a mergekit recipe has merge_method, models, …")
     asked = recipe.pop("align", None)

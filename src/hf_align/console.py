@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import textwrap
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
+from hf_align.errors import first_line, one_line
 from hf_align.processes import current
+
+_SHOWN = 200
+"""Characters of an error of another library."""
 
 
 def bars(quiet: bool) -> None:
@@ -29,13 +35,25 @@ def speaker(quiet: bool) -> Callable[[str], None]:
 def _above_bars(line: str) -> None:
     from huggingface_hub.utils import tqdm
 
-    tqdm.write(line, file=sys.stderr)
+    tqdm.write(one_line(line), file=sys.stderr)
+
+
+def unexpected(error: Exception) -> str:
+    """One line on an error that nobody foresaw; where it came from is in a file for whoever mends it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this"
+    with tempfile.NamedTemporaryFile("w", prefix="hf-align-", suffix=".log", delete=False, errors="replace") as log:
+        log.write("".join(traceback.format_exception(error)))
+    what = f"{type(error).__name__}: {first_line(error)}"[:_SHOWN]
+    return one_line(f"this is a fault of hf-align ({what}); please report it with {log.name}")
 
 
 def emit(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
     """The result of a command on stdout, as JSON or as lines."""
     if current().leads:
-        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+        typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(map(one_line, lines)))
 
 
 def merge_lines(report: dict[str, Any]) -> list[str]:
@@ -43,11 +61,15 @@ def merge_lines(report: dict[str, Any]) -> list[str]:
     lines = []
     if report["distance_after"] is not None:
         lines.append(f"weight distance {report['distance_before']:.4g} -> {report['distance_after']:.4g}")
+    if report["witness"]:
+        lines += wrapped(report["witness"]["sentence"])
     if report["comparison"]:
         lines += [*comparison_lines(report["comparison"]), ""]
+    lines += [line for note in report["notes"] for line in wrapped(note)]
     seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
-    notes = [line for note in report["notes"] for line in wrapped(note)]
-    return [*lines, *notes, f"{report['output']} is written (seconds: {seconds})"]
+    if not seconds:  # a run that found its output complete took no stage
+        return [*lines, f"{report['output']} is already complete"]
+    return [*lines, f"seconds: {seconds}", f"{report['output']} is written"]
 
 
 def wrapped(sentence: str) -> list[str]:

@@ -14,15 +14,19 @@ import torch
 
 from hf_align import plain
 from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.shards import ShardPlan
+from hf_align.checkpoints.plan import ShardPlan
+from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
+from hf_align.jobs.job import silent
+from hf_align.jobs.opened import open_models
 from hf_align.matching.memory import of_matching
 from hf_align.matching.weights import steps_of
 from hf_align.merging.methods import RUNNING
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
-from hf_align.models import Pair, open_pair
+from hf_align.models import Pair
 from hf_align.options import Options
-from hf_align.writing import Draft
+from hf_align.witness.effort import memory
+from hf_align.writing import draft_of
 
 _DOUBLE = torch.float64.itemsize
 _COPIES = 8
@@ -73,13 +77,10 @@ def dry_run(a: str, b: str, output: Path, options: Options) -> DryRun:
     """Plan a merge; what would refuse it is its `reason`."""
     try:
         plainly = options.match == "none" and options.method in TENSORWISE
-        same = plain.Same.open(a, b) if plainly else None
+        same = plain.Same.open(a, b, trust_remote_code=options.trust_remote_code) if plainly else None
         if same is not None:
             return _plain(same, output, options)
-        pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
-        if pair.spec.unknown_ops and options.strict:
-            raise HfAlignError(f"no rule for {', '.join(sorted(pair.spec.unknown_ops))}")
-        return _aligned(pair, output, options)
+        return _aligned(open_models(a, b, options, silent), output, options)
     except HfAlignError as error:
         return DryRun(False, str(error))
 
@@ -95,9 +96,11 @@ def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
 
 def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
     spec = pair.spec
-    plan = Draft.build(pair, pair.layout(pair.a), options.dtype, options.max_shard_size).plan
+    plan = draft_of(pair, pair.layout(pair.a), options).plan
     groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())
     largest = max(spec.parameters, key=lambda name: math.prod(spec.shape(name)))
+    aligned = options.witness and options.match != "none"
+    witness = memory(spec, Devices.choose(options.device).running, options.offload) if aligned else 0
     return DryRun(
         True,
         model_type=spec.model_type,
@@ -105,7 +108,7 @@ def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
         spaces=dict(groups.most_common()),
         dimensions=spec.dimensions(),
         pinned_by_unknown_ops=dict(spec.unknown_ops),
-        peak_bytes=of_matching(spec, steps_of(spec)),
+        peak_bytes=max(of_matching(spec, steps_of(spec)), witness),
         holds_models=(options.match in ("activation", "learned") or options.method in RUNNING) and not options.offload,
         largest=largest,
         **_traffic(pair.a.checkpoint, pair.b.checkpoint, plan, output),

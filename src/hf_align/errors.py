@@ -1,11 +1,33 @@
 """What can go wrong, by what the user must do about it. Every message is one line; the command line exits with 2."""
 
+from __future__ import annotations
+
+import unicodedata
+
+_BREAKS = frozenset(("Cc", "Cs", "Cf", "Zl", "Zp"))
+"""Kinds of characters that break a line, move the cursor, or cannot be encoded."""
+
+
+def one_line(text: str) -> str:
+    """A text in which what would break the line, or the terminal, is written as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in _BREAKS else c for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says first, or its kind."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
 
 class HfAlignError(Exception):
     """Base of all errors that the user can mend."""
 
     shared = False
     """Raised in all processes of a run at once, so that one of them says it."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class IncompatibleModels(HfAlignError):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
 
+from hf_align.agreement import require_same_buffers, require_same_function
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.companions import require_same_vocabulary
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError, IncompatibleModels
+from hf_align.heads import choose_heads, is_tied, loses_ties, tied_alike
+from hf_align.ondemand import Computed
 from hf_align.progress import waiting
-from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import is_wider
+from hf_align.tracing.budget import ANY, Budget, within
+from hf_align.tracing.stored import with_stored
 from hf_align.tracing.trace import build_without_weights, inventory, read_config
 from hf_align.widths import Architecture, described, widen
 
@@ -33,7 +37,7 @@ class Model:
         source: where it came from.
         names: its tensors on disk against those of the architecture.
         weights: by name in memory, in the sizes of the architecture of the pair.
-        widened: what grew, in words, where the checkpoint is of a smaller size.
+        widened: what grew, in words that follow a name, where the checkpoint is of a smaller size.
     """
 
     source: Source
@@ -60,7 +64,7 @@ class Pair:
 
     Attributes:
         config: of the aligned models, the wider one's; heads are untied in it where that enlarges the group.
-        untied: whether they were.
+        untied: whether those of one were.
     """
 
     a: Model
@@ -75,6 +79,11 @@ class Pair:
             return preferred
         return self.b if preferred is self.a else self.a
 
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """The folders that are read."""
+        return (*self.a.source.reads, *self.b.source.reads)
+
     def require_one_size(self) -> None:
         """For what takes models in the sizes in which they are stored.
 
@@ -86,11 +95,6 @@ class Pair:
                 raise IncompatibleModels(
                     f"{model.ref} is narrower than the others; merge widens it, two models at a time"
                 )
-
-    def drop_when_read(self) -> None:
-        """From now on, take shards from the Hub off the disk as soon as they have been read."""
-        for model in (self.a, self.b):
-            model.checkpoint.drop_when_read([n for link in model.names.links for n in link.sources])
 
 
 def open_pair(
@@ -109,7 +113,8 @@ def open_pair(
         specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
-        IncompatibleModels: different architectures or vocabularies, or sizes that cannot be brought together.
+        IncompatibleModels: different architectures or vocabularies, configs that compute differently, or sizes that
+            cannot be brought together.
         CheckpointError: weights that are missing, damaged or not finite.
     """
     sources = [resolve(a), resolve(b)]
@@ -117,14 +122,19 @@ def open_pair(
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
     _require_same_architecture((a, b), configs)
     require_same_vocabulary((a, b), folders)
+    stored = [Checkpoint.open(source.folder, source.shards) for source in sources]
+    configs = [_with_buffers(*each) for each in zip(configs, sources, stored, strict=True)]
+    with waiting("comparing the configs"):
+        alike = tied_alike((a, b), (configs[0], configs[1]), untie)
+        require_same_buffers((a, b), *alike)
+        require_same_function((a, b), *alike)
     with waiting("deriving the symmetries"):
-        config, spec, untied = choose_heads(configs[0], untie, specs)
-        first = Architecture(config, spec)
-        if _shapes(configs[0]) == _shapes(configs[1]):
-            second = first
-        else:
-            second = Architecture(*choose_heads(configs[1], untied, specs)[:2])
-    models = [_open(s, own, a, untied) for s, own, a in zip(sources, configs, (first, second), strict=True)]
+        config, spec, _ = choose_heads(alike[0], untie, specs)
+        first = second = Architecture(config, spec)
+        if _shapes(alike[0]) != _shapes(alike[1]):
+            second = Architecture(*choose_heads(alike[1], is_tied(alike[1]) and not is_tied(config), specs)[:2])
+    untied = any(loses_ties(own, config) for own in configs)
+    models = _in_one_precision([_open(*each) for each in zip(sources, stored, configs, (first, second), strict=True)])
     if second is first:
         return Pair(models[0], models[1], config, spec, untied)
     if is_wider(spec, second.spec):
@@ -136,31 +146,34 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {n: tuple(p.shape) for n, p in build_without_weights(config).named_parameters()}
 
 
+def config_of(model: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The config of a model or of a model type, of which no weights are read.
+
+    Raises:
+        HfAlignError: there is none, or it describes more than can be built.
+    """
+    if model in CONFIG_MAPPING and not Path(model).exists():
+        return read_config(model)
+    source = resolve(model)
+    config = read_config(source.folder, trust_remote_code=trust_remote_code)
+    budget = ANY
+    with suppress(CheckpointError):  # there may be a config alone
+        stored = Checkpoint.open(source.folder)
+        budget = Budget.of_stored(len(stored), stored.entries_in_all)
+    with within(budget, model):
+        build_without_weights(config)
+    return config
+
+
 def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
     weights, change = widen(model.weights, own, wide)
-    what = f"{model.ref} is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
+    what = f"is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
     return replace(model, weights=weights, widened=what)
 
 
-def choose_heads(
-    config: PretrainedConfig, untie: bool | None, specs: Path | None = None
-) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
-    """The config to align in: with heads untied if that is asked for, or enlarges the group."""
-    spec = symmetries(config, specs)
-    tied = bool(spec.ties) and getattr(config, "tie_word_embeddings", False)
-    if not tied or untie is False:
-        return config, spec, False
-    loose = copy.deepcopy(config)
-    loose.tie_word_embeddings = False
-    free = symmetries(loose, specs)
-    if untie or free.dimensions() > spec.dimensions():
-        return loose, free, True
-    return config, spec, False
-
-
-def _open(source: Source, own: PretrainedConfig, architecture: Architecture, untied: bool) -> Model:
-    ref, stored = source.reference, Checkpoint.open(source.folder, source.shards)
-    aliases = inventory(build_without_weights(own)).ties if untied else {}
+def _open(source: Source, stored: Checkpoint, own: PretrainedConfig, architecture: Architecture) -> Model:
+    ref = source.reference
+    aliases = inventory(build_without_weights(own)).ties if loses_ties(own, architecture.config) else {}
     names = match_names(build_without_weights(architecture.config), stored, architecture.spec.ties, aliases)
     if names.missing:
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
@@ -170,6 +183,38 @@ def _open(source: Source, own: PretrainedConfig, architecture: Architecture, unt
     weights = NamedWeights(checkpoint, names)
     _require_shapes(ref, weights, architecture.spec)
     return Model(source, own, checkpoint, names, weights)
+
+
+def _with_buffers(config: PretrainedConfig, source: Source, stored: Checkpoint) -> PretrainedConfig:
+    """The config with the buffers of its checkpoint that are no weights: masks, tables, counters.
+
+    Raises:
+        IncompatibleModels: the config describes another order of magnitude than what is stored.
+    """
+    with within(Budget.of_stored(len(stored), stored.entries_in_all), source.reference):
+        model = build_without_weights(config)
+    found = inventory(model)
+    if not found.buffers:
+        return config
+    weights = NamedWeights(stored, match_names(model, stored, found.ties, {}))
+    for name in found.buffers.keys() & weights.keys():
+        if weights.stored(name).shape != found.buffers[name]:
+            shapes = f"{list(weights.stored(name).shape)} in {source.reference}, but {list(found.buffers[name])}"
+            raise CheckpointError(f"{name} is {shapes} by its config.json")
+    return with_stored(config, {name: weights[name] for name in found.buffers if name in weights})
+
+
+def _in_one_precision(models: list[Model]) -> list[Model]:
+    """What one of two models stores as float64 is read as float64 from both."""
+    stored = [NamedWeights(m.checkpoint, m.names) for m in models]
+    wide = {n for weights in stored for n in weights if weights.stored(n).dtype == torch.float64}
+    if not wide:
+        return models
+
+    def doubled(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return Computed(weights, lambda name: weights[name].double() if name in wide else weights[name])
+
+    return [replace(model, weights=doubled(model.weights)) for model in models]
 
 
 def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
@@ -191,7 +236,10 @@ def _require_same_architecture(refs: tuple[str, str], configs: list[PretrainedCo
 
 def _require_shapes(ref: str, weights: NamedWeights, spec: SymmetrySpec) -> None:
     for name in spec.parameters:
-        shape, expected = weights.stored(name).shape, spec.shape(name)
+        stored, expected = weights.stored(name), spec.shape(name)
+        if not stored.dtype.is_floating_point:
+            raise CheckpointError(f"{name} is stored as {stored.dtype} in {ref}, but its architecture computes with it")
+        shape = stored.shape
         if tuple(shape) != expected:
             raise IncompatibleModels(
                 f"{name} is {list(shape)} in {ref}, but of different sizes, {list(expected)}, by its config.json"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
+from hf_align.choices import AnyHeads, AnyResidual, Match, checked
 from hf_align.matching.schedule import Schedule
 
 _NO_RESULT = ("overwrite", "drop_cache", "offload", "quiet")
-_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code")
+_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code", "witness")
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,12 @@ class Options:
         weight: of B, from 0 to 1.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
+        witness: see that what is aligned answers as before, before it is written.
         drop_cache: take shards from the Hub off the disk as soon as they have been read.
         quiet: no progress bars.
+
+    Raises:
+        ValueError: an option has no such choice.
     """
 
     match: str = "weight"
@@ -53,11 +59,19 @@ class Options:
     max_shard_size: str = "5GB"
     alignment: Path | None = None
     specs: Path | None = None
+    witness: bool = True
     strict: bool = False
     trust_remote_code: bool = False
     overwrite: bool = False
     drop_cache: bool = False
     quiet: bool = False
+
+    def __post_init__(self) -> None:
+        checked("match", self.match, Literal[Match, "none"])
+        checked("residual", self.residual, AnyResidual)
+        checked("heads", self.heads, AnyHeads)
+        if not 0 <= self.weight <= 1:
+            raise ValueError(f"weight is {self.weight}; it must lie between 0 and 1")
 
     @property
     def result(self) -> dict[str, str]:
@@ -66,6 +80,11 @@ class Options:
         if self.alignment is not None and self.alignment.is_file():
             found["--alignment"] = hashlib.sha256(self.alignment.read_bytes()).hexdigest()
         return found
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """Files and folders that are read."""
+        return tuple(path for path in (self.alignment, self.specs) if path is not None)
 
     @property
     def strategy(self) -> dict[str, str | bool | float]:

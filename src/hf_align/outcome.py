@@ -21,6 +21,7 @@ class Report:
     untied: bool = False
     pinned_by_unknown_ops: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] | None = None
+    witness: dict[str, Any] | None = None
     comparison: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -34,7 +35,7 @@ class Report:
         made = Provenance.load(output)
         return cls(str(output), made.model_type, distance_before=made.distance_before,
                    distance_after=made.distance_after, untied=made.untied, certificate=made.certificate,
-                   comparison=made.comparison, notes=made.notes)  # fmt: skip
+                   witness=made.witness, comparison=made.comparison, notes=made.notes)  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,15 +1,14 @@
 """Merging two checkpoints as they are: without alignment no basis need be known, so no model is built or traced.
 
-Entry belongs to entry wherever both store the same tensors, also where the modelling code would fuse or rename them.
-Methods that look at one entry at a time are computed in slices that fit into a processor's cache, in several threads,
-from the files of the inputs into their place in the file of the output.
+Only where their configs differ must the modelling code say whether that matters. Entry belongs to entry wherever both
+store the same tensors, also where it would fuse or rename them. Methods that look at one entry at a time are computed
+in slices that fit into a processor's cache, in several threads, from the files of the inputs into their place in the
+file of the output.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +19,24 @@ from torch import Tensor
 
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
-from hf_align.checkpoints.companions import require_same_vocabulary, write_companions
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.companions import require_same_vocabulary
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
-from hf_align.checkpoints.shards import ShardPlan, Source, claimed, write_with_bar
+from hf_align.checkpoints.own_files import own_json
+from hf_align.checkpoints.plan import ShardPlan
+from hf_align.checkpoints.shards import Source
 from hf_align.errors import CheckpointError
+from hf_align.jobs.job import Asked, Draft, Job, run
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.publishing.card import document
 
 SLICE = 2**19
 """Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""
+_NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
+"""What is noted in a config when a model is saved, whatever it is."""
+_TIED = "tie_word_embeddings"
 
 
 @dataclass(frozen=True)
@@ -44,29 +49,39 @@ class Same:
     config: dict[str, Any]
 
     @classmethod
-    def open(cls, a: str, b: str) -> Same | None:
+    def open(cls, a: str, b: str, *, trust_remote_code: bool = False) -> Same | None:
         """Open both; None if they are not alike, so that only the modelling code can tell whether they fit.
 
         Args:
             a, b: folders or Hub references.
 
         Raises:
-            HfAlignError: a reference that leads nowhere, damaged files, different vocabularies.
+            HfAlignError: a reference that leads nowhere, damaged files, different vocabularies, configs that compute
+                differently.
         """
         sources = resolve(a), resolve(b)
         folders = [source.folder for source in sources]
-        configs = [_config(folder) for folder in folders]
+        configs = [own_json(folder, "config.json") for folder in folders]
         if configs[0] is None or configs[1] is None or _kind(configs[0]) != _kind(configs[1]):
             return None
         require_same_vocabulary((a, b), folders)
+        if configs[0].get(_TIED) != configs[1].get(_TIED):
+            return None
         first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
         try:
             first, second = (adapted(c, source) for c, source in zip((first, second), sources, strict=True))
         except CheckpointError:  # the modelling code may know what an adapter's names stand for
             return None
-        if {n: first.info(n).shape for n in first} != {n: second.info(n).shape for n in second}:
+        if _layout(first) != _layout(second):
             return None
+        if _described(configs[0], folders[0]) != _described(configs[1], folders[1]):
+            _require_same_function((a, b), folders, (first, second), trust_remote_code)
         return cls(sources, first, second, configs[0])
+
+    def agrees_outside_floats(self) -> bool:
+        """Whether masks, tables and counters are the same; if not, only the modelling code knows which are read."""
+        whole = (n for n in self.a if not self.a.info(n).dtype.is_floating_point)
+        return all(torch.equal(self.a[n], self.b[n]) for n in whole)
 
     def dtype(self, name: str, chosen: torch.dtype | None) -> torch.dtype:
         """Of a tensor that is written: that of A, unless another is chosen for the floating point ones."""
@@ -80,8 +95,9 @@ class Same:
 
     def record(self, options: Options) -> dict[str, str]:
         """What the result depends on, by name."""
-        first, second = self.sources
-        return options.result | self.a.record(first.reference) | self.b.record(second.reference)
+        inputs = zip("AB", (self.a, self.b), self.sources, strict=True)
+        parts = {k: v for role, model, s in inputs for k, v in model.record(f"{role}: {s.reference}").items()}
+        return {"the command": "merge", **options.result, **parts}
 
     def source(self, options: Options) -> Source:
         """The entries of the merge."""
@@ -93,23 +109,33 @@ class Same:
         return Source(mixing.entries, SLICE, torch.get_num_threads())
 
 
-def merge(
-    a: str,
-    b: str,
-    output: Path,
-    options: Options,
-    say: Callable[[str], None] = lambda _: None,
-    *,
-    command: str = "",
-) -> Report | None:
+@dataclass(frozen=True, kw_only=True)
+class Plain(Job[None]):
+    """A merge whose alignment is the identity: it needs no basis."""
+
+    same: Same
+
+    def match(self, claim: Claim) -> None:
+        """There is nothing to match."""
+
+    def entries(self, claim: Claim, match: None) -> Source:
+        same = self.same
+        if self.options.drop_cache:
+            same.a.drop_when_read(list(same.a))
+            same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
+        return same.source(self.options)
+
+    def report(self, output: Path, match: None) -> Report:
+        return Report(str(output), str(self.same.config.get("model_type")))
+
+
+def merge(a: str, b: str, output: Path, asked: Asked) -> Report | None:
     """Write the merge of two checkpoints as they are.
 
     Floating point tensors are mixed, in float32 (float64 stays); all others are A's.
 
     Args:
         a, b: folders or Hub references.
-        say: told what is going on, a line at a time.
-        command: what the card says that the merge was made with.
 
     Returns:
         None, and nothing is written, if the two do not store the same tensors, or the method needs to know what they
@@ -118,26 +144,15 @@ def merge(
     Raises:
         HfAlignError: any bad input.
     """
-    began = time.monotonic()
-    same = Same.open(a, b) if options.method in TENSORWISE else None
-    if same is None:
+    options = asked.options
+    same = Same.open(a, b, trust_remote_code=options.trust_remote_code) if options.method in TENSORWISE else None
+    if same is None or not same.agrees_outside_floats():
         return None
-    opened, plan = time.monotonic(), same.plan(options)
-    if options.drop_cache:
-        same.a.drop_when_read(list(same.a))
-        same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
-    with claimed(output, same.record(options), overwrite=options.overwrite) as claim:
-        if claim.is_complete:
-            say(f"{output} is already complete")
-            return Report.again(output)
-        say(f"writing {len(same.a)} tensors to {output}")
-        write_with_bar(claim, plan, same.source(options), quiet=options.quiet)
-        seconds = {"open": round(opened - began, 3), "write": round(time.monotonic() - opened, 3)}
-        report = Report(str(output), str(same.config.get("model_type")), seconds)
-        if claim.processes.leads:
-            write_companions(output, same.a.folder, {})
-            document(output, same.sources, say, command=command, strategy=options.strategy, **report.facts)
-    return report
+    asked.clock.lap("open")
+    draft = Draft(same.plan(options), same.a.folder)
+    job = Plain(asked=asked, sources=same.sources, record=same.record(options), draft=draft,
+                same=same)  # fmt: skip
+    return run(job, output)
 
 
 class _Mixing:
@@ -193,12 +208,36 @@ def _computable(a: Tensor, b: Tensor, dtype: torch.dtype, elementwise: bool) -> 
     return a.to(common), b.to(common)
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+def _layout(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """The shape of every tensor, and whether it has floating point numbers."""
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    return {name: (info.shape, info.dtype.is_floating_point) for name, info in infos.items()}
+
+
+def _described(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What a config says of the architecture, and the modelling code beside it."""
+    code = {file.name: file.read_bytes() for file in folder.glob("*.py") if file.is_file()}
+    return {key: value for key, value in config.items() if key not in _NOTED}, code
+
+
+def _require_same_function(
+    refs: tuple[str, str], folders: list[Path], stored: tuple[Checkpoint, Checkpoint], trust_remote_code: bool
+) -> None:
+    """As for models that are aligned.
+
+    Raises:
+        IncompatibleModels: the models compute differently.
+        HfAlignError: there is no modelling code that would tell.
+    """
+    from hf_align.agreement import require_same_function
+    from hf_align.tracing.budget import Budget, within
+    from hf_align.tracing.trace import build_without_weights, read_config
+
+    a, b = (read_config(folder, trust_remote_code=trust_remote_code) for folder in folders)
+    for ref, config, checkpoint in zip(refs, (a, b), stored, strict=True):
+        with within(Budget.of_stored(len(checkpoint), checkpoint.entries_in_all), ref):
+            build_without_weights(config)
+    require_same_function(refs, a, b)
 
 
 def _kind(config: dict[str, Any]) -> tuple[Any, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import transformers
@@ -12,6 +13,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conftest import ROOT, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from transformers import PretrainedConfig
 
 from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.override_file import OverrideFile
@@ -31,14 +33,22 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def expected() -> Iterator[tuple[Path, str]]:
-    """Every generated file with its text."""
-    for name, config in CONFIGS.items():
-        yield GOLDEN / f"{name}.json", json.dumps(derive_by_depth(config).as_json(), indent=1) + "\n"
-    yield ROOT / "specs" / "schema.json", json.dumps(OverrideFile.model_json_schema(), indent=2) + "\n"
+def derived(config: PretrainedConfig) -> str:
+    return json.dumps(derive_by_depth(config).as_json(), indent=1) + "\n"
+
+
+def schema() -> str:
+    return json.dumps(OverrideFile.model_json_schema(), indent=2) + "\n"
+
+
+GENERATED: dict[Path, Callable[[], str]] = {
+    **{GOLDEN / f"{name}.json": partial(derived, config) for name, config in CONFIGS.items()},
+    ROOT / "specs" / "schema.json": schema,
+}
+"""Every generated file, and what makes its text."""
 
 
 if __name__ == "__main__":
-    for path, text in expected():
-        path.write_text(text, encoding="utf-8")
+    for path, text in GENERATED.items():
+        path.write_text(text(), encoding="utf-8")
         print(path.relative_to(ROOT))

@@ -6,7 +6,6 @@ PEFT's `merge_and_unload` saves.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import ADAPTER, Source
+from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import CheckpointError
 
 _WEIGHTS = "adapter_model.safetensors"
@@ -178,8 +178,7 @@ def _config(source: Source) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not the config of an adapter that adds a product of two matrices.
     """
-    file = source.folder / ADAPTER
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    config = own_json(source.folder, ADAPTER) or {}
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(

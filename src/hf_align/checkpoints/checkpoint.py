@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hf_align.checkpoints import companions
+from hf_align.checkpoints.own_files import header_size, json_object, own_json, parsed
 from hf_align.errors import CheckpointError
 from hf_align.ondemand import OnDemand
 
@@ -26,6 +28,8 @@ _DTYPES = {
     "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LARGEST = 2**62
+"""No file has as many bytes."""
 _SMALL = 1 << 20
 """Bytes of a tensor that is kept in memory when its shard is dropped: gains are read with every tensor they scale."""
 
@@ -131,6 +135,11 @@ class Checkpoint(OnDemand):
         return self._tensors[name]
 
     @property
+    def entries_in_all(self) -> int:
+        """How many numbers the tensors have."""
+        return sum(math.prod(info.shape) for info in self._tensors.values())
+
+    @property
     def digests(self) -> dict[str, str]:
         """What the tensors depend on, by name: the commit, or shard -> digest of its header, size, path and time of
         writing.
@@ -144,9 +153,12 @@ class Checkpoint(OnDemand):
         return {shard: _digest((self.folder / shard).resolve()) for shard in shards}
 
     def record(self, reference: str, config: str = "config.json") -> dict[str, str]:
-        """What a result made from it depends on: `digests` and that of its config, by the user's name for it."""
-        digest = hashlib.sha256((self.folder / config).read_bytes()).hexdigest()
-        return {f"{reference}/{config}": digest, **{f"{reference}/{k}": d for k, d in self.digests.items()}}
+        """What a result made from it depends on: `digests`, and those of its config and of what is copied, by the
+        user's name for it."""
+        own = {config: hashlib.sha256((self.folder / config).read_bytes()).hexdigest()}
+        if self._remote is None:
+            own["files beside the weights"] = companions.digest(self.folder)
+        return {f"{reference}/{what}": digest for what, digest in {**own, **self.digests}.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         info = self._tensors[name]
@@ -234,19 +246,8 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _refuse_quantised(folder: Path) -> None:
-    config = folder / "config.json"
-    if config.is_file() and _json_object(config).get("quantization_config"):
+    if (own_json(folder, "config.json") or {}).get("quantization_config"):
         raise CheckpointError(f"{folder} is quantised; merge the original weights and quantise the result")
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON; fetch it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object; fetch it again")
-    return content
 
 
 def _shards(folder: Path, remote: Shards | None) -> dict[str, set[str] | None]:
@@ -261,7 +262,7 @@ def _shards(folder: Path, remote: Shards | None) -> dict[str, set[str] | None]:
 
 
 def _indexed(index: Path) -> dict[str, set[str]]:
-    weight_map = _json_object(index).get("weight_map")
+    weight_map = json_object(index.read_bytes(), index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files; fetch it again")
     shards: dict[str, set[str]] = {}
@@ -282,15 +283,15 @@ def _read_header(path: Path, shard: str, remote: Shards | None) -> dict[str, Ten
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
-        return _parse_header(start + file.read(min(int.from_bytes(start, "little"), size)), size, path, shard)
+        return _parse_header(start + file.read(header_size(start, path)), size, path, shard)
 
 
 def _parse_header(start: bytes, size: int, path: Path, shard: str) -> dict[str, TensorInfo]:
-    length = int.from_bytes(start[:8], "little")
+    length = header_size(start, path)
     if length > size - 8:
         raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
     try:
-        header = json.loads(start[8 : 8 + length])
+        header = parsed(start[8 : 8 + length])
         header.pop("__metadata__", None)
         tensors = {name: _info(name, entry, path, shard, 8 + length) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -319,6 +320,8 @@ def _info(name: str, entry: dict[str, Any], path: Path, shard: str, data: int) -
         raise CheckpointError(f"{name} in {path} is stored as {entry['dtype']}; quantised weights cannot be merged")
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
+    if not all(type(number) is int and 0 <= number < _LARGEST for number in (*shape, begin, end)):
+        raise ValueError(f"{name}: {shape} is no shape")
     if end - begin != bytes_of(shape, dtype):
         raise ValueError(f"{name}: {end - begin} bytes for {shape} of {dtype}")
     return TensorInfo(dtype, shape, end - begin, shard, data + begin)

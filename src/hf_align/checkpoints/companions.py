@@ -1,26 +1,60 @@
-"""The files beside the weights of a model: its config, as plain JSON, and its tokenizer."""
+"""The files beside the weights of a model: its config, as plain JSON, and its tokenizer.
+
+Only regular files of the folder itself are read and copied. A cloned repository may hold a link to anything on this
+disk, and what is copied is published.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_align.errors import IncompatibleModels
+from hf_align.checkpoints.own_files import is_own, own_json
+from hf_align.errors import CheckpointError, IncompatibleModels
 
-_COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
-           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
+COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
+          "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
 
 
-def write_companions(folder: Path, source: Path, changed: Mapping[str, Any]) -> None:
-    """A's config as it is on disk, so that nothing is lost or added but what `changed` says; and its tokenizer."""
-    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | changed
+def write_companions(
+    folder: Path, source: Path, changed: Mapping[str, Any], say: Callable[[str], None] = lambda _: None
+) -> None:
+    """A's config as it is on disk, so that nothing is lost or added but what `changed` says; and its tokenizer.
+
+    The place that a config was once loaded from is left out: it may be a path of somebody's disk.
+
+    Raises:
+        CheckpointError: the config cannot be read.
+    """
+    config = {**(own_json(source, "config.json") or {}), **changed}
+    config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    for pattern in (*_COPIED, *(["*.py"] if "auto_map" in config else [])):
-        for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+    own, foreign = companions(source, with_code="auto_map" in config)
+    for file in own:
+        shutil.copyfile(file, folder / file.name)
+    if foreign:
+        say(f"left out: {foreign[0].name}, which is no regular file inside {source}")
+
+
+def companions(folder: Path, *, with_code: bool) -> tuple[list[Path], list[Path]]:
+    """Files of a model that go with its weights: its own, and those that are links out of the folder or no files."""
+    patterns = (*COPIED, *(["*.py"] if with_code else []))
+    found = sorted({file for pattern in patterns for file in folder.glob(pattern)})
+    own = [file for file in found if is_own(folder, file)]
+    return own, [file for file in found if file not in own and (file.is_symlink() or not file.is_dir())]
+
+
+def digest(folder: Path) -> str:
+    """What stands for the contents of all files that a result takes over from a folder."""
+    found = hashlib.sha256()
+    readme = folder / "README.md"
+    for file in (*companions(folder, with_code=True)[0], *([readme] if is_own(folder, readme) else [])):
+        found.update(json.dumps([file.name, hashlib.sha256(file.read_bytes()).hexdigest()]).encode())
+    return found.hexdigest()
 
 
 def require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
@@ -28,11 +62,18 @@ def require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
 
     Raises:
         IncompatibleModels: they do not.
+        CheckpointError: a tokenizer is damaged.
     """
-    files = [f / "tokenizer.json" for f in folders]
-    if all(f.is_file() for f in files):
-        vocabularies = [json.loads(f.read_text(encoding="utf-8")).get("model", {}).get("vocab") for f in files]
-        if vocabularies[0] != vocabularies[1]:
-            raise IncompatibleModels(
-                f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond"
-            )
+    first, second = (_vocabulary(folder) for folder in folders)
+    if first is not None and second is not None and first != second:
+        raise IncompatibleModels(f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond")
+
+
+def _vocabulary(folder: Path) -> Any:
+    """The vocabulary of a fast tokenizer in a list of one; None without such a tokenizer."""
+    if not is_own(folder, folder / "tokenizer.json"):
+        return None
+    model = (own_json(folder, "tokenizer.json") or {}).get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{folder / 'tokenizer.json'} has no vocabulary; fetch it again")
+    return [model.get("vocab")]

@@ -6,13 +6,15 @@ shard is fetched when one of its tensors is asked for.
 
 from __future__ import annotations
 
-import json
+import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -26,9 +28,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 
-from hf_align.errors import HfAlignError
+from hf_align.checkpoints import digests
+from hf_align.checkpoints.own_files import header_size, own_json
+from hf_align.errors import HfAlignError, first_line, one_line
 
 T = TypeVar("T")
 
@@ -41,6 +46,10 @@ _HEADER = 100_000
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _WAITS = (1, 2, 4, 8, 16)
 _LONGEST_WAIT = 300
+_PART = 2**22
+"""Bytes that are hashed at a time."""
+_SILENCE = 60.0
+"""Seconds without a byte after which a request is given up."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,27 @@ class Source:
     folder: Path
     shards: HubShards | None = None
     adapter: Source | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called before anyone: no local path; BASE+ADAPTER with an adapter."""
+        return "+".join(s.own_name for s in (self, self.adapter) if s is not None)
+
+    @property
+    def own_name(self) -> str:
+        """`org/name`, or the last part of a folder's path; without the adapter."""
+        return self.repository or one_line(self.folder.resolve().name)
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """The folders that are read."""
+        return (self.folder, *(self.adapter.reads if self.adapter else ()))
+
+    def record(self, role: str) -> dict[str, str]:
+        """What a result made from all of its files depends on, where nobody knows yet which are read."""
+        own = {"commit": self.commit} if self.commit else digests.of_folder(self.folder)
+        found = {f"{role}: {self.reference}/{what}": digest for what, digest in own.items()}
+        return found | (self.adapter.record(f"{role} (adapter)") if self.adapter else {})
 
     @property
     def repository(self) -> str | None:
@@ -80,6 +110,12 @@ def resolve(reference: str) -> Source:
     Raises:
         HfAlignError: there is no such folder, repository or revision, or no access to it; an adapter without a base.
     """
+    found = _resolved(reference)
+    own_json(found.folder, "config.json")  # before anything else opens it
+    return found
+
+
+def _resolved(reference: str) -> Source:
     if Path(reference).is_dir() or "+" not in reference:
         found = _find(reference)
         return _with_base(found) if _is_adapter(found) else found
@@ -101,6 +137,9 @@ def _find(reference: str) -> Source:
 
     with plain_errors(reference):
         folder = Path(retrying(fetch))
+    for pattern in _SMALL:
+        for file in folder.glob(pattern):
+            _verify(file, repository)
     # The cache names the folder of a snapshot after its commit.
     return Source(reference, folder, HubShards(repository, folder.name))
 
@@ -120,12 +159,9 @@ def _with_base(adapter: Source) -> Source:
     Raises:
         HfAlignError: it names none, or one that cannot be found.
     """
-    try:
-        config = json.loads((adapter.folder / ADAPTER).read_text(encoding="utf-8"))
-        model, revision = config.get("base_model_name_or_path"), config.get("revision")
-    except (ValueError, AttributeError) as error:
-        raise HfAlignError(f"{adapter.reference}: {ADAPTER} is not valid JSON; fetch it again") from error
-    if not model:
+    config = own_json(adapter.folder, ADAPTER) or {}
+    model, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(model, str) or not model:
         raise HfAlignError(
             f"{adapter.reference} is an adapter and does not name its base; write BASE+{adapter.reference}"
         )
@@ -164,10 +200,10 @@ class HubShards:
             size = cached.stat().st_size
             with cached.open("rb") as opened:
                 start = opened.read(8)
-                return start + opened.read(min(int.from_bytes(start, "little"), size)), size
+                return start + opened.read(header_size(start, cached)), size
         with plain_errors(self.repository):
             start, size = self._range(file, _HEADER)
-            length = 8 + int.from_bytes(start[:8], "little")
+            length = 8 + header_size(start, f"{self.repository}/{file}")
             return (start if length <= len(start) else self._range(file, min(length, size))[0]), size
 
     def is_here(self, file: str) -> bool:
@@ -180,8 +216,12 @@ class HubShards:
         Raises:
             HfAlignError: it is not there, or the Hub cannot be reached.
         """
+        was_here = self.is_here(file)
         with plain_errors(self.repository):
-            return Path(retrying(lambda: hf_hub_download(self.repository, file, revision=self.commit)))
+            path = Path(retrying(lambda: hf_hub_download(self.repository, file, revision=self.commit)))
+        if not was_here:
+            _verify(path, self.repository)
+        return path
 
     def drop(self, file: str) -> None:
         """Take a shard out of the cache, unless another revision there shares its bytes."""
@@ -204,11 +244,31 @@ class HubShards:
         answer = http_backoff("GET", url, headers=headers, follow_redirects=True)
         hf_raise_for_status(answer)
         _, _, size = answer.headers.get("Content-Range", "").rpartition("/")
-        return answer.content, int(size or len(answer.content))
+        return answer.content, int(size) if size.isdecimal() else len(answer.content)
+
+
+def _verify(file: Path, repository: str) -> None:
+    """See that a file of the cache has the contents that the Hub states: the cache names it after them.
+
+    Raises:
+        HfAlignError: it has others; it is taken out of the cache.
+    """
+    blob = file.resolve()
+    if not file.is_symlink() or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
+        return
+    found = hashlib.sha256() if len(blob.name) == 64 else hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
+    with blob.open("rb") as opened:
+        while part := opened.read(_PART):
+            found.update(part)
+    if found.hexdigest() != blob.name:
+        file.unlink()
+        blob.unlink(missing_ok=True)
+        raise HfAlignError(f"{file.name} of {repository} did not arrive as the Hub states it ({blob.name}); try again")
 
 
 def retrying(work: Callable[[], T]) -> T:
     """Do it again, after longer and longer waits, while what fails is a rate limit, a server or a connection."""
+    _limit_time()
     for wait in _WAITS:
         try:
             return work()
@@ -217,6 +277,23 @@ def retrying(work: Callable[[], T]) -> T:
                 raise
             time.sleep(min(_asked_wait(error) or wait, _LONGEST_WAIT))
     return work()
+
+
+@cache
+def _limit_time() -> None:
+    """No request waits for ever: huggingface_hub's own client has no limits but where it downloads."""
+
+    def limited(request: Any) -> None:
+        limits = request.extensions.get("timeout", {})
+        known = {kind: limits.get(kind) or _SILENCE for kind in ("connect", "read", "write", "pool")}
+        request.extensions = {**request.extensions, "timeout": known}
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limited]}
+        return made
+
+    set_client_factory(client)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -256,15 +333,11 @@ def plain_errors(reference: str) -> Iterator[None]:
         raise HfAlignError(f"{reference} is no folder, and no repository that you can see on the Hub") from error
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise HfAlignError(f"the Hub refused {repository}: {_first_line(error.__cause__)}") from error
+            raise HfAlignError(f"the Hub refused {repository}: {first_line(error.__cause__)}") from error
         raise HfAlignError(f"{reference} is no folder, not in the cache, and the Hub cannot be reached") from error
     except EntryNotFoundError as error:
-        raise HfAlignError(f"{repository} lacks a file: {_first_line(error)}") from error
+        raise HfAlignError(f"{repository} lacks a file: {first_line(error)}") from error
     except HfHubHTTPError as error:
-        raise HfAlignError(f"the Hub refused {repository}: {_first_line(error)}") from error
+        raise HfAlignError(f"the Hub refused {repository}: {first_line(error)}") from error
     except (HTTPError, OfflineModeIsEnabled) as error:
-        raise HfAlignError(f"the Hub cannot be reached for {repository}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise HfAlignError(f"the Hub cannot be reached for {repository}: {first_line(error)}") from error

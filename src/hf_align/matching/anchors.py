@@ -18,10 +18,9 @@ from torch import Tensor
 from hf_align.devices import CPU
 from hf_align.matching.cross import Weights, cross, nearest
 from hf_align.processes import ALONE, Processes
-from hf_align.symmetry.action import Block, blocks
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
-from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.spec import Block, SymmetrySpec
 
 _ROUNDS = 3
 _WEIGHT = 1e-2
@@ -99,11 +98,11 @@ def _circuits(spec: SymmetrySpec, space: str, inner: str, weights: Weights) -> I
 
 def _sides(spec: SymmetrySpec, name: str, space: str, inner: str, weight: Tensor) -> Iterator[tuple[Power, Tensor]]:
     """The weight between a space and an inner space as rows [n, index · m], other permuted axes summed out."""
-    for block in blocks(spec, name):
+    for block in spec.blocks(name):
         ours, theirs = list(block.occurrences(space)), list(block.occurrences(inner))
         if len(ours) != 1 or len(theirs) != 1:
             continue
-        kept = [ours[0], *block.index_axes(spec, theirs[0], inner), theirs[0]]
+        kept = [ours[0], *block.index_axes(theirs[0], inner), theirs[0]]
         rest = [i for i in range(len(block.factors)) if i not in kept]
         if all(isinstance(_group(spec, block, i), ScaledPermutation) for i in rest):
             view = block.factored(weight).permute(*kept, *rest)

@@ -60,7 +60,7 @@ def with_heads(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     for tree in families:
         if tree.subheads is not None:
             raise HfAlignError("--heads ignore-heads needs as many key as query heads")
-        spec = _without_heads(spec, tree.heads, tree.inner)
+        spec = _without_heads(spec, tree.heads, (*tree.inner, *tree.held))
     return spec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Generator, Tensor
 from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
 
+_AT_STAKE = 30.0
+"""Seconds of work that a kill may cost, or one step where that takes longer."""
 Progress = Callable[[int, float], None]
 """Called after each step with its number and the loss."""
 
@@ -32,7 +35,10 @@ class Moving(Protocol):
 
 @dataclass(frozen=True)
 class State:
-    """Where a descent keeps how far it got, and what it is made of: only a run of the same goes on from there."""
+    """Where a descent keeps how far it got, and what it is made of: only a run of the same goes on from there.
+
+    The file outlives the descent: it is removed when what was found has been kept.
+    """
 
     path: Path
     made_of: str
@@ -44,7 +50,7 @@ class Descent:
     Args:
         moving: what moves.
         optimisers: that move it; each of their groups of parameters has a "rate", which the schedule paces.
-        state: a run that was killed goes on from there; the file is removed at the end.
+        state: a run that was killed goes on from there.
 
     Attributes:
         rng: what is random in a descent is drawn from it, and goes on after a kill as it would have without.
@@ -62,6 +68,7 @@ class Descent:
         self._schedule = schedule
         self._state = state
         self.rng = Generator().manual_seed(schedule.seed)
+        self._saved = self._stepped = time.monotonic()
 
     def run(self, loss: Callable[[Generator], Tensor], progress: Progress | None = None) -> None:
         """Take all steps that are left.
@@ -78,15 +85,22 @@ class Descent:
                 progress(step + 1, found.item())
 
     def _steps(self) -> Iterator[int]:
-        """The steps that are left; the state is written on the way, and removed at the end."""
+        """The steps that are left; the state is written on the way and at the end."""
         for step in range(self._resumed(), self._schedule.steps):
             for group in (g for o in self._optimisers for g in o.param_groups):
                 group["lr"] = group["rate"] * self._schedule.pace(step)
+            self._stepped = time.monotonic()
             yield step
-            if self._state is not None and (step + 1) % self._schedule.checkpoint_every == 0:
+            if self._state is not None and self._is_due(step + 1):
                 self._save(self._state, step + 1)
-        if self._state is not None:
-            self._state.path.unlink(missing_ok=True)
+                self._saved = time.monotonic()
+
+    def _is_due(self, steps: int) -> bool:
+        """Whether too much would be at stake when another step has been taken, as long as the last one was."""
+        now = time.monotonic()
+        at_stake = now - self._saved + (now - self._stepped)
+        every, last = self._schedule.checkpoint_every, self._schedule.steps
+        return steps % every == 0 or steps == last or at_stake > _AT_STAKE
 
     def _move(self, loss: Tensor) -> None:
         for optimiser in self._optimisers:

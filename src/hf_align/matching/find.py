@@ -46,6 +46,7 @@ class Search:
         length: tokens of each.
         examples: rows of data whose activations are compared.
         state: where learned matching keeps how far it got.
+        objective: what learned matching lowers; the loss on labels, or distillation, by default.
     """
 
     strategy: str = "weight"
@@ -56,6 +57,7 @@ class Search:
     length: int = 64
     examples: int = 256
     state: State | None = None
+    objective: Objective | None = None
     quiet: bool = True
 
 
@@ -89,7 +91,7 @@ def _learned(
     data: Batch | None,
     say: Say,
 ) -> Found:
-    objective = _objective(models, network, search, data, say)
+    objective = search.objective or _objective(models, network, search, data, say)
     with searching(search, "matching") as progress:
         learned = learn(models, found, network, objective, search.schedule, state=search.state, progress=progress)
     return learned, search.schedule.steps

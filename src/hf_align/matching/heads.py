@@ -19,10 +19,10 @@ from torch import Tensor
 
 from hf_align.matching.cross import Weights
 from hf_align.matching.trees import Tree
-from hf_align.symmetry.action import Block, Elements, act_on_block, blocks
+from hf_align.symmetry.action import Elements, act_on_block
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power, load_element
 from hf_align.symmetry.groups import Group, ScaledPermutation, assign, sign
-from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.spec import Block, SymmetrySpec
 
 _MOST_ORDERS = 24
 _ALTERNATIONS = 4
@@ -143,7 +143,7 @@ def numbers_of_pair(spec: SymmetrySpec, tree: Tree) -> int:
     """What is computed to compare two heads, over all weights."""
     inside = tree.spaces - {tree.heads}
     names = {name for space in tree.spaces for name in spec.uses(space)}
-    sizes = [math.prod(f.size for f in block.factors if f.space in inside) for n in names for block in blocks(spec, n)]
+    sizes = [math.prod(f.size for f in block.factors if f.space in inside) for n in names for block in spec.blocks(n)]
     return sum(size**2 for size in sizes)
 
 
@@ -189,11 +189,11 @@ def _laid_out(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: 
     others = {s: e for s, e in elements.items() if s not in tree.spaces}
     names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
     for name in names:
-        for block in blocks(spec, name):
+        for block in spec.blocks(name):
             if not any(True for _ in block.occurrences(tree.heads)):
                 continue
             inner, x = _arrange(block, tree, block.factored(a[name]))
-            _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, spec, others))
+            _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, others))
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
             heads_power = next(f.power for f in block.factors if f.space == tree.heads)
             yield _LaidOut(inner, power, heads_power, x, y)

@@ -1,7 +1,8 @@
 """Weight matching: the alignment that brings B's weights closest to A's (Git Re-Basin, arXiv 2209.04836, section 3.2;
 Theus et al., 2506.22712, section 4), over whatever groups the spec has.
 
-The spaces are visited in turn, each solved exactly with all others held still, until the objective ⟨A, gB⟩ no longer
+The spaces are visited in turn, each solved exactly with all others held still (better than it was, if it meets itself
+in a weight), until the objective ⟨A, gB⟩ no longer
 rises. It never falls. Steps that meet in no weight, layers mostly, are spread over processes, and over the threads of
 each; of a step by itself, the residual stream, the weights are.
 """
@@ -23,6 +24,7 @@ from hf_align.matching.cross import Weights, cross, inner_product, nearest
 from hf_align.matching.heads import Pairing, best_fit, match_heads
 from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
+from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.stream import alone, streams
 from hf_align.matching.trees import Tree, trees
 from hf_align.matching.turns import match_turns, signed_beside
@@ -142,7 +144,7 @@ class _Solver:
 
     def solve(self, together: list[Step], elements: Elements) -> Sequence[dict[str, Element]]:
         """Steps that do not see each other; by itself, the products of one are shared out."""
-        if len(together) == 1 and isinstance(space := together[0], str) and not signed_beside(self.spec, space):
+        if len(together) == 1 and isinstance(space := together[0], str) and self._is_plain(space):
             matrices = cross(self.spec, space, self.a, self.b, elements, processes=self.processes)
             return [{space: self.processes.by_the_first(lambda: self._nearest(space, matrices))}]
 
@@ -155,12 +157,20 @@ class _Solver:
 
         return self.processes.spread(together, lambda step: _work(self.spec, step), solved)
 
+    def _is_plain(self, space: str) -> bool:
+        """Whether the products of its weights say which element is best."""
+        return not signed_beside(self.spec, space) and not meets_itself(self.spec, space)
+
     def one(self, step: Step, elements: Elements) -> dict[str, Element]:
-        """The best elements of a step, all others held."""
+        """The best elements of a step, all others held; of spaces that meet themselves, better ones."""
         if isinstance(step, Tree):
-            return match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
+            found = match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
+            quadratic = self.pairing is best_fit and any(meets_itself(self.spec, s) for s in step.spaces)
+            return unless_worse(self.spec, found, self.a, self.b, elements) if quadratic else found
         if signed_beside(self.spec, step):
             return match_turns(self.spec, step, self.a, self.b, elements)
+        if meets_itself(self.spec, step):
+            return {step: nearest_step(self.spec, step, self.a, self.b, elements, self.device)}
         return {step: self._nearest(step, cross(self.spec, step, self.a, self.b, elements))}
 
     def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Element:

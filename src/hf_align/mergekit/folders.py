@@ -13,26 +13,28 @@ from typing import Any
 
 import yaml
 
-from hf_align.checkpoints.shards import claimed
+from hf_align.checkpoints.claim import claimed
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.basis import Inputs
+from hf_align.jobs.job import Say, silent
+from hf_align.jobs.opened import Basis
 from hf_align.mergekit.extra import version
 from hf_align.mergekit.loaders import fault_of, renamed
 from hf_align.options import Options
-from hf_align.pipeline import Say
-from hf_align.writing import Draft, record, write
+from hf_align.writing import draft_of, entries_of
 
 
-def write_inputs(inputs: Inputs, folder: Path, options: Options, say: Say) -> dict[str, str]:
+def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dict[str, str]:
     """Every model of a recipe in the basis of the reference, as a folder; what the recipe calls it -> where it is."""
     found = {}
-    for number, (name, model) in enumerate(inputs.models.items()):
+    pair = inputs.models.first
+    draft = draft_of(pair, pair.a, options)
+    for number, (name, weights) in enumerate(inputs.by_name.items()):
         say(f"writing {name}{' in the common basis' if options.match != 'none' else ''}")
         out = folder / str(number)
-        draft = Draft.build(inputs.pair, inputs.pair.a, None, options.max_shard_size)
-        with claimed(out, record(inputs.pair, model.checkpoint.record(name)), overwrite=True) as claim:
+        with claimed(out, {}) as claim:
             claim.require_room(draft.plan)
-            write(claim, draft, inputs.weights[name].__getitem__, lambda _: None, quiet=options.quiet)
+            entries = entries_of(pair, pair.a, options, weights.__getitem__, silent)
+            draft.write(claim, entries, silent, quiet=options.quiet)
         found[name] = str(out)
     return found
 
@@ -66,5 +68,6 @@ def run_command(
             f"mergekit {version()} does not merge this architecture whole ({fault}); with "
             "pip install hf-align[mergekit] it is merged here"
         )
-    (out / "README.md").unlink(missing_ok=True)  # it has the paths of the folders
+    for name in ("README.md", "mergekit_config.yml"):  # they have the paths of the folders
+        (out / name).unlink(missing_ok=True)
     return out

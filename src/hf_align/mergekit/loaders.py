@@ -20,9 +20,10 @@ from typing import Any
 from torch import Tensor
 
 from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.naming import match_names
+from hf_align.checkpoints.naming import DiskWeights, match_names
+from hf_align.checkpoints.own_files import is_own
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.basis import Inputs
+from hf_align.jobs.opened import Basis
 from hf_align.mergekit.extra import dtype_of, parse
 from hf_align.tracing.trace import build_without_weights, inventory, read_config
 
@@ -52,7 +53,7 @@ class Loader:
 
 def run_mergekit(
     recipe: Mapping[str, Any],
-    inputs: Inputs | None,
+    inputs: Basis | None,
     stage: Path,
     seed: int | None,
     trust_remote_code: bool,
@@ -63,7 +64,7 @@ def run_mergekit(
     from mergekit.options import MergeOptions
 
     options = MergeOptions(quiet=quiet, random_seed=seed, trust_remote_code=trust_remote_code,
-                           write_model_card=inputs is None)  # fmt: skip
+                           write_model_card=False)  # fmt: skip
     with _lent(recipe, inputs) as lent:
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # what goes wrong is said here, in one line
@@ -80,7 +81,7 @@ def run_mergekit(
 
 
 @contextmanager
-def _lent(recipe: Mapping[str, Any], inputs: Inputs | None) -> Iterator[Mapping[str, Any]]:
+def _lent(recipe: Mapping[str, Any], inputs: Basis | None) -> Iterator[Mapping[str, Any]]:
     """The recipe with our loaders behind its models, which are folders of everything but weights."""
     if inputs is None:
         yield recipe
@@ -91,12 +92,14 @@ def _lent(recipe: Mapping[str, Any], inputs: Inputs | None) -> Iterator[Mapping[
     cache = LoaderCache()
     dtype = dtype_of(parse(recipe), "dtype")
     with tempfile.TemporaryDirectory() as root:
-        folders = {name: Path(root) / str(i) for i, name in enumerate(inputs.models)}
+        a, parameters = inputs.models.first.a, inputs.models.spec.parameters
+        folders = {name: Path(root) / str(i) for i, name in enumerate(inputs.models.names)}
         references = {name: ModelReference.model_validate(str(folder)) for name, folder in folders.items()}
         try:
-            for name, model in inputs.models.items():
-                _shell(folders[name], model.folder, inputs.pair.untied)
-                cache.loaders[references[name]] = Loader(inputs.layout(name, dtype))
+            for model, (name, weights) in zip(inputs.models.models, inputs.by_name.items(), strict=False):
+                _shell(folders[name], model.folder, inputs.models.first.untied)
+                on_disk = DiskWeights(a.checkpoint, a.names, weights.__getitem__, parameters, dtype)
+                cache.loaders[references[name]] = Loader(on_disk)
             yield renamed(recipe, {name: str(folder) for name, folder in folders.items()})
         finally:
             for reference in references.values():
@@ -107,7 +110,7 @@ def _shell(folder: Path, model: Path, untied: bool) -> None:
     """A model's folder without its weights; with an untied head, if that is what its weights have now."""
     folder.mkdir()
     for file in model.iterdir():
-        if file.is_file() and not _WEIGHTS.match(file.name):
+        if is_own(model, file) and not _WEIGHTS.match(file.name):
             shutil.copyfile(file, folder / file.name)
     if untied:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_align.checkpoints.shards import Claim, ShardPlan, claimed
+from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.basis import Inputs
+from hf_align.jobs.job import Draft, Say, silent
+from hf_align.jobs.opened import Basis
 from hf_align.mergekit.extra import dtype_of
+from hf_align.models import Pair
 from hf_align.options import Options
-from hf_align.pipeline import Say
-from hf_align.writing import Draft, record, write
+from hf_align.writing import draft_of, entries_of
 
 
 def merge_tensors(
@@ -36,45 +37,54 @@ def merge_tensors(
     return merged
 
 
-def merge_here(
-    config: Any,
-    inputs: Inputs,
-    output: Path,
-    options: Options,
-    say: Say,
-    seed: int = 0,
-    document: Callable[[], object] = lambda: None,
-) -> None:
+@dataclass(frozen=True)
+class Loop:
+    """A result of our own loop, laid out and checked.
+
+    Attributes:
+        entries: what is written, from models that are in one basis.
+    """
+
+    draft: Draft
+    entries: Callable[[Basis], Entries]
+
+
+def merge_here(config: Any, pair: Pair, options: Options, say: Say = silent, seed: int = 0) -> Loop:
     """Every tensor of the architecture, by the method and the parameters that a recipe gives it.
 
     Args:
         seed: of methods that draw random numbers; each tensor starts from it, so that a run that was killed goes on
             to the same result.
-        document: writes what is said of the result, while the output folder is still claimed.
 
     Raises:
-        HfAlignError: the recipe does not fit its method, or the output cannot be written.
+        HfAlignError: the recipe does not fit its method.
     """
-    settings = Settings.of_models(config, config.models or whole_slice(config, inputs) or ())
-    _require_bound(config, settings, inputs)
-    on_disk = {name: link.sources[0] for name, link in inputs.pair.a.names.by_memory().items()}
+    names = names_of(pair)
+    require_bound(config, names)
+    settings = Settings.of_models(config, config.models or whole_slice(config, names) or ())
 
-    def produce(name: str) -> Tensor:
-        known = on_disk.get(name, name)
-        parameters = settings.of(known, _depth(name, inputs))
-        sources = dict.fromkeys(settings.models, name)
-        return mixed(config, inputs, sources, parameters, settings.base, known, f"{seed} {name}")
+    def entries(moved: Basis) -> Entries:
+        weights = moved.by_name
 
-    def fill(claim: Claim) -> None:
-        write(claim, draft, produce, say, quiet=options.quiet)
+        def produce(name: str) -> Tensor:
+            parameters = settings.of(names[name], _depth(name, names))
+            sources = dict.fromkeys(settings.models, name)
+            return mixed(config, weights, sources, parameters, settings.base, names[name], f"{seed} {name}")
 
-    draft = Draft.build(inputs.pair, inputs.pair.a, options.dtype, options.max_shard_size)
-    fill_output(config, inputs, output, options, say, seed, draft.plan, fill, document)
+        return entries_of(pair, pair.a, options, produce, say)
+
+    return Loop(draft_of(pair, pair.a, options), entries)
+
+
+def names_of(pair: Pair) -> dict[str, str]:
+    """The parameters of an architecture: name in memory -> name on disk, which recipes go by."""
+    on_disk = {name: link.sources[0] for name, link in pair.a.names.by_memory().items()}
+    return {name: on_disk.get(name, name) for name in pair.spec.parameters}
 
 
 def mixed(
     config: Any,
-    inputs: Inputs,
+    weights: Mapping[str, Mapping[str, Tensor]],
     sources: Mapping[str, str],
     parameters: Mapping[str, Any],
     base: str | None,
@@ -84,50 +94,54 @@ def mixed(
     """One tensor of the result, by the method of a recipe.
 
     Args:
+        weights: by model and name in memory, in one basis.
         sources: what it is made of: a parameter's name in memory, by model.
         parameters: of the method.
         name: that the method knows it by.
         seed: that random numbers start from.
     """
     before = dtype_of(config, "dtype")
-    tensors = {model: inputs.weights[model][source] for model, source in sources.items()}
+    tensors = {model: weights[model][source] for model, source in sources.items()}
     if before is not None:
         tensors = {model: tensor.to(before) for model, tensor in tensors.items()}
     torch.manual_seed(zlib.crc32(seed.encode()))
     return merge_tensors(tensors, config.merge_method, parameters, base, name)
 
 
-def fill_output(
-    config: Any,
-    inputs: Inputs,
-    output: Path,
-    options: Options,
-    say: Say,
-    seed: int,
-    plan: ShardPlan,
-    fill: Callable[[Claim], None],
-    document: Callable[[], object],
-) -> None:
-    """Claim the output folder of a recipe, and `fill` it unless it is complete; arguments as `merge_here`."""
-    made_of = {k: d for m in inputs.models.values() for k, d in m.checkpoint.record(m.ref).items()}
-    made_of |= {"the recipe": f"{config.model_dump_json()} {seed}", **options.result}
-    with claimed(output, record(inputs.pair, made_of), overwrite=options.overwrite) as claim:
-        if claim.is_complete:
-            return say(f"{output} is already complete")
-        claim.require_room(plan)
-        fill(claim)
-        if claim.processes.leads:
-            document()
+def require_bound(config: Any, names: Mapping[str, str]) -> None:
+    """See that the method takes the models of a recipe, and that every tensor has its parameters.
+
+    Args:
+        names: as `names_of`.
+
+    Raises:
+        HfAlignError: they do not fit; layers that are not there.
+    """
+    sources = config.models or whole_slice(config, names)
+    if sources is not None:
+        settings = Settings.of_models(config, sources)
+        with fitting():
+            settings.require_models(config)
+            for name in names.values():
+                settings.of(name, 0.0)
+        return
+    counts = [len(numbers) for numbers in layers_of(names).values()]
+    for part, each in enumerate(config.slices):
+        ranges = {str(source.model): source.layer_range for source in each.sources}
+        lengths = {stop - start for start, stop in ranges.values()}
+        if len(ranges) != len(each.sources) or len(lengths) != 1 or min(lengths) < 1:
+            raise HfAlignError(f"slice {part}: its sources are not as many layers of each of different models")
+        if len(counts) == 1 and any(start < 0 or stop > counts[0] for start, stop in ranges.values()):
+            raise HfAlignError(f"slice {part}: layer_range goes beyond the {counts[0]} layers that there are")
+        with fitting():
+            Settings.of_part(config, each).require_models(config)
 
 
-def _require_bound(config: Any, settings: Settings, inputs: Inputs) -> None:
-    """See that the method takes these models, and that every tensor has its parameters, before anything is written."""
-    from mergekit import merge_methods
-
+@contextmanager
+def fitting() -> Iterator[None]:
+    """What mergekit does not take is one line."""
     try:
-        merge_methods.get(config.merge_method).validate_inputs(settings.models, settings.base)
-        for name in inputs.pair.spec.parameters:
-            settings.of(name, 0.0)
+        yield
     except (RuntimeError, ValueError, TypeError) as error:
         raise HfAlignError(f"the recipe does not fit its method: {str(error).splitlines()[0]}") from error
 
@@ -156,6 +170,17 @@ class Settings:
         return cls.of_slice(config, entries, config.slices[0].parameters if config.slices else None, config.base_model)
 
     @classmethod
+    def of_part(cls, config: Any, part: Any) -> Settings:
+        """Of one of the slices that are stacked."""
+        return cls.of_slice(config, part.sources, part.parameters, part.base_model or config.base_model)
+
+    def require_models(self, config: Any) -> None:
+        """See that the method takes these models, by an error of mergekit's."""
+        from mergekit import merge_methods
+
+        merge_methods.get(config.merge_method).validate_inputs(self.models, self.base)
+
+    @classmethod
     def of_slice(cls, config: Any, sources: Sequence[Any], parameters: Any, base: Any) -> Settings:
         """Of entries with a model and its parameters, and of the slice that they are in."""
         from mergekit import merge_methods
@@ -182,21 +207,21 @@ class Settings:
         return cls(tuple(str(e.model) for e in sources), str(base) if base else None, of)
 
 
-def whole_slice(config: Any, inputs: Inputs) -> list[Any] | None:
+def whole_slice(config: Any, names: Iterable[str]) -> list[Any] | None:
     """The sources of a recipe whose only slice is all layers; None of one that cuts and stacks them."""
-    layers = max((len(family) for family in layers_of(inputs.pair.spec.parameters).values()), default=0)
+    layers = max((len(family) for family in layers_of(names).values()), default=0)
     slices = config.slices or []
     if len(slices) != 1 or any(tuple(source.layer_range) != (0, layers) for source in slices[0].sources):
         return None
     return list(slices[0].sources)
 
 
-def _depth(name: str, inputs: Inputs) -> float:
+def _depth(name: str, names: Iterable[str]) -> float:
     """Where the layer of a parameter stands, from 0 to 1; 0 for what is in no layer."""
     found = layer_of(name)
     if found is None:
         return 0.0
-    last = max(layers_of(inputs.pair.spec.parameters)[found[0]])
+    last = max(layers_of(names)[found[0]])
     return found[1] / last if last else 1.0
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.basis import open_inputs
+from hf_align.jobs.aligned import OpenedJob
+from hf_align.jobs.job import Asked, Say, run, silent
+from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.mergekit.extra import parse, require_known
-from hf_align.mergekit.methods import merge_here
+from hf_align.mergekit.methods import Loop, merge_here
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.pipeline import Say
-from hf_align.publishing.card import document
-from hf_align.publishing.provenance import public_name
+from hf_align.writing import record
 
 
 def merge_pair(
@@ -27,7 +30,7 @@ def merge_pair(
     base: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     data: Path | None = None,
-    say: Say = lambda _: None,
+    say: Say = silent,
     command: str = "",
 ) -> Report:
     """Merge B and the base, moved into A's basis, with A.
@@ -41,30 +44,41 @@ def merge_pair(
         HfAlignError: mergekit is not there, or a model or a parameter is not usable; nothing is written then.
     """
     require_known()
+    asked, parameters = Asked(options, data, say, command), dict(parameters or {})
     recipe = {
         "merge_method": options.method,
         "models": [
             {"model": "a", "parameters": {"weight": 1 - options.weight}},
             {"model": "b", "parameters": {"weight": options.weight}},
         ],
-        "parameters": {**(parameters or {})},
+        "parameters": parameters,
         "base_model": "base" if base is not None else "a" if _starts_from_a(options.method) else None,
     }
     config = parse(recipe)
+    _require_parameters(options.method, parameters)
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
-    inputs = open_inputs("a", named, options, data, say)
-    report = Report(str(output), inputs.pair.spec.model_type, untied=inputs.pair.untied,
-                    pinned_by_unknown_ops=dict(inputs.pair.spec.unknown_ops))  # fmt: skip
-    chosen = {**options.strategy, **(parameters or {})}
-    if base is not None:
-        chosen["base"] = public_name(inputs.models["base"].source)
-    sources = [model.source for model in inputs.models.values()]
+    models = Opened.open(named, options, say, jointly=False)
+    loop = merge_here(config, models.first, options, say)
+    fit, _ = examples(models.first, options, data)
+    asked.clock.lap("open")
+    chosen = {**parameters, **({"base": models.sources[2].name} if base is not None else {})}
+    made_with = {"the command": "merge", "--parameter": json.dumps(parameters)}
+    job = _ByMethod(asked=asked, sources=models.sources, record=record(made_with, models, fit), draft=loop.draft,
+                    chosen=chosen, models=models, fit=fit, loop=loop)  # fmt: skip
+    return run(job, output)
 
-    def finish() -> None:
-        document(output, sources, say, command=command, strategy=chosen, **report.facts)
 
-    merge_here(config, inputs, output, options, say, document=finish)
-    return report
+@dataclass(frozen=True, kw_only=True)
+class _ByMethod(OpenedJob[Basis]):
+    """By our own loop over tensors."""
+
+    loop: Loop
+
+    def match(self, claim: Claim) -> Basis:
+        return self.models.match(claim, self.fit, self.asked.say)
+
+    def entries(self, claim: Claim, match: Basis) -> Entries:
+        return self.loop.entries(match)
 
 
 def read_parameters(written: list[str]) -> dict[str, Any]:
@@ -83,6 +97,19 @@ def read_parameters(written: list[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def _require_parameters(method: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse what mergekit would not look at.
+
+    Raises:
+        HfAlignError: the method has no such parameter.
+    """
+    from mergekit import merge_methods
+
+    known = sorted(parameter.name for parameter in merge_methods.get(method).spec.parameters)
+    if unknown := sorted(parameters.keys() - set(known)):
+        raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {', '.join(known) or 'none'}")
 
 
 def _starts_from_a(method: str) -> bool:

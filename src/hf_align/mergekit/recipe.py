@@ -2,200 +2,271 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hf_align.checkpoints.hub import resolve
-from hf_align.checkpoints.shards import abandon, is_left_unfinished
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.companions import companions
+from hf_align.checkpoints.digests import of_data
+from hf_align.checkpoints.hub import Source, resolve
+from hf_align.checkpoints.naming import match_names
+from hf_align.checkpoints.own_files import own_json
 from hf_align.config import Align, read_recipe
-from hf_align.errors import HfAlignError, OutputError
-from hf_align.mergekit.basis import Inputs, open_inputs
+from hf_align.errors import HfAlignError
+from hf_align.jobs.job import Asked, Job, Say, run, silent
+from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
 from hf_align.mergekit.folders import run_command, write_inputs
 from hf_align.mergekit.loaders import renamed, run_mergekit
-from hf_align.mergekit.methods import merge_here, whole_slice
+from hf_align.mergekit.methods import Loop, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.slices import stack_here
+from hf_align.models import Pair
 from hf_align.options import Options
-from hf_align.pipeline import Say
+from hf_align.outcome import Report
 from hf_align.publishing.card import document
-from hf_align.publishing.provenance import public_name
-
-_STAGE = ".mergekit"
+from hf_align.running.network import Batch
+from hf_align.tracing.trace import build_without_weights, inventory, read_config
+from hf_align.witness.witness import Moved
+from hf_align.writing import symmetries_of
 
 
 def run_recipe(
     path: Path,
     output: Path,
     *,
-    say: Say = lambda _: None,
+    say: Say = silent,
     seed: int | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
-) -> list[str]:
+    witness: bool = True,
+) -> dict[str, Any]:
     """Merge as a mergekit recipe says, with all models in one basis if it has the key `align`.
 
     Without the key the result is mergekit's own, tensor for tensor, wherever mergekit gives all tensors.
 
     Args:
         seed: of methods that draw random numbers.
+        witness: see that models that are moved answer as before.
 
-    Returns: what there is to say of the result.
+    Returns: what there is to say of the result (`notes`), and what the witness says of the models (`witness`).
 
     Raises:
         HfAlignError: mergekit is not there, the recipe or a model is not usable; nothing is written then.
     """
     version()  # none is said before anything else
     recipe, align = read_recipe(path)
-    plan = _Plan(recipe, align, seed, _options(align, trust_remote_code, quiet), output, say)
-    known = is_known()
-    if known:
-        plan.require_sound()
-    reference = plan.reference
-    _require_free(output, overwrite)
-    stage = output / _STAGE
-    shutil.rmtree(stage, ignore_errors=True)
-    try:
-        how, inputs = (_by_loaders if known else _by_folders)(plan, stage, overwrite)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        if output.is_dir() and not any(output.iterdir()):
-            output.rmdir()
-    return [how, *([f"all models are in the basis of {reference}"] if align is not None and inputs else [])]
+    common = Options(trust_remote_code=trust_remote_code, quiet=quiet, overwrite=overwrite, witness=witness)
+    asked = Asked(_options(align, common), align.data if align else None, say)
+    report = run(_Recipe.open(path, recipe, align, seed, asked), output)
+    return {"notes": report.notes, "witness": report.witness}
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A recipe and what it takes to follow it."""
+@dataclass
+class _Making:
+    """A recipe while it is followed.
 
+    Attributes:
+        inputs: its models; None while mergekit reads them by itself.
+        how: it was followed.
+    """
+
+    inputs: Basis | None
+    how: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipe(Job[_Making]):
+    """A recipe, and what it takes to follow it.
+
+    Attributes:
+        names: what it calls its models, that whose basis is used first.
+        models: they, where mergekit cannot read them by itself.
+        fit: examples to match on.
+    """
+
+    path: Path
     recipe: Mapping[str, Any]
     align: Align | None
     seed: int | None
-    options: Options
-    output: Path
-    say: Say
+    names: Sequence[str]
+    models: Opened | None
+    fit: Batch | None = None
 
-    @property
-    def names(self) -> list[str]:
-        return models_of(self.recipe)
-
-    @property
-    def reference(self) -> str:
-        """The model whose basis is used.
+    @classmethod
+    def open(cls, path: Path, recipe: dict[str, Any], align: Align | None, seed: int | None, asked: Asked) -> _Recipe:
+        """See that all that the recipe asks can be done, and open the models that are moved.
 
         Raises:
-            HfAlignError: it is none of the recipe's.
+            HfAlignError: it cannot.
         """
-        names = self.names
-        if not names:
-            raise HfAlignError("the recipe names no model")
-        reference = (self.align and self.align.reference) or str(self.recipe.get("base_model") or names[0])
-        if reference not in names:
-            raise HfAlignError(f"align: reference {reference} is none of the recipe's models ({', '.join(names)})")
-        return reference
-
-    def require_sound(self) -> None:
-        """See that mergekit accepts the recipe, before models are opened.
-
-        Raises:
-            HfAlignError: it does not.
-        """
-        config = parse(self.recipe)
-        dtype_of(config, "out_dtype", "dtype")
-        if other := {str(model) for model in config.referenced_models()} - set(self.names):
-            raise HfAlignError(f"the recipe names {min(other)} as a mapping; write it as PATH@REVISION+ADAPTER")
+        known, options = is_known(), asked.options
+        if known:
+            _require_sound(recipe)
+        reference = _reference(recipe, align)
+        named = {name: resolve(name) for name in models_of(recipe)}
+        names = [reference, *(name for name in named if name != reference)]
+        models = _open(names, asked) if _needs_us(align, named.values()) else None
+        fit = examples(models.first, options, asked.data)[0] if models is not None else None
+        if known:
+            on_disk = names_of(models.first) if models is not None else _stored(named[reference], options)
+            require_bound(parse(recipe), on_disk)
+        # Of models, all files: nobody knows which mergekit reads.
+        record = {"the command": f"mergekit {version()}", "the recipe": json.dumps([recipe, seed], default=str)}
+        record |= {**options.result, **({} if asked.data is None else {"--data": of_data(asked.data)})}
+        record |= symmetries_of(models.first.spec) if models is not None else {}
+        record |= {k: v for name, source in named.items() for k, v in source.record(name).items()}
+        return cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
+                   seed=seed, names=names, models=models, fit=fit)  # fmt: skip
 
     @property
-    def needs_us(self) -> bool:
-        """Whether mergekit cannot read the models by itself: they move, or have adapters to be merged in."""
-        if self.align is not None and len(self.names) > 1:
-            return True
-        return any(resolve(name).adapter is not None for name in self.names)
+    def reads(self) -> list[Path]:
+        return [*super().reads, self.path]
 
-    def document(self, inputs: Inputs | None) -> None:
-        """Card and provenance; those of mergekit itself where it read the models itself."""
-        if inputs is not None:
-            _document(self.output, self.recipe, self.align, inputs, self.say)
+    def match(self, claim: Claim) -> _Making:
+        return _Making(None if self.models is None else self.models.match(claim, self.fit, self.asked.say))
 
-    def open(self) -> Inputs:
-        data = self.align.data if self.align else None
-        return open_inputs(self.reference, {name: name for name in self.names}, self.options, data, self.say)
+    def moved(self, match: _Making) -> list[Moved]:
+        return [] if match.inputs is None else match.inputs.moved()
 
+    def write(self, claim: Claim, match: _Making) -> None:
+        match.how = (self._by_loaders if is_known() else self._by_folders)(claim, match)
 
-def _by_loaders(plan: _Plan, stage: Path, overwrite: bool) -> tuple[str, Inputs | None]:
-    """By mergekit with our loaders, or by its methods in our own loop where that gives no whole model."""
-    options = plan.options
-    inputs = plan.open() if plan.needs_us else None
-    fault = run_mergekit(plan.recipe, inputs, stage, plan.seed, options.trust_remote_code, options.quiet)
-    if fault is None:
-        _move(stage, plan.output)
-        plan.document(inputs)
-        return "merged by mergekit", inputs
-    shutil.rmtree(stage, ignore_errors=True)
-    plan.say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
-    opened, config = inputs or plan.open(), parse(plan.recipe)
-    here = replace(options, overwrite=overwrite, dtype=dtype_of(config, "out_dtype", "dtype"))
-    stacks = config.slices and whole_slice(config, opened) is None
-    (stack_here if stacks else merge_here)(config, opened, plan.output, here, plan.say, plan.seed or 0,
-                                           lambda: plan.document(opened))  # fmt: skip
-    return "merged by the methods of mergekit, tensor by tensor", opened
+    def report(self, output: Path, match: _Making) -> Report:
+        moved = [f"all models are in the basis of {self.names[0]}"] if self.align and match.inputs else []
+        return Report(str(output), "", notes=[match.how, *moved])
 
+    def document(self, folder: Path, match: _Making, report: Report) -> None:
+        """Card, provenance and the recipe, without local paths, and where its models came from."""
+        asked = self.align.model_dump(mode="json", exclude_none=True) if self.align else {}
+        public = {name: source.name for name, source in zip(models_of(self.recipe), self.sources, strict=True)}
+        shown = without_paths(renamed({**self.recipe, **({"align": asked} if self.align else {})}, public))
+        (folder / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
+        config = own_json(folder, "config.json") or {}
+        document(folder, self.sources, self.asked.say, model_type=str(config.get("model_type")),
+                 untied=match.inputs is not None and match.inputs.models.first.untied,
+                 command="hf-align mergekit mergekit_config.yml OUT", witness=report.witness,
+                 strategy={"method": self.recipe["merge_method"], **without_paths(renamed(asked, public))})  # fmt: skip
 
-def _by_folders(plan: _Plan, stage: Path, overwrite: bool) -> tuple[str, Inputs | None]:
-    """By the command of a mergekit whose loaders are not known, on models that were moved into folders."""
-    inputs, folders = None, {}
-    if plan.needs_us:
-        plan.say(
-            f"mergekit {version()} is not one whose loaders are known (0.1.5): inputs are aligned into folders first"
+    def again(self, output: Path) -> Report:
+        return replace(Report.again(output), notes=["it was complete already"])
+
+    def _by_loaders(self, claim: Claim, making: _Making) -> str:
+        """By mergekit with our loaders, or by its methods in our own loop where that gives no whole model."""
+        options, say, stage = self.options, self.asked.say, claim.scratch
+        fault = claim.processes.by_the_first(
+            lambda: run_mergekit(self.recipe, making.inputs, stage, self.seed, options.trust_remote_code, options.quiet)
         )
-        inputs = plan.open()
-        folders = write_inputs(inputs, stage / "inputs", plan.options, plan.say)
-    _move(run_command(plan.recipe, folders, stage, plan.seed, plan.options.trust_remote_code), plan.output)
-    plan.document(inputs)
-    return f"merged by mergekit {version()}", inputs
+        if fault is None:
+            _take(stage, claim)
+            return "merged by mergekit"
+        say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
+        making.inputs = inputs = making.inputs or Basis(_open(self.names, self.asked))
+        with claim.refusing():
+            loop = self._loop(inputs.models.first)
+        claim.require_room(loop.draft.plan)
+        loop.draft.write(claim, loop.entries(inputs), say, quiet=options.quiet)
+        return "merged by the methods of mergekit, tensor by tensor"
+
+    def _loop(self, pair: Pair) -> Loop:
+        """Our own, as the recipe says."""
+        config, seed = parse(self.recipe), self.seed or 0
+        options = replace(self.options, dtype=dtype_of(config, "out_dtype", "dtype"))
+        if config.slices and whole_slice(config, pair.spec.parameters) is None:
+            return stack_here(config, pair, options, seed)
+        return merge_here(config, pair, options, self.asked.say, seed)
+
+    def _by_folders(self, claim: Claim, making: _Making) -> str:
+        """By the command of a mergekit whose loaders are not known, on models that were moved into folders."""
+        folders, stage, say = {}, claim.scratch, self.asked.say
+        if making.inputs is not None:
+            unknown = f"mergekit {version()} is not one whose loaders are known (0.1.5)"
+            say(f"{unknown}: inputs are aligned into folders first")
+            folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
+        out = claim.processes.by_the_first(
+            lambda: run_command(self.recipe, folders, stage, self.seed, self.options.trust_remote_code)
+        )
+        _take(out, claim)
+        return f"merged by mergekit {version()}"
 
 
-def _options(align: Align | None, trust_remote_code: bool, quiet: bool) -> Options:
+def _require_sound(recipe: Mapping[str, Any]) -> None:
+    """See that mergekit accepts the recipe, before models are opened.
+
+    Raises:
+        HfAlignError: it does not.
+    """
+    config = parse(recipe)
+    for key in ("dtype", "out_dtype"):
+        dtype_of(config, key)
+    if other := {str(model) for model in config.referenced_models()} - set(models_of(recipe)):
+        raise HfAlignError(f"the recipe names {min(other)} as a mapping; write it as PATH@REVISION+ADAPTER")
+
+
+def _reference(recipe: Mapping[str, Any], align: Align | None) -> str:
+    """The model whose basis is used.
+
+    Raises:
+        HfAlignError: it is none of the recipe's.
+    """
+    names = models_of(recipe)
+    if not names:
+        raise HfAlignError("the recipe names no model")
+    reference = (align and align.reference) or str(recipe.get("base_model") or names[0])
+    if reference not in names:
+        raise HfAlignError(f"align: reference {reference} is none of the recipe's models ({', '.join(names)})")
+    return reference
+
+
+def _needs_us(align: Align | None, sources: Collection[Source]) -> bool:
+    """Whether mergekit cannot read the models by itself: they move, have adapters to be merged in, or links out of
+    their folders, which it would follow."""
+    if align is not None and len(sources) > 1:
+        return True
+    return any(s.adapter is not None or companions(s.folder, with_code=True)[1] for s in sources)
+
+
+def _open(names: Sequence[str], asked: Asked) -> Opened:
+    """The models of a recipe."""
+    for name in names[1:]:
+        moves = asked.options.match != "none"
+        asked.say(f"moving {name} into the basis of {names[0]}" if moves else f"opening {name}")
+    return Opened.open({name: name for name in names}, asked.options, asked.say, jointly=False)
+
+
+def _stored(source: Source, options: Options) -> dict[str, str]:
+    """The parameters of an architecture, as `names_of`, of a model that is not opened."""
+    model = build_without_weights(read_config(source.folder, trust_remote_code=options.trust_remote_code))
+    found = inventory(model)
+    names = match_names(model, Checkpoint.open(source.folder, source.shards), found.ties, {}).by_memory()
+    return {name: names[name].sources[0] if name in names else name for name in found.shapes}
+
+
+def _take(folder: Path, claim: Claim) -> None:
+    """Make all that mergekit has written part of the result."""
+    if claim.processes.leads:
+        for file in folder.iterdir():
+            os.replace(file, claim.documents / file.name)
+
+
+def _options(align: Align | None, common: Options) -> Options:
     if align is None:
-        return Options(match="none", untie=False, trust_remote_code=trust_remote_code, quiet=quiet)
-    return Options(match=align.match, residual=align.residual, untie=align.untie, specs=align.specs,
-                   trust_remote_code=trust_remote_code, quiet=quiet)  # fmt: skip
+        return replace(common, match="none", untie=False)
+    return replace(common, match=align.match, residual=align.residual, untie=align.untie, specs=align.specs)
 
 
-def _require_free(output: Path, overwrite: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise OutputError(f"{output} is no folder; choose another")
-    if not overwrite and output.is_dir() and any(output.iterdir()) and not _is_begun(output):
-        raise OutputError(f"{output} is not empty; choose another folder, or --overwrite")
-
-
-def _is_begun(output: Path) -> bool:
-    """Whether a run that was killed left what is there: the loop goes on with it, mergekit starts again."""
-    return (output / _STAGE).exists() or is_left_unfinished(output)
-
-
-def _move(stage: Path, output: Path) -> None:
-    abandon(output)
-    for old in output.glob("*.safetensors*"):
-        old.unlink()
-    for file in stage.iterdir():
-        os.replace(file, output / file.name)
-
-
-def _document(output: Path, recipe: Mapping[str, Any], align: Align | None, inputs: Inputs, say: Say) -> None:
-    """The recipe, without local paths, and where its models came from."""
-    sources = {name: model.source for name, model in inputs.models.items()}
-    asked = align.model_dump(mode="json", exclude_none=True) if align else {}
-    asked |= {key: Path(asked[key]).name for key in ("data", "specs") if key in asked}
-    public = {name: public_name(source) for name, source in sources.items()}
-    shown = renamed({**recipe, **({"align": asked} if align else {})}, public)
-    (output / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
-    document(output, list(sources.values()), say, model_type=inputs.pair.spec.model_type, untied=inputs.pair.untied,
-             command="hf-align mergekit mergekit_config.yml OUT",
-             strategy={"method": recipe["merge_method"], **renamed(asked, public)})  # fmt: skip
+def without_paths(value: Any) -> Any:
+    """A recipe in which files and folders of this disk go by their names."""
+    if isinstance(value, Mapping):
+        return {key: without_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_paths(inner) for inner in value]
+    is_path = isinstance(value, str) and (value.startswith(("/", "./", "../", "~")) or Path(value).exists())
+    return Path(os.path.abspath(value)).name if is_path else value

@@ -7,26 +7,28 @@ first slice, what comes after them of the last. Which entry of the config counts
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.checkpoints.companions import write_companions
 from hf_align.checkpoints.naming import DiskWeights
-from hf_align.checkpoints.shards import Claim, ShardPlan, whole, write_with_bar
+from hf_align.checkpoints.plan import ShardPlan
+from hf_align.checkpoints.shards import whole
 from hf_align.errors import HfAlignError, IncompatibleModels
-from hf_align.mergekit.basis import Inputs
-from hf_align.mergekit.methods import Settings, fill_output, layer_of, layers_of, mixed
+from hf_align.jobs.job import Draft
+from hf_align.jobs.opened import Basis
+from hf_align.mergekit.methods import Loop, Settings, fitting, layer_of, layers_of, mixed, names_of, require_bound
+from hf_align.models import Pair
 from hf_align.ondemand import OnDemand
 from hf_align.options import Options
-from hf_align.pipeline import Say
+from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.shrink import with_fields
 from hf_align.tracing.trace import build_without_weights, inventory
+from hf_align.writing import untied
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,22 @@ class Stack:
     last: frozenset[str]
 
     @classmethod
-    def of(cls, config: Any, inputs: Inputs) -> Stack:
+    def of(cls, config: Any, pair: Pair) -> Stack:
         """Lay out the output and see that it is a model.
 
         Raises:
             HfAlignError: slices of different lengths, beyond the layers, or of layers that do not match; more than one
                 list of layers, or a config that cannot be given another number of them.
         """
-        name, count = _only_stack(inputs)
-        layers = tuple(_layers(config, count))
-        settings = tuple(Settings.of_slice(config, s.sources, s.parameters, s.base_model or config.base_model)
-                         for s in config.slices)  # fmt: skip
-        names = list(inputs.pair.spec.parameters)
+        name, count = _only_stack(pair.spec)
+        require_bound(config, names_of(pair))
+        layers = tuple(_layers(config))
+        settings = tuple(Settings.of_part(config, part) for part in config.slices)
+        names = list(pair.spec.parameters)
         after = max(i for i, n in enumerate(names) if n.startswith(f"{name}."))
-        changed = _changed(inputs.pair.config, name, count, [layer.layout for layer in layers])
+        changed = _changed(pair.config, name, count, [layer.layout for layer in layers])
         stack = cls(name, layers, settings, changed, frozenset(names[after:]))
-        stack._require_bound(config, inputs)
+        stack._require_bound(pair.spec)
         return stack
 
     def moved(self, parameter: str, layer: int) -> str:
@@ -100,65 +102,61 @@ class Stack:
         named = {model: self.moved(parameter, number) for model, number in layer.sources.items()}
         return self.settings[layer.part], layer.depth, named
 
-    def _require_bound(self, config: Any, inputs: Inputs) -> None:
-        """See that the method takes what every slice gives it, and that layers that meet have the same tensors."""
-        from mergekit import merge_methods
+    def parameters(self, parameter: str, place: int | None) -> dict[str, Any]:
+        """Of the method, for a tensor of the output; see `sources`."""
+        settings, depth, sources = self.sources(parameter, place)
+        return settings.of(self.named(parameter, place), depth, sources)
 
-        spec = inputs.pair.spec
+    def named(self, parameter: str, place: int | None) -> str:
+        """The name of a tensor in the output."""
+        return parameter if place is None else self.moved(parameter, place)
+
+    def _require_bound(self, spec: SymmetrySpec) -> None:
+        """See that the method takes what every slice gives it, and that layers that meet have the same tensors."""
         known = spec.parameters.keys()
-        try:
-            for part in self.settings:
-                merge_methods.get(config.merge_method).validate_inputs(part.models, part.base)
-                part.of(next(iter(known)), 0.0)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise HfAlignError(f"the recipe does not fit its method: {str(error).splitlines()[0]}") from error
-        for layer in self.layers:
+        with fitting():
+            for name in known:
+                if _number(name, self.name) is None:
+                    self.parameters(name, None)
+        for place, layer in enumerate(self.layers):
             for parameter in (n for n in known if n.startswith(f"{self.name}.{layer.layout}.")):
                 for number in layer.sources.values():
                     other = self.moved(parameter, number)
                     if other not in known or spec.shape(other) != spec.shape(parameter):
                         raise HfAlignError(f"{other} and {parameter} differ in kind or size; they cannot be one layer")
+                with fitting():
+                    self.parameters(parameter, place)
 
 
-def stack_here(
-    config: Any,
-    inputs: Inputs,
-    output: Path,
-    options: Options,
-    say: Say,
-    seed: int = 0,
-    document: Callable[[], object] = lambda: None,
-) -> None:
+def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop:
     """Every tensor of the stacked model, by the method and the parameters that a recipe gives it; see `merge_here`.
 
     Raises:
-        HfAlignError: as `Stack.of`; the output cannot be written.
+        HfAlignError: as `Stack.of`.
     """
-    stack, pair = Stack.of(config, inputs), inputs.pair
+    stack = Stack.of(config, pair)
 
-    def produce(name: str, place: int | None) -> Tensor:
-        settings, depth, sources = stack.sources(name, place)
-        out = name if place is None else stack.moved(name, place)
-        parameters = settings.of(out, depth, sources)
-        return mixed(config, inputs, sources, parameters, settings.base, out, f"{seed} {out}")
+    def tensors(moved: Basis | None) -> _Stacked:
+        weights = {} if moved is None else moved.by_name
 
-    def fill(claim: Claim) -> None:
-        say(f"writing {len(tensors)} tensors in {len(stack.layers)} layers to {output}")
-        write_with_bar(claim, plan, whole(tensors.__getitem__), quiet=options.quiet)
-        if claim.processes.leads:
-            untied = {"tie_word_embeddings": False} if pair.untied else {}
-            write_companions(output, pair.a.folder, {**untied, **stack.changed})
+        def produce(name: str, place: int | None) -> Tensor:
+            settings, _, sources = stack.sources(name, place)
+            out = stack.named(name, place)
+            return mixed(config, weights, sources, stack.parameters(name, place), settings.base, out, f"{seed} {out}")
 
-    tensors = _Stacked(stack, inputs, produce, options.dtype)
-    plan = ShardPlan.build([(name, *tensors.info(name)) for name in sorted(tensors)], options.max_shard_size)
-    fill_output(config, inputs, output, options, say, seed, plan, fill, document)
+        return _Stacked(stack, pair, produce, options.dtype)
+
+    laid_out = tensors(None)
+    plan = ShardPlan.build([(name, *laid_out.info(name)) for name in sorted(laid_out)], options.max_shard_size)
+    draft = Draft(plan, pair.a.folder, {**untied(pair), **stack.changed}, f" in {len(stack.layers)} layers")
+    return Loop(draft, lambda moved: whole(tensors(moved).__getitem__))
 
 
 class _Stacked(OnDemand):
     """The stacked model in the names and layout of the reference, by name on disk."""
 
-    def __init__(self, stack: Stack, inputs: Inputs, produce: Any, dtype: torch.dtype | None) -> None:
-        a, parameters = inputs.pair.a, inputs.pair.spec.parameters
+    def __init__(self, stack: Stack, pair: Pair, produce: Any, dtype: torch.dtype | None) -> None:
+        a, parameters = pair.a, pair.spec.parameters
         outside = DiskWeights(a.checkpoint, a.names, lambda name: produce(name, None), parameters, dtype)
         by_layer: dict[int | None, list[str]] = {}
         for link in a.names.links:
@@ -187,8 +185,8 @@ class _Stacked(OnDemand):
         return weights[source]
 
 
-def _only_stack(inputs: Inputs) -> tuple[str, int]:
-    stacks = layers_of(inputs.pair.spec.parameters)
+def _only_stack(spec: SymmetrySpec) -> tuple[str, int]:
+    stacks = layers_of(spec.parameters)
     if len(stacks) != 1:
         names = ", ".join(stacks) or "none"
         raise HfAlignError(f"slices need one list of layers, and this architecture has {names}; use models:")
@@ -196,15 +194,10 @@ def _only_stack(inputs: Inputs) -> tuple[str, int]:
     return name, len(numbers)
 
 
-def _layers(config: Any, count: int) -> Iterator[Layer]:
+def _layers(config: Any) -> Iterator[Layer]:
     for part, each in enumerate(config.slices):
         ranges = {str(source.model): tuple(source.layer_range) for source in each.sources}
-        lengths = {stop - start for start, stop in ranges.values()}
-        if len(ranges) != len(each.sources) or len(lengths) != 1 or min(lengths) < 1:
-            raise HfAlignError(f"slice {part}: its sources are not as many layers of each of different models")
-        if any(start < 0 or stop > count for start, stop in ranges.values()):
-            raise HfAlignError(f"slice {part}: layer_range goes beyond the {count} layers that there are")
-        (length,) = lengths
+        length = next(stop - start for start, stop in ranges.values())
         for i in range(length):
             sources = {model: start + i for model, (start, _) in ranges.items()}
             yield Layer(part, i / (length - 1) if length > 1 else 1.0, sources, next(iter(sources.values())))

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.tensors import linear
-from hf_align.symmetry.action import Block, blocks, occurrences
+from hf_align.symmetry.action import occurrences
 from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.groups import GeneralLinear, polar
-from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.spec import Block, SymmetrySpec
 
 _KEPT = 4
 """Splits in memory: the weights of one block share them."""
@@ -37,12 +37,12 @@ def circuit_mean(models: Aligned) -> Mix:
 
     def mix(name: str, weight: float) -> Tensor:
         merged = linear(models.a[name], models.b[name], weight)
-        for number, block in enumerate(blocks(models.spec, name)):
+        for number, block in enumerate(models.spec.blocks(name)):
             for axis, factor in enumerate(block.factors):
                 if factor.space in inside:
                     merged = merged.contiguous()
                     rows = split(str(factor.space), weight)[_Place(name, number, axis)]
-                    _put(merged, block, axis, block.index_axes(models.spec, axis, str(factor.space)), rows)
+                    _put(merged, block, axis, block.index_axes(axis, str(factor.space)), rows)
         return merged
 
     return mix
@@ -54,7 +54,7 @@ def circuits(spec: SymmetrySpec) -> frozenset[str]:
     found = {n for n, s in spec.spaces.items() if type(s.group) is GeneralLinear}
     sides: dict[str, set[Power]] = {n: set() for n in found}
     for name in spec.parameters:
-        for block in blocks(spec, name):
+        for block in spec.blocks(name):
             here = [f for f in block.factors if f.space in found]
             for factor in here:
                 sides[str(factor.space)].add(factor.power if len(here) == 1 else ())
@@ -73,7 +73,7 @@ class _Place:
 def _places(spec: SymmetrySpec, space: str) -> Iterator[tuple[_Place, Power]]:
     """In the order of `occurrences`."""
     for name in spec.uses(space):
-        for number, block in enumerate(blocks(spec, name)):
+        for number, block in enumerate(spec.blocks(name)):
             for axis in block.occurrences(space):
                 yield _Place(name, number, axis), block.factors[axis].powers[space]
 
@@ -121,7 +121,7 @@ def best_split(primal: list[Tensor], dual: list[Tensor], weight: float) -> tuple
     return turn @ p, turn @ d
 
 
-def _put(tensor: Tensor, block: Block, axis: int, index: list[int], rows: Tensor) -> None:
+def _put(tensor: Tensor, block: Block, axis: int, index: tuple[int, ...], rows: Tensor) -> None:
     """Write rows [*index, n, rest] to where `occurrences` read them."""
     view = block.factored(tensor)
     view = view.movedim([*index, axis], [*range(len(index) + 1)])

@@ -58,7 +58,7 @@ def learn_curve(
 
     Args:
         a, b: weights of aligned models by name in memory, placed for the network.
-        state: a run that was killed goes on from there; the file is removed at the end.
+        state: a run that was killed goes on from there.
         progress: called after each step with its number and the loss.
 
     Raises:
@@ -97,8 +97,9 @@ class _Bend:
         apart = (b - a).square().mean().sqrt()
         if not apart:
             return None
-        matrices = _as_matrices(a)
-        return cls(torch.zeros_like(matrices, requires_grad=True), apart * max(matrices.shape[-2:]) ** 0.5, a.shape)
+        matrices = _as_matrices(a)  # of weights that were moved strides may be any
+        steps = torch.zeros_like(matrices, memory_format=torch.contiguous_format, requires_grad=True)
+        return cls(steps, apart * max(matrices.shape[-2:]) ** 0.5, a.shape)
 
     @property
     def value(self) -> Tensor:

@@ -44,5 +44,7 @@ CURVE = "curve"
 """The method that descends on the loss of the merged model (`curve.py`)."""
 RUNNING = frozenset((*FROM_SAMPLES, CURVE))
 """All methods for which models must run."""
+HOLDING = frozenset(("fisher", CURVE))
+"""Methods for which both models must fit into memory at once."""
 INEXACT = frozenset({"transport", "transport-activations", "semi-permutation"})
 """Methods that mix the units of B by maps that are no symmetries: what they make of B alone is not B."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -12,14 +13,20 @@ from jinja2 import Environment, StrictUndefined
 from yaml import YAMLError
 
 from hf_align.checkpoints.hub import Source
-from hf_align.publishing.provenance import FOLDER, Input, Provenance, public_name
+from hf_align.checkpoints.own_files import own_bytes
+from hf_align.errors import CheckpointError, one_line
+from hf_align.publishing.markdown import block, code, plain
+from hf_align.publishing.provenance import FOLDER, Input, Provenance
 
 _PLOT = "barrier.png"
+_LONGEST_LICENCE = 100
+_LONGEST_FRONT = 2**18
+"""Characters: more results of benchmarks than anyone lists."""
 
 
 def document(folder: Path, sources: Sequence[Source], say: Callable[[str], None], **facts: Any) -> None:
     """Write provenance and model card beside the weights; facts are fields of `Provenance`."""
-    made = Provenance(inputs=Input.all_of(sources, licence_of), models=[public_name(s) for s in sources], **facts)
+    made = Provenance(inputs=Input.all_of(sources, licence_of), models=[s.name for s in sources], **facts)
     if len({i.licence for i in made.inputs if i.licence}) > 1:
         say(f"warning: {licence_warning(made.inputs)}")
     made.save(folder)
@@ -28,15 +35,19 @@ def document(folder: Path, sources: Sequence[Source], say: Callable[[str], None]
 
 def licence_of(folder: Path) -> str | None:
     """The licence in the front matter of a model's README.md."""
-    readme = folder / "README.md"
-    if not readme.is_file():
-        return None
     try:
-        data = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data
-    except (ValueError, YAMLError):  # a card that is damaged says nothing
+        readme = (own_bytes(folder, "README.md") or b"").decode("utf-8")
+        data: Any = ModelCard(readme, ignore_metadata_errors=True).data if readme and _is_plain_yaml(readme) else {}
+    except (CheckpointError, ValueError, TypeError, YAMLError, RecursionError):  # a card that is damaged says nothing
         return None
     named = data.get("license_name") if data.get("license") == "other" else data.get("license")
-    return str(named) if named else None
+    return one_line(named)[:_LONGEST_LICENCE] if isinstance(named, str) and named else None
+
+
+def _is_plain_yaml(readme: str) -> bool:
+    """Whether the front matter is short, and has no anchors: a few lines of them may stand for gigabytes."""
+    front = readme.split("\n---", 1)[0]
+    return len(front) <= _LONGEST_FRONT and not re.search(r"(^|[\s\[{,])[*&]\w", front)
 
 
 def licence_warning(inputs: Sequence[Input]) -> str | None:
@@ -53,6 +64,7 @@ def write_card(folder: Path, made: Provenance) -> None:
     """Write README.md into a merged model's folder, and beside it, if matplotlib is there, the plot of its barriers."""
     plot = _plot(folder, made.comparison) if made.comparison else None
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    environment.filters |= {"plain": plain, "code": code, "block": block}
     text = environment.from_string(
         files("hf_align.publishing").joinpath("templates", "card.md.j2").read_text(encoding="utf-8")
     )
@@ -87,7 +99,7 @@ def _linked(model: str, inputs: Sequence[Input]) -> str:
 
 def _link(model: Input) -> str:
     if model.repository is None:
-        return f"`{model.name}`"
+        return code(model.name)
     at = f"/tree/{model.commit}" if model.commit else ""
     return f"[{model.repository}](https://huggingface.co/{model.repository}{at})"
 

@@ -50,16 +50,7 @@ class Input(BaseModel):
     @classmethod
     def _of(cls, source: Source, licence_of: Callable[[Path], str | None]) -> Input:
         licence = licence_of(source.folder)
-        return cls(name=_plain_name(source), repository=source.repository, commit=source.commit, licence=licence)
-
-
-def public_name(source: Source) -> str:
-    """What a model is called before anyone: no local path; BASE+ADAPTER with an adapter."""
-    return "+".join(_plain_name(s) for s in (source, source.adapter) if s is not None)
-
-
-def _plain_name(source: Source) -> str:
-    return source.repository or source.folder.resolve().name
+        return cls(name=source.own_name, repository=source.repository, commit=source.commit, licence=licence)
 
 
 class Provenance(BaseModel):
@@ -71,6 +62,7 @@ class Provenance(BaseModel):
         command: what was typed, without local paths.
         strategy: every option that the result depends on.
         certificate: as `hf-align certify --json`; None if it was not asked for.
+        witness: as in `--json`; None if it was left out, or nothing is aligned.
         comparison: as `hf-align evaluate --json`; None without data.
         agreement: parameter -> cosine of the two models' weights, as they are and aligned; empty without data.
     """
@@ -85,6 +77,7 @@ class Provenance(BaseModel):
     strategy: dict[str, Any]
     untied: bool = False
     certificate: dict[str, Any] | None = None
+    witness: dict[str, Any] | None = None
     distance_before: float | None = None
     distance_after: float | None = None
     comparison: dict[str, Any] | None = None

@@ -57,11 +57,15 @@ class Pushed:
     pull_request: int | None = None
 
 
-def user() -> str:
+def user(repository: str = "", *, create_pr: bool = False) -> str:
     """The name behind the token.
 
+    Args:
+        repository: `org/name` that is going to be written to, if it is known.
+        create_pr: whether files are proposed only, which anyone may.
+
     Raises:
-        HfAlignError: there is no token, it is not valid or may not write, or the Hub cannot be reached.
+        HfAlignError: there is no token, it is not valid or may not write (there), or the Hub cannot be reached.
     """
     if constants.HF_HUB_OFFLINE:
         raise HfAlignError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or leave out --push")
@@ -77,6 +81,10 @@ def user() -> str:
         raise HfAlignError(f"the Hub cannot be reached to upload to: {error}") from error
     if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise HfAlignError("this token may only read; make one that may write, and log in with it (hf auth login)")
+    owner = repository.partition("/")[0] if "/" in repository else found["name"]
+    open_to = {found["name"], *(org["name"] for org in found.get("orgs", ()) if org.get("roleInOrg") != "read")}
+    if owner not in open_to and not create_pr:
+        raise HfAlignError(f"{found['name']} may not write to {owner}; propose the files with --create-pr")
     return str(found["name"])
 
 
@@ -95,6 +103,7 @@ def push(folder: Path, to: Destination) -> Pushed:
     """
     if not (folder / "config.json").is_file():
         raise HfAlignError(f"{folder} holds no model: it has no config.json")
+    _require_own(folder)
     with _how_to_finish(folder, to):
         _make(to)
     number = None
@@ -104,6 +113,18 @@ def push(folder: Path, to: Destination) -> Pushed:
         to = replace(to, create_pr=False, revision=f"refs/pr/{number}")
     with _how_to_finish(folder, to):
         return _upload(folder, to)
+
+
+def _require_own(folder: Path) -> None:
+    """See that all that is uploaded is in the folder: a link may lead to anything on this disk.
+
+    Raises:
+        HfAlignError: there is such a link.
+    """
+    root = folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and root not in path.resolve().parents:
+            raise HfAlignError(f"{path} is a link out of {folder}; remove it, or put a copy there")
 
 
 def _make(to: Destination) -> None:

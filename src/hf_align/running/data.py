@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hf_align.errors import HfAlignError
 from hf_align.running.network import Batch
+from hf_align.tracing.trace import build_without_weights
 
 _CONTEXT = 512
 _MASKED, _NO_LABEL = 0.15, -100
@@ -47,15 +49,79 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
         except SafetensorError as error:
             raise HfAlignError(f"{path} is not a safetensors file: {error}") from error
         return {k: t if t.is_floating_point() else t.long() for k, t in tensors.items()}
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HfAlignError(f"{path} is not UTF-8 (byte {error.start})") from error
     if path.suffix in (".jsonl", ".json"):
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        if rows and "text" not in rows[0]:
-            return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
+        rows = _rows(text, path)
+        if "text" not in rows[0]:
+            return _columns(rows, path)
+        if not all(isinstance(row.get("text"), str) for row in rows):
+            raise HfAlignError(f'{path}: not every line has a "text" that is a text')
         text = "\n".join(row["text"] for row in rows)
     tokenizer = _tokenizer(tokenizer_from, path)
     tokens = _contexts(text, tokenizer, config, path)
     return _masked(tokens, tokenizer) if _is_masked_lm(config) else {"input_ids": tokens}
+
+
+def require_fit(data: Batch, path: Path, config: PretrainedConfig) -> Batch:
+    """The data, if a model can run on it.
+
+    Raises:
+        HfAlignError: it is empty, or ragged, has arguments that `forward` does not take, token ids that are none, or
+            more tokens than there are positions.
+    """
+    model = build_without_weights(config)
+    known = inspect.signature(model.forward).parameters
+    if other := [name for name in data if name not in known]:
+        raise HfAlignError(f"{path}: {other[0]} is no argument of {type(model).__name__}")
+    shapes = {name: list(t.shape) for name, t in data.items()}
+    rows = {shape[0] if shape else 0 for shape in shapes.values()}
+    if len(rows) != 1 or rows == {0} or not all(t.numel() for t in data.values()):
+        raise HfAlignError(f"{path} holds {shapes or 'nothing'}; [examples, …] are needed, as many of each")
+    if not all(bool(t.isfinite().all()) for t in data.values()):
+        raise HfAlignError(f"{path} holds NaN or infinite values")
+    tokens = data.get("input_ids")
+    if tokens is not None:
+        _require_tokens(tokens, path, model, config)
+    return data
+
+
+def _require_tokens(tokens: Tensor, path: Path, model: Any, config: PretrainedConfig) -> None:
+    if tokens.ndim != 2 or tokens.is_floating_point():
+        raise HfAlignError(f"{path}: input_ids is {list(tokens.shape)} {tokens.dtype}; [examples, tokens] are needed")
+    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if int(tokens.min()) < 0 or (size is not None and int(tokens.max()) >= size):
+        bad = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+        raise HfAlignError(f"{path}: {bad} is no token of this model, which has {size}")
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < tokens.shape[1]:
+        raise HfAlignError(f"{path}: examples of {tokens.shape[1]} tokens; this model has {longest} positions")
+
+
+def _rows(text: str, path: Path) -> list[dict[str, Any]]:
+    """The objects of JSON lines, at least one."""
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise HfAlignError(f"{path}: line {number} is not valid JSON") from error
+    if not rows or not all(isinstance(row, dict) and row for row in rows):
+        raise HfAlignError(f"{path}: every line must be a JSON object, and there must be one")
+    return rows
+
+
+def _columns(rows: list[dict[str, Any]], path: Path) -> Batch:
+    """One tensor for each field."""
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise HfAlignError(f"{path}: not all lines have the same fields")
+    try:
+        return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise HfAlignError(f"{path}: the lines are no numbers, or not as long as each other") from error
 
 
 def _images(folder: Path, model: Path | None) -> Batch:
@@ -67,7 +133,7 @@ def _images(folder: Path, model: Path | None) -> Batch:
 
         processor = AutoImageProcessor.from_pretrained(model)
         pixels: Tensor = processor([Image.open(f) for f in files], return_tensors="pt")["pixel_values"]
-    except (ImportError, OSError, ValueError) as error:
+    except Exception as error:  # an image, or a processor's config, may be anything
         raise HfAlignError(f"{folder} cannot be read by the image processor of {model}: {error}") from error
     return {"pixel_values": pixels}
 
@@ -75,8 +141,10 @@ def _images(folder: Path, model: Path | None) -> Batch:
 def _tokenizer(folder: Path | None, path: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise HfAlignError(f"{path} is text, but {folder} has no tokenizer; give token ids as safetensors") from error
+    except Exception as error:  # its files may be anything
+        raise HfAlignError(
+            f"{path} is text, but {folder} has no tokenizer that can be read; give token ids as safetensors"
+        ) from error
 
 
 def _contexts(text: str, tokenizer: Any, config: PretrainedConfig, path: Path) -> Tensor:

@@ -55,6 +55,24 @@ class Comparison:
         """Whether alignment lowered the barrier."""
         return self.aligned.barrier < self.naive.barrier
 
+    def plot(self, axes: Any = None) -> Any:
+        """Draw both paths with matplotlib, into these axes or new ones, which are returned.
+
+        Raises:
+            ImportError: matplotlib is not installed (`pip install 'hf-align[plots]'`).
+        """
+        if axes is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise ImportError("plots need matplotlib: pip install 'hf-align[plots]'") from error
+            _, axes = pyplot.subplots()
+        for name, path in (("as they are", self.naive), ("aligned", self.aligned)):
+            axes.plot(path.lambdas, path.losses, marker="o", markersize=3, label=f"{name}, barrier {path.barrier:.3f}")
+        axes.set(xlabel="share of B", ylabel="loss (nats)", title="Loss along the line from A to B")
+        axes.legend()
+        return axes
+
     def as_json(self) -> dict[str, Any]:
         """The contract of `hf-align evaluate --json`."""
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,8 @@ Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""
 Weights = Mapping[str, Tensor]
 """By name in memory, tied ones once."""
+Build = Callable[[PretrainedConfig], PreTrainedModel]
+"""A config's model in evaluation mode, with weights that take no memory."""
 
 
 class Gram:
@@ -41,11 +43,21 @@ class Network:
     Args:
         config: the architecture.
         device: where buffers that the model computes for itself live; weights and inputs must be there too.
+        dtype: that it computes in.
+        build: how the model is built.
     """
 
-    def __init__(self, config: PretrainedConfig, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        build: Build = build_without_weights,
+    ) -> None:
         self.config = config
         self.device = torch.device(device)
+        self.dtype = dtype
+        self._build = build
 
     def must_hold(self, what: str) -> None:
         """Refuse `what` if weights are not held in memory, where outputs can be differentiated by them.
@@ -60,8 +72,8 @@ class Network:
         return frozenset(n for n, _ in self._module.named_parameters())
 
     def placed(self, weights: Weights) -> Weights:
-        """Weights as this runs with them: where it is, float32 where they are floating point."""
-        return {n: in_float32(t.to(self.device)) for n, t in weights.items()}
+        """Weights as this runs with them: where it is, in its dtype where they are floating point."""
+        return {n: in_dtype(t.to(self.device), self.dtype) for n, t in weights.items()}
 
     def names(self, weights: Weights) -> Mapping[int, str]:
         """Identity -> name of the weights that ops may meet while this runs."""
@@ -69,7 +81,7 @@ class Network:
 
     def module(self, weights: Weights) -> nn.Module:
         """The model with these weights in it, for what calls it in its own way."""
-        model = build_without_weights(self.config)
+        model = self._build(self.config)
         for path, module in model.named_modules():
             for slots in (module._parameters, module._buffers):
                 for key, slot in slots.items():
@@ -88,7 +100,7 @@ class Network:
 
     @cached_property
     def _module(self) -> nn.Module:
-        return runnable(self.config, self.device)
+        return runnable(self._build(self.config), self.device)
 
     def __call__(self, weights: Weights, batch: Batch) -> Any:
         """The model's output with placed weights; differentiable by them."""
@@ -101,9 +113,8 @@ class Network:
         return loss
 
 
-def runnable(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
-    """A model in evaluation mode with no weights; the buffers that it computes for itself are on the device."""
-    model = build_without_weights(config).eval()
+def runnable(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """A model with no weights; the buffers that it computes for itself are on the device."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
@@ -119,9 +130,14 @@ def predictions(output: Any) -> Tensor:
     return next(v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point())
 
 
+def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating point numbers in a dtype; whole numbers as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
 def in_float32(tensor: Tensor) -> Tensor:
     """Floating point numbers in single precision; whole numbers as they are."""
-    return tensor.float() if tensor.is_floating_point() else tensor
+    return in_dtype(tensor, torch.float32)
 
 
 def batches(data: Batch, rows: int = 32) -> Iterator[Batch]:

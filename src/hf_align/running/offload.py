@@ -18,49 +18,65 @@ from accelerate import dispatch_model
 from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerate.utils import get_max_memory
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.ondemand import Computed, OnDemand
-from hf_align.running.network import Batch, Gram, Network, Weights, in_float32, runnable
+from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, runnable
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
 
 _COPIES = 4
 """Of a model in float32, at most, while two are compared as they are and aligned."""
 
 
-def network_for(config: PretrainedConfig, device: torch.device, offload: bool | None = None) -> Network:
+def network_for(
+    config: PretrainedConfig,
+    device: torch.device,
+    offload: bool | None = None,
+    *,
+    copies: int = _COPIES,
+    dtype: torch.dtype = torch.float32,
+    build: Build = build_without_weights,
+) -> Network:
     """What runs an architecture: with weights in memory, or read as they are needed.
 
     Args:
         offload: as asked; None decides by whether the models fit into the device's memory.
+        copies: of a model that are held at most.
+        dtype: that it computes in.
+        build: how the model is built.
     """
     if offload is None:
         parameters = build_without_weights(config).parameters()
-        offload = _COPIES * torch.float32.itemsize * sum(p.numel() for p in parameters) > _room(device)
-    return OffloadedNetwork(config, device) if offload else Network(config, device)
+        offload = copies * dtype.itemsize * sum(p.numel() for p in parameters) > room(device)
+    return (OffloadedNetwork if offload else Network)(config, device, dtype, build)
 
 
-def _room(device: torch.device) -> int:
+def room(device: torch.device) -> int:
     """Bytes that are free on a device."""
     free = get_max_memory()
     return int(free["cpu"] if device.type == "cpu" else free.get(device.index or 0, free["cpu"]))
 
 
 class Streamed(OnDemand):
-    """Weights as float32 on a device, made anew each time they are asked for; and the model that runs with them.
+    """Weights on a device, made anew each time they are asked for; and the model that runs with them.
+
+    Args:
+        model: with no weights.
+        dtype: of those that are floating point.
 
     Attributes:
         module: with no weights but those of the modules that are running.
         running: those, by identity -> name.
     """
 
-    def __init__(self, weights: Weights, config: PretrainedConfig, device: torch.device) -> None:
+    def __init__(self, weights: Weights, model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(weights)
         self._weights = weights
         self._device = device
+        self._dtype = dtype
         self.running: dict[int, str] = {}
-        model = runnable(config, device)
+        model = runnable(model, device)
         ties = inventory(model).ties
         _made_plain(model)
         names = {name: ties.get(name, name) for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -83,7 +99,7 @@ class Streamed(OnDemand):
                 add_hook_to_module(module, _Naming(own, self.running), append=True)
 
     def __getitem__(self, name: str) -> Tensor:
-        return in_float32(self._weights[name].to(self._device))
+        return in_dtype(self._weights[name].to(self._device), self._dtype)
 
 
 def _made_plain(model: nn.Module) -> None:
@@ -92,7 +108,7 @@ def _made_plain(model: nn.Module) -> None:
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                empty = torch.empty(parameter.shape, dtype=torch.float32, device="meta")
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
                 module._parameters[key] = plain.setdefault(id(parameter), nn.Parameter(empty, requires_grad=False))
 
 
@@ -118,8 +134,8 @@ class _Naming(ModelHook):  # type: ignore[misc]
 class OffloadedNetwork(Network):
     """The modelling code of a config, for weights that are never held whole; not to be differentiated."""
 
-    def __init__(self, config: PretrainedConfig, device: str | torch.device = "cpu") -> None:
-        super().__init__(config, device)
+    def __init__(self, *what: Any) -> None:
+        super().__init__(*what)
         self._folder = tempfile.TemporaryDirectory(prefix="hf-align-")
         self._files = (Path(self._folder.name) / str(number) for number in itertools.count())
 
@@ -127,7 +143,7 @@ class OffloadedNetwork(Network):
         raise HfAlignError(f"{what}, where they do not fit or --offload is given")
 
     def placed(self, weights: Weights) -> Weights:
-        return Streamed(weights, self.config, self.device)
+        return Streamed(weights, self._build(self.config), self.device, self.dtype)
 
     def names(self, weights: Weights) -> Mapping[int, str]:
         assert isinstance(weights, Streamed)

@@ -74,8 +74,10 @@ class Bound:
 
     def meet(self, other: Bound) -> Bound:
         """The largest bound below both."""
-        rotations = self.rotations or other.rotations
-        clash = self.rotations is not None and other.rotations not in (None, self.rotations)
+        rotations, clash = self.rotations or other.rotations, False
+        if self.rotations is not None and other.rotations is not None and self.rotations != other.rotations:
+            rotations = self.rotations.meet(other.rotations)
+            clash = rotations is None
         monomial = self.monomial
         if other.monomial is not None:
             monomial = other.monomial if monomial is None else monomial.meet(other.monomial)

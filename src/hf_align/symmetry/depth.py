@@ -15,12 +15,18 @@ from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
 
-from hf_align.errors import IncompatibleModels
+from hf_align.errors import IncompatibleModels, first_line
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
+from hf_align.symmetry.unseen import without_unseen
+from hf_align.tracing.given import GivenCall
+from hf_align.tracing.join import join
+from hf_align.tracing.layer_code import layers_that_differ
 from hf_align.tracing.layers import Stack, find_stacks, shorten
-from hf_align.tracing.trace import Inventory, build_without_weights, inventory, trace, trace_model
+from hf_align.tracing.modes import find_modes, trace_mode, trace_modes
+from hf_align.tracing.trace import Inventory, Program, build_without_weights, inventory
+from hf_align.tracing.ways import Mode
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,25 +37,59 @@ class IrregularLayersError(Exception):
     """What holds for one layer of a kind does not hold for the next; the message says where."""
 
 
-def derive_by_depth(config: PretrainedConfig) -> SymmetrySpec:
-    """The spec that `derive(trace(config))` gives, at the cost of two layers of each kind.
+def derive_by_depth(
+    config: PretrainedConfig, calls: tuple[GivenCall, ...] = (), unused: tuple[str, ...] = ()
+) -> SymmetrySpec:
+    """The spec that `derive` gives of all modes of the full model, at the cost of two layers of each kind.
 
     Args:
         config: any config that `transformers` can build; not modified.
+        calls: modes besides those that are found.
+        unused: weights that no call reads on purpose, as for `without_unseen`.
 
     Raises:
         IncompatibleModels: the architecture cannot be traced.
+        HfAlignError: one of `calls` fails, or there are no weights as `unused` says.
     """
     model = build_without_weights(config)
     whole, stacks = inventory(model), find_stacks(model)
-    if not stacks:
-        return derive(trace_model(model))
-    try:
-        shorten(model, stacks)
-        return extend(derive(trace_model(model)), stacks, whole)
-    except (IncompatibleModels, IrregularLayersError) as reason:
-        logger.warning("%s is traced in full: %s", config.model_type, reason)
-        return derive(trace(config))
+    if stacks:
+        try:
+            spec = _derive_shortened(config, stacks, whole, calls)
+            return without_unseen(replace(spec, given=calls), unused)
+        except (IncompatibleModels, IrregularLayersError) as reason:
+            logger.warning("%s is traced in full: %s", config.model_type, reason)
+    return without_unseen(replace(derive(trace_modes(model, calls)), given=calls), unused)
+
+
+def _derive_shortened(
+    config: PretrainedConfig, stacks: tuple[Stack, ...], whole: Inventory, calls: tuple[GivenCall, ...]
+) -> SymmetrySpec:
+    short = build_without_weights(config)
+    shorten(short, stacks)
+    modes = find_modes(short, calls)
+    model = build_without_weights(config)
+    for mode, program in _worth_checking(modes):
+        try:
+            full = trace_mode(model, mode)
+        except Exception as error:  # whatever the modelling code raises
+            raise IrregularLayersError(f"not all layers can be traced together ({first_line(error)})") from error
+        others = layers_that_differ(full, program, stacks)
+        if others:
+            raise IrregularLayersError(f"{others[0]} runs other code than the layer that stands for it ({mode.name})")
+    return extend(derive(join({mode.name: program for mode, program in modes})), stacks, whole)
+
+
+def _worth_checking(modes: list[tuple[Mode, Program]]) -> list[tuple[Mode, Program]]:
+    """The first call, the longest one, the one in steps, and all that read weights which those before do not."""
+    longest = max(modes, key=lambda found: found[0].extent[1])
+    chosen, read = [], set[str]()
+    for mode, program in modes:
+        more = set(program.parameters.values()) - read
+        if more or mode.goes_on or mode is longest[0]:
+            chosen.append((mode, program))
+            read |= more
+    return chosen
 
 
 def extend(short: SymmetrySpec, stacks: tuple[Stack, ...], whole: Inventory) -> SymmetrySpec:

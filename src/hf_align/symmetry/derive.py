@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import fx
+
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
+from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.bounds import Bound, Scalars, monomial
 from hf_align.symmetry.domains import positive_parameters
 from hf_align.symmetry.elements import PRIMAL, Power, dual
@@ -18,14 +21,28 @@ from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Sca
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
 from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.rotations import Rotations
-from hf_align.symmetry.spaces import Axis, Kind, pair_atoms, unify
+from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
 from hf_align.tracing.trace import Evidence, Program, op_name
 
 
 def derive(program: Program) -> SymmetrySpec:
-    """All symmetries of an architecture that the rules know of."""
+    """All symmetries of an architecture that the rules know of.
+
+    Raises:
+        IncompatibleModels: its axes are cut in ways that do not fit together.
+    """
+    try:
+        return _derive(program)
+    except SpaceMismatchError as mismatch:
+        raise IncompatibleModels(
+            f"the axes of {program.config.model_type} do not separate into spaces ({mismatch}); "
+            "--match none merges such models as they are"
+        ) from mismatch
+
+
+def _derive(program: Program) -> SymmetrySpec:
     found = interpret(program)
     folded = resolve_gains(found)
     classes = _Classes(found)
@@ -42,6 +59,8 @@ def derive(program: Program) -> SymmetrySpec:
         unknown_ops=found.unknown_ops,
         pinned=classes.pinned(),
         positive=positive_parameters(program),
+        modes=program.modes,
+        unread=program.unread,
     )
     return without_repeated_scales(spec)
 
@@ -51,23 +70,39 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
 
     Folded, the gain is one and the target carries the element of the source, whatever that is. A target that is
     pinned down by anything but linear readers (it re-enters a residual stream, it is the source itself because the
-    head is tied) leaves only what commutes with every diagonal: monomial maps.
+    head is tied) leaves only what commutes with every diagonal: monomial maps. So does a gain that is added somewhere,
+    too.
     """
     folded = []
+    uses: dict[str, list[Gain]] = defaultdict(list)
     for gain in found.gains:
-        target, source = gain.target.root, gain.source.root
-        alone = target.space.kind is Kind.ATOM and target.space.bound.free and target.space is not source.space
-        writer = writer_of(gain, found) if _is_factor(gain) else None
-        if alone and not _shares_target(gain, found):
-            folded.append(Folding(gain, tuple(_carriers(target, found))))
+        uses[gain.parameter].append(gain)
+    for parameter, gains in uses.items():
+        target, only_gain = gains[0].target.root, _is_only_gain(parameter, found)
+        alike = len({(g.target.root.space, g.offset) for g in gains}) == 1
+        free = target.space.kind is Kind.ATOM and target.space.bound.free
+        alone = only_gain and alike and free and not any(target.space is g.source.root.space for g in gains)
+        writer = writer_of(gains, found) if only_gain and all(_is_factor(g) for g in gains) else None
+        if alone and not _shares_target(gains, found):
+            folded.append(Folding(tuple(gains), tuple(_carriers(target, found))))
         elif writer is not None:
-            folded.append(Folding(gain, (), writer))
+            folded.append(Folding(tuple(gains), (), writer))
         else:
-            unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
-    for folding in folded:
-        unify(folding.gain.target, folding.gain.source)
-        folding.gain.weight.root.space.bound = Bound(fixed=True)
+            for gain in gains:
+                unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
+    for gain in (g for folding in folded for g in folding.gains):
+        unify(gain.target, gain.source)
+        gain.weight.root.space.bound = Bound(fixed=True)
     return folded
+
+
+def _is_only_gain(parameter: str, found: Interpretation) -> bool:
+    """Whether a weight is nowhere anything but a gain."""
+    shown = {n for n, v in found.values.items() if isinstance(v, Value) and v.parameter == parameter}
+    read: list[fx.Node] = []
+    for user in {u for n in shown for u in n.users} - shown:
+        fx.node.map_arg((user.args, user.kwargs), lambda n: read.append(n) if n in shown else None)
+    return len(read) == sum(g.parameter == parameter for g in found.gains)
 
 
 def _is_factor(gain: Gain) -> bool:
@@ -86,10 +121,10 @@ def _carriers(target: Axis, found: Interpretation) -> Iterable[Carried]:
                 start += part.size
 
 
-def _shares_target(gain: Gain, found: Interpretation) -> bool:
+def _shares_target(gains: Sequence[Gain], found: Interpretation) -> bool:
     """Whether another gain writes or multiplies the same target, or it is only a factor of an axis of some weight."""
-    target = gain.target.root.space
-    if any(g is not gain and target in (g.target.root.space, g.source.root.space) for g in found.gains):
+    target = gains[0].target.root.space
+    if any(g not in gains and target in (g.target.root.space, g.source.root.space) for g in found.gains):
         return True
     parts = [p.root for v in found.weights.values() for a in v.axes for p in a.segments]
     return any(atom.space is target for p in parts if p.space.kind is not Kind.ATOM for atom in p.atoms)

@@ -33,7 +33,7 @@ def _parameter(node: object, program: Program) -> str | None:
 
 
 def _adds_positive(node: fx.Node, program: Program) -> bool:
-    if op_name(node) != "add":
+    if op_name(node) != "add" or node.kwargs or len(node.args) > 2:
         return False
     values = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in node.args[:2]]
     known = [v for v in values if isinstance(v, (int, float, Tensor))]

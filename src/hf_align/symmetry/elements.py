@@ -18,6 +18,10 @@ Power = tuple[int, ...]
 PRIMAL: Power = (1,)
 DUAL: Power = (-1,)
 
+_ISOMETRY = 1e-6
+"""Of a matrix of float64 that keeps lengths, how far its rows may be from an orthonormal basis: what is left where it
+was found in float32."""
+
 
 def dual(power: Power) -> Power:
     """The power by which g⁻ᵀ acts where g acts by this one."""
@@ -82,11 +86,19 @@ class Matrix(Element):
     def __matmul__(self, other: Element) -> Matrix:
         return Matrix(self.matrix @ other.as_matrix())
 
+    @cached_property
+    def _keeps_lengths(self) -> bool:
+        gram = self.matrix @ self.matrix.mT
+        return bool((gram - torch.eye(gram.shape[-1]).to(gram)).abs().max() <= _ISOMETRY)
+
     def act(self, tensor: Tensor, power: Power) -> Tensor:
-        matrix = self.as_matrix(power).to(tensor)
-        index = matrix.shape[:-2]
-        flat = tensor.reshape(*index, -1, tensor.shape[-1])
-        return (flat @ matrix.mT).reshape(tensor.shape)
+        """As `Element.act`, rounded once where lengths change: large terms may cancel then, and what float32 rounds of
+        them would be many units of the sum. That product is taken where the element is, in its own dtype."""
+        matrix = self.as_matrix(power)
+        if tensor.dtype == torch.float64 or matrix.dtype != torch.float64 or self._keeps_lengths:
+            matrix = matrix.to(tensor)
+        flat = tensor.reshape(*matrix.shape[:-2], -1, tensor.shape[-1]).to(matrix)
+        return (flat @ matrix.mT).reshape(tensor.shape).to(tensor)
 
     def shifted(self, by: Tensor) -> Matrix:
         return Matrix(self.matrix + by)

@@ -60,7 +60,8 @@ def _by_line(reasons: Iterable[Evidence], parameter: str) -> list[str]:
     for (role, op, line), found in modules.items():
         nearest = max(found, key=lambda module: _shared_levels(module, parameter))
         others = f" and {len(set(found)) - 1} more modules" if len(set(found)) > 1 else ""
-        lines.append(f"{role}: {op} at {line} in {nearest or 'the model'}{others}")
+        where = f" at {line} in {nearest or 'the model'}{others}" if line else ""  # what no call reads has no line
+        lines.append(f"{role}: {op}{where}")
     return lines
 
 

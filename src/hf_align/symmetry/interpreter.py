@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, fx
+from torch import SymFloat, Tensor, fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from hf_align.errors import IncompatibleModels
+from hf_align.symmetry.asked import Arguments
 from hf_align.symmetry.bounds import FIXED, FREE, ONES, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
 from hf_align.symmetry.spaces import (
@@ -29,7 +32,8 @@ from hf_align.symmetry.spaces import (
     require_same_order,
     unify,
 )
-from hf_align.tracing.trace import Program, evidence, op_name
+from hf_align.tracing.reasons import NEEDS_NUMBERS
+from hf_align.tracing.trace import Evidence, Program, evidence, op_name
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,18 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Reading:
-    """A weight that maps an activation linearly: output = input · weight (+ bias)."""
+    """A weight that maps an activation linearly: output = input · weight (+ bias).
+
+    Attributes:
+        out_axis: of the output, that the bias lies along.
+    """
 
     node: fx.Node
     input: fx.Node
     weight: str
     in_axis: int
     bias: str | None
+    out_axis: int = -1
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,12 @@ class Interpretation:
     settled: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
 
+    def withdraw(self, node: fx.Node, gains: int, statistics: int) -> None:
+        """Forget what a rule found out before it gave up: all gains and statistics but the first so many, and what
+        the node reads."""
+        del self.gains[gains:], self.statistics[statistics:]
+        self.readings.pop(node, None)
+
 
 class Call:
     """One node under interpretation: what a rule sees."""
@@ -138,16 +153,32 @@ class Call:
     def __init__(self, node: fx.Node, found: Interpretation) -> None:
         self.node = node
         self.found = found
+        self._arguments = Arguments(node)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.node.meta["val"].shape)
 
-    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
-        """A literal or node argument, by position or name."""
-        if len(self.node.args) > position:
-            return self.node.args[position]
-        return self.node.kwargs.get(name, default)
+    def argument(self, which: int | str, default: Any = None) -> Any:
+        """A literal or node argument, by place or by its name in the op's schema; `default` if the op has none such.
+
+        A rule asks only for what it knows how to read: of what it has not asked for, see `_step`.
+        """
+        return self._arguments.ask(which, default)
+
+    def expect(self, name: str, value: object) -> None:
+        """Know what an argument does, if it is this value and no other."""
+        if self._arguments.given.get(name) == value:
+            self.argument(name)
+
+    def operands(self) -> list[fx.Node]:
+        """All values that the op reads, whatever they are to it."""
+        self._arguments.ask_for_all_with(self.node.all_input_nodes)
+        return self.node.all_input_nodes
+
+    def unseen(self) -> list[str]:
+        """The arguments that differ from the op's defaults, and that its rule knows nothing of."""
+        return self._arguments.unseen(_HARMLESS.get(op_name(self.node), frozenset()))
 
     def constant(self, argument: Any) -> Any:
         """The value of an argument that depends on neither inputs nor weights, else None."""
@@ -205,9 +236,9 @@ class Call:
         mixed = {i % len(value.axes) for i in dims}
         self.found.inner.append(Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed)))
 
-    def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None) -> None:
+    def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1) -> None:
         """This node maps `source` linearly by a weight."""
-        self.found.readings[self.node] = Reading(self.node, source, weight, in_axis, bias)
+        self.found.readings[self.node] = Reading(self.node, source, weight, in_axis, bias, out_axis)
 
     def settle(self, pending: Product) -> Value:
         """Decide that a product is used elementwise: both factors and the product share one permutation."""
@@ -299,14 +330,21 @@ Rule = Callable[[Call], Any]
 RULES: dict[str, Rule] = {}
 
 
-def rule(*ops: str) -> Callable[[Rule], Rule]:
-    """Register a rule for aten ops by name, all overloads."""
+_HARMLESS: dict[str, frozenset[str]] = {}
+
+
+def rule(*ops: str, harmless: str = "") -> Callable[[Rule], Rule]:
+    """Register a rule for aten ops by name, all overloads.
+
+    `harmless` names arguments by which a rule holds whatever they are, or which the shape of the result tells.
+    """
 
     def register(function: Rule) -> Rule:
         for op in ops:
             if op in RULES:
                 raise ValueError(f"two rules for {op}")
             RULES[op] = function
+            _HARMLESS[op] = frozenset(harmless.split())
         return function
 
     return register
@@ -315,13 +353,13 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 _MOVES_NUMBERS: set[str] = set()
 
 
-def rule_for_numbers(*ops: str) -> Callable[[Rule], Rule]:
+def rule_for_numbers(*ops: str, harmless: str = "") -> Callable[[Rule], Rule]:
     """As `rule`, for ops that move entries or look them up: a number that points to an axis may go through.
 
     Any other op sees which number it is, and so pins the order of that axis.
     """
     _MOVES_NUMBERS.update(ops)
-    return rule(*ops)
+    return rule(*ops, harmless=harmless)
 
 
 def interpret(program: Program) -> Interpretation:
@@ -330,16 +368,25 @@ def interpret(program: Program) -> Interpretation:
     Ops without a rule pin every axis they touch and are named in `unknown_ops`.
     """
     found = Interpretation(program)
-    for node, name in program.parameters.items():
-        found.weights[name] = Value(tuple(fresh(n) for n in program.shapes[name]), name)
-        found.values[node] = found.weights[name]
+    for name, shape in program.shapes.items():
+        found.weights[name] = Value(tuple(fresh(n) for n in shape), name)
+    read = set(program.parameters.values())
+    for name in found.weights.keys() - read:
+        for axis in found.weights[name].axes:
+            lower(axis, FIXED, Evidence("unread", "no traced call reads it", name.rpartition(".")[0], ""))
+    found.values.update({node: found.weights[name] for node, name in program.parameters.items()})
     for node in program.inputs:
         found.values[node] = Value(tuple(fresh(n, FIXED) for n in node.meta["val"].shape))
     regions = find_rotations(program)
     replaced = frozenset[fx.Node]().union(*(r.inner for r in regions.values()))
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in program.constants and node not in replaced:
-            found.values[node] = _rotate(regions[node], found) if node in regions else _step(node, found)
+            if isinstance(node.meta.get("val"), SymFloat):  # taken out of a tensor
+                raise IncompatibleModels(f"{evidence(node, '').line or op_name(node)} {NEEDS_NUMBERS}")
+            try:
+                found.values[node] = _rotate(regions[node], found) if node in regions else _step(node, found)
+            except GuardOnDataDependentSymNode as error:
+                raise IncompatibleModels(f"{evidence(node, '').line or op_name(node)} {NEEDS_NUMBERS}") from error
     _pin_outputs(found)
     return found
 
@@ -352,15 +399,27 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
     apply = RULES.get(op_name(node))
     if op_name(node) not in _MOVES_NUMBERS:
         _pin_what_numbers_point_to(call)
-    if apply is None and _is_settled(call):
-        return _pin(call, "unknown op")
+    settled = _is_settled(call)
     if apply is None:
-        found.unknown_ops.setdefault(op_name(node), evidence(node, "").line)
-        return _pin(call, "unknown op")
+        return _unknown(call, op_name(node), settled)
+    before = len(found.gains), len(found.statistics)
     try:
-        return apply(call)
+        result = apply(call)
+        unseen = call.unseen()
+        if not unseen:
+            return result
     except SpaceMismatchError as mismatch:
+        found.withdraw(node, *before)
         return _pin(call, str(mismatch))
+    found.withdraw(node, *before)
+    return _unknown(call, f"{op_name(node)} with {' and '.join(unseen)}", settled)
+
+
+def _unknown(call: Call, name: str, settled: bool) -> Any:
+    """Pin what an op touches, and say so unless all of it was pinned before."""
+    if not settled:
+        call.found.unknown_ops.setdefault(name, evidence(call.node, "").line)
+    return _pin(call, "unknown op")
 
 
 def members(found: Any) -> Iterable[Any]:
@@ -391,6 +450,7 @@ def _is_settled(call: Call) -> bool:
 
 
 def _pin(call: Call, role: str) -> Any:
+    _pin_what_numbers_point_to(call)
     for operand in call.node.all_input_nodes:
         found = call.found.values.get(operand)
         for part in members(found):
@@ -412,6 +472,7 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     last = value.axes[-1].root
     call.lower(last, FIXED if last.order else Bound(rotations=region.rotations), "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
+    call.lower_all((value.axes[i] for i in region.uneven), FIXED, "rotary")
     call.lower_all((a for c in region.coefficients for a in call.value(c).axes), FIXED, "rotary")
     if not region.order:
         return Value(value.axes)

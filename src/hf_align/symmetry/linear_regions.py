@@ -4,14 +4,15 @@ Slices, negations, concatenations and products with constants can permute, mix a
 in ways that no single op shows. Between a value and the ops that all its paths come together in (its dominator in the
 graph), such a region is one linear map with constant coefficients, so it is *evaluated* on a basis, position by
 position, and its commutant is read off the matrices. Half-split, interleaved, partial and complex-valued rotary
-embedding are the same thing here. Coefficients that depend on weights alone (learned frequencies) are taken at random
+embedding are the same thing here. What the matrices are at other positions than those of the trace says `positions`.
+Coefficients that depend on weights alone (learned frequencies) are taken at random
 weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,8 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.symmetry.positions import Places
 from hf_align.symmetry.rotations import Rotations, reordering
 from hf_align.tracing.execute import call_wide
+from hf_align.tracing.layer_code import digest
 from hf_align.tracing.trace import Program, op_name
 
 _LINEAR = frozenset(
@@ -70,12 +73,18 @@ _LARGE = 2**20
 """Entries from which on a weight is no coefficient of a rotation."""
 
 
+_PLACES = 64
+"""Matrices to look at in each row of positions far apart."""
+
+
 class _Known(Mapping[fx.Node, Any]):
     """What no input reaches: the constants of a program and, at random weights, what is made of weights alone."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self._values: dict[fx.Node, Any] = {}
+        self._numbers: dict[fx.Node, int] = {}
+        self._numbered: dict[Hashable, int] = {}
         self.of_weights: set[fx.Node] = set()
         for node in program.graph.nodes:
             value = node.meta.get("val")
@@ -100,6 +109,14 @@ class _Known(Mapping[fx.Node, Any]):
                 self._values[node] = call_wide(node, args, kwargs)
         return self._values[node]
 
+    def number(self, node: fx.Node) -> int:
+        """The same for constants of one value that are made alike, and for no others."""
+        if node not in self._numbers:
+            constant = node in self.program.constants
+            key = (digest(self.program.constants[node]), *_written(node, self.number)) if constant else node
+            self._numbers[node] = self._numbered.setdefault(key, len(self._numbered))
+        return self._numbers[node]
+
     def __iter__(self) -> Iterator[fx.Node]:
         return (n for n in self.program.graph.nodes if n in self)
 
@@ -112,6 +129,7 @@ class LinearRegion:
     """A constant linear map from `base` to `output` along their last axis; `inner` are the nodes it replaces.
 
     `order` says which coordinate of the base each entry of the output shows, if they are shown in another order;
+    `uneven` are the axes along which the map is not the same everywhere: positions, or heads of which some turn;
     `coefficients` are the values made of weights alone that take part.
     """
 
@@ -120,7 +138,15 @@ class LinearRegion:
     inner: frozenset[fx.Node]
     rotations: Rotations
     order: tuple[int, ...] = ()
+    uneven: tuple[int, ...] = ()
     coefficients: frozenset[fx.Node] = frozenset()
+
+
+Found = tuple[Rotations, tuple[int, ...], tuple[int, ...]]
+"""What a region does to the last axis, the order in which it leaves the coordinates, and the axes along which it does
+so unevenly."""
+Reading = Callable[[list[fx.Node], fx.Node, fx.Node], Found | None]
+"""From the nodes of a region, its base and its output."""
 
 
 def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
@@ -130,7 +156,8 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     mixing = [n for n in program.graph.nodes if n in parent and _joins_coordinates(n, known)]
     regions: dict[fx.Node, LinearRegion] = {}
     replaced: set[fx.Node] = set()
-    widest = cache(lambda node: _widest(node, parent, known))
+    rotations = _remembered(known)
+    widest = cache(lambda node: _widest(node, parent, known, rotations))
     for node in reversed(mixing):
         if node in replaced:
             continue
@@ -147,15 +174,19 @@ def _joins_coordinates(node: fx.Node, known: _Known) -> bool:
     return len(operands) > 1 or op_name(operands[0]) == "view_as_real"
 
 
-def _widest(output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known) -> LinearRegion | None:
+def _widest(
+    output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known, rotations: Reading
+) -> LinearRegion | None:
     """The rotation that ends here and starts farthest up: coordinates may be reordered before they are rotated."""
     found, base = None, output
     for _ in range(_REACH):
         if base not in parent:
             break
         base = parent[base]
+        if not isinstance(base.meta["val"], Tensor):  # the pieces of a split
+            continue
         nodes = _between(base, output, known)
-        rotated = _rotations(nodes, base, output, known)
+        rotated = rotations(nodes, base, output)
         if rotated is not None:
             made = frozenset(a for n in nodes for a in n.all_input_nodes if a in known.of_weights)
             found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated, made)
@@ -203,33 +234,93 @@ def _meet(
     return a
 
 
-def _rotations(
-    nodes: list[fx.Node], base: fx.Node, output: fx.Node, known: _Known
-) -> tuple[Rotations, tuple[int, ...]] | None:
-    """The rotations that a region applies to the last axis of its base, and in which order it leaves the coordinates;
-    verified on random input."""
-    if not isinstance(base.meta["val"], Tensor):  # the pieces of a split
-        return None
+def _remembered(known: _Known) -> Reading:
+    """As `_rotations`; layers, queries and keys, and calls of one length turn alike, and are looked at once."""
+    found: dict[Hashable, Found | None] = {}
+
+    def rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node) -> Found | None:
+        places = {base: "base"} | {node: f"op {i}" for i, node in enumerate(nodes)}
+        ops = [_written(node, lambda n: places.get(n) or known.number(n)) for node in nodes]
+        value = base.meta["val"]
+        key = *ops, places[output], str(value.dtype), tuple(value.shape)
+        if key not in found:
+            found[key] = _rotations(nodes, base, output, known)
+        return found[key]
+
+    return rotations
+
+
+def _written(node: fx.Node, name: Callable[[fx.Node], Any]) -> tuple[str, str]:
+    """An op and its arguments, those that are values under other names."""
+    return str(node.target) if node.op == "call_function" else "", repr(fx.node.map_arg((node.args, node.kwargs), name))
+
+
+def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, known: _Known) -> Found | None:
+    """The rotations that a region applies to the last axis of its base, in which order it leaves the coordinates, and
+    along which axes unevenly; verified on random input."""
     shape, result = base.meta["val"].shape, output.meta["val"].shape
     if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
         return None
     if 0 in shape:  # nothing to turn
         return None
-    size = shape[-1]
-    maps = _maps(lambda value: _run(nodes, base, output, value, known), shape)
+    places = Places(lambda values: _maps(lambda value: _run(nodes, base, output, value, values), shape), known,
+                    {a for n in nodes for a in n.all_input_nodes if a in known})  # fmt: skip
+    if (read := _read_off(places)) is None:
+        return None
+    rng = torch.Generator().manual_seed(0)
+    uneven = (i for i in range(len(shape) - 1)
+              if not _acts_alike(lambda value: _run(nodes, base, output, value, known), shape, i, rng))  # fmt: skip
+    return *read, tuple(uneven)
+
+
+def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
+    """The rotations of all places, and the order of the coordinates behind them."""
+    maps = places.maps(places.known)
     if maps is None:
         return None
+    size = maps.shape[-1]
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
-    if len(distinct) == 1:
+    order = reordering(distinct)
+    if len(distinct) == 1 and reordering(distinct.abs()) is not None:  # signs and places, as at the origin of one
         return None
-    order = reordering(distinct) or tuple(range(size))  # positions may begin at one, where all coordinates turn
+    order = order or tuple(range(size))  # positions may begin at one, where all coordinates turn
     unchanged = torch.eye(size, dtype=torch.float64)
-    distinct = unchanged[:, list(order)] @ distinct
+    back = unchanged[:, list(order)]
+    distinct = back @ distinct
     nearest = (distinct - unchanged).abs().amax((-1, -2)).argsort()
-    rotations = Rotations.from_maps(distinct[nearest])
+    if Rotations.from_maps(distinct[nearest]) is None:
+        return None
+    more = [back @ maps[_spread(len(maps))] for maps in places.far()]
+    everywhere = torch.cat([distinct[nearest], *more])
+    rotations = Rotations.from_maps(everywhere, _in_doubt(everywhere, back, places))
     if rotations is None:
         return None
     return rotations, () if order == tuple(range(size)) else order
+
+
+def _spread(count: int) -> Tensor:
+    """Some of so many places."""
+    return torch.linspace(0, count - 1, min(count, _PLACES)).long()
+
+
+def _in_doubt(maps: Tensor, back: Tensor, places: Places) -> Tensor:
+    """[n, n] bool: what a table couples with coordinates that stand still at all places, but perhaps not at others.
+
+    They stand still everywhere if no table reaches them, or if their frequency is zero: with any other they would turn.
+    """
+    size = maps.shape[-1]
+    unchanged = torch.eye(size, dtype=torch.float64)
+    still = (maps / maps[0].diagonal()[:, None] == unchanged).all(0).all(-1)
+    if not still.any():
+        return torch.zeros(size, size, dtype=torch.bool)
+    other, turned = places.with_other_coefficients(), places.with_other_frequencies()
+    if other is None:
+        return still[:, None] & still
+    reached = (back @ other != maps[:1]).any(0)
+    doubt = still & reached.any(-1)
+    if turned is not None:
+        doubt &= ~(back @ turned != maps[:1]).any(0).any(-1)
+    return (back @ other != 0).any(0) & doubt[:, None]
 
 
 def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | None:
@@ -278,7 +369,7 @@ def _between(base: fx.Node, output: fx.Node, known: _Known) -> list[fx.Node]:
     return sorted(needed)
 
 
-def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, known: _Known) -> Tensor:
+def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, known: Mapping[fx.Node, Any]) -> Tensor:
     values: dict[fx.Node, Any] = {base: value}
 
     def lookup(node: fx.Node) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_align.symmetry.action import blocks
 from hf_align.symmetry.bounds import PERMUTATION
 from hf_align.symmetry.elements import PRIMAL
 from hf_align.symmetry.groups import ScaledPermutation, Scaling, group_of
@@ -44,7 +43,7 @@ def _powers(spec: SymmetrySpec, space: str, where: str) -> Tensor:
     group = spec.spaces[space].group
     assert isinstance(group, ScaledPermutation)
     none = (0,) * len(group.scales)
-    moved = [b.factors for name in spec.uses(where) for b in blocks(spec, name)]
+    moved = [b.factors for name in spec.uses(where) for b in spec.blocks(name)]
     found = [[f.powers[space] for f in factors if f.is_moved_by(space)]
              for factors in moved if where in [f.space for f in factors]]  # fmt: skip
     return torch.tensor([[sum(powers) for powers in zip(none, *many, strict=True)] for many in found])[

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hf_align.errors import HfAlignError
+from hf_align.plain_yaml import read_yaml
+from hf_align.tracing.given import Argument, GivenCall
 
 
 class _Strict(BaseModel):
@@ -60,13 +61,63 @@ class Tie(_Override):
     spaces: Annotated[tuple[SpaceRef, SpaceRef], Field(description="The second follows the first.")]
 
 
-Override = Annotated[Pin | SetBound | Tie, Field(discriminator="action")]
+class Values(_Strict):
+    """A tensor that a call is given."""
+
+    shape: tuple[Annotated[int, Field(gt=0)] | str, ...] = Field(
+        description="Sizes: numbers, `batch` and `tokens` of the first call, or fields of the config."
+    )
+    dtype: Literal["float", "int", "bool", "tokens"] = "float"
+    values: Any = Field(default=None, description="A number, or lists of them, that fill the shape. Without, floats "
+                        "and tokens may be any, and the others are zero.")  # fmt: skip
+
+
+class Call(_Override):
+    """A way to call the model that no trying finds: it is traced, certified and witnessed as the others are."""
+
+    action: Literal["call"]
+    name: str = Field(min_length=1)
+    arguments: dict[str, Values | bool | int | float | str] = Field(
+        min_length=1, description="Besides those of the first call, or in their place."
+    )
+
+    def given(self) -> GivenCall:
+        """The call, as tracing takes it."""
+        return GivenCall(self.name, tuple(
+            Argument(name, value.shape, value.dtype, _tuples(value.values)) if isinstance(value, Values)
+            else Argument(name, None, "", value)
+            for name, value in self.arguments.items()
+        ))  # fmt: skip
+
+
+class Unused(_Override):
+    """Weights that are read by no call on purpose hold nothing still but themselves."""
+
+    action: Literal["unused"]
+    parameter: str = Field(min_length=1, examples=["model.mtp.**"])
+
+
+Override = Annotated[Pin | SetBound | Tie | Call | Unused, Field(discriminator="action")]
 
 
 class OverrideFile(_Strict):
     """Overrides of the derived symmetries of one model type, in the order in which they apply."""
 
     overrides: tuple[Override, ...]
+
+    @property
+    def calls(self) -> tuple[GivenCall, ...]:
+        """Modes besides those that are found."""
+        return tuple(o.given() for o in self.overrides if isinstance(o, Call))
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Patterns of weights that no call reads on purpose."""
+        return tuple(o.parameter for o in self.overrides if isinstance(o, Unused))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def read_overrides(model_type: str, folder: Path | None = None) -> tuple[Path, OverrideFile] | None:
@@ -94,10 +145,10 @@ def shipped() -> Path:
 
 def _read(path: Path) -> OverrideFile:
     try:
-        return OverrideFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return OverrideFile.model_validate(read_yaml(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise HfAlignError(f"{path}: {where}: {first['msg']}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise HfAlignError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise HfAlignError(f"{path} cannot be read: {error.strerror}") from error

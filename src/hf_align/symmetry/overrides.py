@@ -1,4 +1,4 @@
-"""Reviewed overrides, applied to a derived spec: pin, bound, tie.
+"""Reviewed overrides, applied to a derived spec: pin, bound, tie; calls and unused weights, with which it is derived.
 
 A smaller group is always sound, so lowering needs a reason only. What raises a bound is applied to a small copy of the
 architecture first, and refused if a random element changes the outputs there.
@@ -6,8 +6,7 @@ architecture first, and refused if a random element changes the outputs there.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,13 +22,25 @@ from hf_align.symmetry.certificate.random_copy import (
     transform,
     with_eps,
 )
-from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Group
-from hf_align.symmetry.override_file import Override, OverrideFile, Pin, SetBound, SpaceRef, Tie, read_overrides
+from hf_align.symmetry.override_file import (
+    Call,
+    Override,
+    OverrideFile,
+    Pin,
+    SetBound,
+    SpaceRef,
+    Tie,
+    Unused,
+    read_overrides,
+)
+from hf_align.symmetry.patterns import matched
+from hf_align.symmetry.pin import because, pin, space_of, with_factors
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
+from hf_align.symmetry.spec_cache import derived_spec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.shrink import shrink
 from hf_align.tracing.trace import Evidence, Program, trace
@@ -75,24 +86,31 @@ def symmetries(config: PretrainedConfig, specs: Path | None = None) -> SymmetryS
         IncompatibleModels: the architecture cannot be traced.
         HfAlignError: an override names no space, or raises one without the certificate.
     """
-    derived = derive_by_depth(config)
     found = read_overrides(config.model_type, specs)
     if found is None:
-        return derived
+        return derived_spec(config)
     path, reviewed = found
-    result = apply(derived, reviewed, path.name)
+    result = apply(derived_spec(config, reviewed.calls, reviewed.unused), reviewed, path.name)
     if result.raised:
         _require_sound(config, reviewed, path.name, result)
     return result.spec
 
 
-def reviewer(model_type: str, specs: Path | None = None) -> Callable[[SymmetrySpec], SymmetrySpec]:
-    """What review makes of a spec derived from some copy of an architecture; bounds that it raises go unchecked."""
-    found = read_overrides(model_type, specs)
-    if found is None:
-        return lambda spec: spec
-    path, reviewed = found
-    return lambda spec: apply(spec, reviewed, f"{path.name}, on a small copy").spec
+@dataclass(frozen=True)
+class Review:
+    """The overrides of a model type, for any copy of an architecture; bounds that they raise go unchecked."""
+
+    source: str
+    reviewed: OverrideFile
+
+    def __call__(self, spec: SymmetrySpec) -> SymmetrySpec:
+        return apply(spec, self.reviewed, f"{self.source}, on a small copy").spec
+
+
+def reviewer(model_type: str, specs: Path | None = None) -> Review:
+    """The overrides of a model type; none where it has no file."""
+    path, reviewed = read_overrides(model_type, specs) or (Path(), OverrideFile(overrides=()))
+    return Review(path.name, reviewed)
 
 
 def apply(spec: SymmetrySpec, reviewed: OverrideFile, source: str) -> Overridden:
@@ -113,15 +131,17 @@ def _applied(so_far: Overridden, override: Override, source: str) -> Overridden:
     match override:
         case Pin():
             for name in _matches(spec, override.space).values():
-                spec = _pin(spec, name, why)
+                spec = pin(spec, name, why)
         case SetBound():
             for name in dict.fromkeys(_matches(spec, override.space).values()):
-                group = getattr(groups, override.group)(_space(spec, name).size)
-                raised += () if _is_below(group, _space(spec, name).group) else (name,)
+                group = getattr(groups, override.group)(space_of(spec, name).size)
+                raised += () if _is_below(group, space_of(spec, name).group) else (name,)
                 spec = _bound(spec, name, group, why)
         case Tie():
             for first, second in _pairs(spec, override):
                 spec = _tie(spec, first, second, why)
+        case Call() | Unused():
+            pass  # derived with it
     return Overridden(spec, raised)
 
 
@@ -168,8 +188,7 @@ def _largest_change(program: Program, spec: SymmetrySpec) -> float:
 
 def _matches(spec: SymmetrySpec, ref: SpaceRef) -> dict[tuple[str, ...], str]:
     """What the wildcards stand for -> the name of the space."""
-    pattern = re.escape(ref.parameter).replace(r"\*\*", "(.*)").replace(r"\*", r"([^.]*)")
-    found = {m.groups(): _named(spec, m.string, ref) for n in spec.parameters if (m := re.fullmatch(pattern, n))}
+    found = {at: _named(spec, n, ref) for n in spec.parameters if (at := matched(ref.parameter, n)) is not None}
     if not found:
         raise HfAlignError(f"no parameter matches {ref.parameter}")
     return found
@@ -191,41 +210,10 @@ def _named(spec: SymmetrySpec, parameter: str, ref: SpaceRef) -> str:
     return name
 
 
-def _space(spec: SymmetrySpec, name: str) -> SpaceSpec:
-    return spec.spaces[name] if name in spec.spaces else spec.pinned[name]
-
-
 def _is_below(group: Group | None, other: Group | None) -> bool:
     if group is None or group == other:
         return True
     return other is not None and other.name in _BELOW.get(group.name, ())
-
-
-def _because(space: SpaceSpec, why: Evidence) -> SpaceSpec:
-    return replace(space, reasons=(why, *space.reasons))
-
-
-def _pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:
-    space = replace(_because(_space(spec, name), why), group=None)
-    if spec.indexed_by(name):  # others still differ along it
-        return replace(spec, spaces={**spec.spaces, name: space})
-    spaces = {n: s for n, s in spec.spaces.items() if n != name}
-    pinned = {**spec.pinned, name: replace(space, index=())}
-    found = replace(spec, spaces=spaces, pinned=pinned)
-    for other in _beside(spec, name):  # what it moves elsewhere must not move alone
-        found = _pin(found, other, why)
-    return _with_factors(found, name, lambda f: _pinned(f, name))
-
-
-def _beside(spec: SymmetrySpec, name: str) -> dict[str, None]:
-    """The spaces that move all that a space moves, and more."""
-    return dict.fromkeys(other for f in spec.factors() if f.space == name for other, _ in f.beside)
-
-
-def _pinned(factor: Factor, name: str) -> Factor:
-    if factor.space != name:
-        return replace(factor, beside=tuple(move for move in factor.beside if move[0] != name))
-    return replace(factor, space=None, power=PRIMAL, pin=name, beside=())
 
 
 def _renamed(factor: Factor, before: str, after: str) -> Factor:
@@ -234,7 +222,7 @@ def _renamed(factor: Factor, before: str, after: str) -> Factor:
 
 
 def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> SymmetrySpec:
-    space = replace(_because(_space(spec, name), why), group=group)
+    space = replace(because(space_of(spec, name), why), group=group)
     if spec.indexed_by(name) and group.name != "Permutation":
         raise HfAlignError(f"other spaces differ along {name}, which can only be permuted or pinned")
     if name in spec.spaces:
@@ -246,7 +234,7 @@ def _bound(spec: SymmetrySpec, name: str, group: Group, why: Evidence) -> Symmet
         raise HfAlignError(f"{name} is pinned, so no trace tells its dual: it can only be raised to {_SELF_DUAL}")
     pinned = {n: s for n, s in spec.pinned.items() if n != name}
     raised = replace(spec, spaces=_outer_first({**spec.spaces, name: space}), pinned=pinned)
-    return _with_factors(raised, name, lambda f: replace(f, space=name, pin=None))
+    return with_factors(raised, name, lambda f: replace(f, space=name, pin=None))
 
 
 def _pairs(spec: SymmetrySpec, override: Tie) -> Iterator[tuple[str, str]]:
@@ -258,12 +246,12 @@ def _pairs(spec: SymmetrySpec, override: Tie) -> Iterator[tuple[str, str]]:
 
 
 def _tie(spec: SymmetrySpec, first: str, second: str, why: Evidence) -> SymmetrySpec:
-    one, other = _space(spec, first), _space(spec, second)
+    one, other = space_of(spec, first), space_of(spec, second)
     if one.size != other.size:
         raise HfAlignError(f"{first} has {one.size} dimensions but {second} {other.size}")
     for still, name in ((one, second), (other, first)):
         if still.name in spec.pinned:
-            return _pin(spec, name, why)
+            return pin(spec, name, why)
     if not (_is_below(one.group, other.group) or _is_below(other.group, one.group)):
         raise HfAlignError(f"neither group of {first} and {second} contains the other; give both one with `bound`")
     group = one.group if _is_below(one.group, other.group) else other.group
@@ -274,18 +262,8 @@ def _tie(spec: SymmetrySpec, first: str, second: str, why: Evidence) -> Symmetry
         raise HfAlignError(f"a space differs along both {first} and {second}")
     reasons = (why, *dict.fromkeys((*one.reasons, *other.reasons)))
     spaces[first] = replace(one, group=group, index=shared, reasons=reasons)
-    return _with_factors(replace(spec, spaces=_outer_first(spaces)), second, lambda f: _renamed(f, second, first))
+    return with_factors(replace(spec, spaces=_outer_first(spaces)), second, lambda f: _renamed(f, second, first))
 
 
 def _outer_first(spaces: dict[str, SpaceSpec]) -> dict[str, SpaceSpec]:
     return dict(sorted(spaces.items(), key=lambda item: len(item[1].index)))
-
-
-def _with_factors(spec: SymmetrySpec, name: str, change: Callable[[Factor], Factor]) -> SymmetrySpec:
-    """Every factor of a space, moving or pinned, changed."""
-    parameters = {
-        parameter: tuple(tuple(tuple(change(f) if name in (*f.powers, f.pin) else f for f in segment)
-                               for segment in axis) for axis in axes)
-        for parameter, axes in spec.parameters.items()
-    }  # fmt: skip
-    return replace(spec, parameters=parameters)

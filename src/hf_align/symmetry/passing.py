@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.interpreter import Reading
 from hf_align.tracing.trace import Program, op_name
 
 # fmt: off
@@ -80,10 +80,18 @@ def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
     return op_name(user) in ("expand_as", "view_as", "reshape_as", "type_as") and user.args[0] is not node
 
 
-def read_once(reading: Reading, program: Program) -> bool:
-    """Whether the weight and the bias of a reading have no other use."""
-    placeholders = [n for n, name in program.parameters.items() if name in (reading.weight, reading.bias)]
-    return all(len(p.users) == 1 for p in placeholders)
+def used_only_by(names: Iterable[str | None], nodes: Collection[fx.Node], program: Program) -> bool:
+    """Whether nothing but some nodes uses weights, however these are laid out first."""
+    chosen = set(names)
+    return all(user in nodes for p, name in program.parameters.items() if name in chosen for user in _users(p))
+
+
+def _users(weight: fx.Node) -> Iterator[fx.Node]:
+    for user in weight.users:
+        if op_name(user) in PASSES | _FLIPS and user.all_input_nodes == [weight]:
+            yield from _users(user)
+        else:
+            yield user
 
 
 def sums_to_one(node: object) -> bool:
@@ -113,15 +121,15 @@ def is_centred(node: fx.Node) -> bool:
     """Whether a value has mean zero along its last axis: x - mean x, times factors that do not vary along it."""
     while op_name(node) in ("to", "_to_copy", "contiguous", "mul", "div"):
         inputs = [a for a in node.all_input_nodes if a.meta["val"].dim() and a.meta["val"].shape[-1] > 1]
-        if len(inputs) != 1:
+        if len(inputs) != 1 or "rounding_mode" in node.kwargs or not node.meta["val"].is_floating_point():
             return False
         node = inputs[0]
     return subtracts_mean(node)
 
 
 def subtracts_mean(node: fx.Node) -> bool:
-    """x - mean x over the last axis."""
-    if op_name(node) != "sub" or len(node.all_input_nodes) != 2:
+    """x - mean x over the last axis, and no multiple of the mean."""
+    if op_name(node) != "sub" or len(node.all_input_nodes) != 2 or node.kwargs or len(node.args) > 2:
         return False
     value, mean = node.args[0], node.args[1]
     if not isinstance(mean, fx.Node) or op_name(mean) != "mean" or not _same_value(mean.args[0], value):

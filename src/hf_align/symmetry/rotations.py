@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 _TOLERANCE = 1e-5
+"""Beside the largest entry, an entry that is none."""
+_ROUNDING = 1e-6
+"""By which part of themselves entries of one plane may differ: tables in float32."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,15 @@ class Rotations:
         return tuple(partner.get(k, k) for k in range(self.size))
 
     @classmethod
-    def from_maps(cls, maps: Tensor) -> Rotations | None:
-        """Read the planes off the maps of successive positions; None if they are no such rotations.
+    def from_maps(cls, maps: Tensor, doubt: Tensor | None = None) -> Rotations | None:
+        """Read the planes off the maps of some positions; None if they are no such rotations.
+
+        Nothing that turns at all counts as still, and no two frequencies that differ at all as one.
 
         Args:
-            maps: [positions, size, size] float64, the matrix that each position applies, all of one length.
+            maps: [positions, size, size] float64, the matrix that each position applies, all of one length; the first
+                is the nearest to the identity.
+            doubt: [size, size] bool, coordinates that may turn towards each other at other positions.
         """
         size = maps.shape[-1]
         length = maps[0].norm() / size**0.5
@@ -47,13 +54,14 @@ class Rotations:
             return None
         flipped = torch.allclose(maps[0], -length * torch.eye(size, dtype=maps.dtype))
         maps = maps / (-length if flipped else length)
-        coupling = maps.abs().amax(0) > _TOLERANCE
+        coupling = (maps != 0).any(0)
+        doubt = torch.zeros_like(coupling) if doubt is None else doubt
         turns: dict[tuple[int, int], Tensor] = {}
         still = []
         for i in range(size):
-            partners = [j for j in torch.nonzero(coupling[i]).flatten().tolist() if j != i]
+            partners = [j for j in torch.nonzero(coupling[i] | doubt[i]).flatten().tolist() if j != i]
             if not partners:
-                if not torch.allclose(maps[:, i, i], torch.ones_like(maps[:, i, i])):
+                if not torch.allclose(maps[:, i, i], torch.ones_like(maps[:, i, i]), rtol=_ROUNDING, atol=0):
                     return None
                 still.append(i)
             elif len(partners) > 1:
@@ -70,7 +78,29 @@ class Rotations:
         for (i, j), turn in turns.items():
             built[:, i, i] = built[:, j, j] = turn.real
             built[:, j, i], built[:, i, j] = turn.imag, -turn.imag
-        return torch.allclose(built, maps, atol=_TOLERANCE)
+        return torch.allclose(built, maps, rtol=_ROUNDING, atol=0)
+
+    def meet(self, other: Rotations) -> Rotations | None:
+        """The rotations of both families: what commutes with them commutes with each. None if their planes differ."""
+        pairs = {frozenset(pair) for r in (self, other) for planes in r.planes for pair in planes}
+        if self.size != other.size or sum(map(len, pairs)) > len(frozenset[int]().union(*pairs)):
+            return None
+        classes: dict[tuple[tuple[int, bool], ...], list[tuple[int, int]]] = {}
+        for i, j in sorted((min(p), max(p)) for p in pairs):
+            labels = [r._label(i, j) for r in (self, other)]
+            forward = next(along for at, along in labels if at >= 0)
+            key = tuple((at, along == forward or at < 0) for at, along in labels)
+            classes.setdefault(key, []).append((i, j) if forward else (j, i))
+        turning = frozenset[int]().union(*pairs)
+        still = tuple(k for k in range(self.size) if k not in turning)
+        return Rotations(self.size, tuple(map(tuple, classes.values())), still)
+
+    def _label(self, i: int, j: int) -> tuple[int, bool]:
+        """The class of a plane, and whether it turns from i towards j there; -1 if it stands still."""
+        for at, planes in enumerate(self.planes):
+            if (i, j) in planes or (j, i) in planes:
+                return at, (i, j) in planes
+        return -1, True
 
 
 def reordering(maps: Tensor) -> tuple[int, ...] | None:
@@ -92,13 +122,14 @@ def reordering(maps: Tensor) -> tuple[int, ...] | None:
 
 
 def _classes_of_equal_frequency(turns: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Planes that turn by the same angles, to the last bit, or by their negatives. One not seen to turn is alone."""
     classes: list[tuple[Tensor, list[tuple[int, int]]]] = []
     for (i, j), turn in turns.items():
-        for reference, planes in classes:
-            if torch.allclose(turn, reference, atol=1e-7):
+        for reference, planes in classes if turn.imag.any() else ():
+            if torch.equal(turn, reference):
                 planes.append((i, j))
                 break
-            if torch.allclose(turn.conj(), reference, atol=1e-7):
+            if torch.equal(turn.conj().resolve_conj(), reference):
                 planes.append((j, i))
                 break
         else:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from torch import Tensor
+
 from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.groups import Group
+from hf_align.tracing.given import GivenCall
 from hf_align.tracing.trace import Evidence
 
 
@@ -56,6 +60,77 @@ def extent(segment: Segment) -> int:
 
 
 @dataclass(frozen=True)
+class Move:
+    """How a space moves an axis of a block.
+
+    Attributes:
+        axis: of the factored view.
+        index: the axes over which the element of the space varies there, in the order of its index.
+    """
+
+    space: str
+    axis: int
+    index: tuple[int, ...]
+    power: Power
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a tensor, regularly spaced, in which every axis is one product of factors.
+
+    Attributes:
+        spaces: those of its spec.
+    """
+
+    segments: tuple[Segment, ...]
+    spaces: Mapping[str, SpaceSpec] = field(repr=False, compare=False)
+
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """The factors of all axes in order; their sizes are the shape of the factored view."""
+        return tuple(f for s in self.segments for f in s)
+
+    def factored(self, tensor: Tensor) -> Tensor:
+        """The block of a tensor with one axis for each factor: a view."""
+        at = 0
+        for segment in self.segments:
+            for i, factor in enumerate(segment):
+                behind = extent(segment[i + 1 :])
+                if factor.within is not None:
+                    tensor = tensor.narrow(at, factor.within[0], factor.size * behind)
+                tensor = tensor.unflatten(at, (factor.size, behind))
+                at += 1
+            tensor = tensor.squeeze(at)
+        return tensor
+
+    def occurrences(self, space: str) -> Iterator[int]:
+        """The axes of the factored view that a space moves."""
+        return (i for i, f in enumerate(self.factors) if f.is_moved_by(space))
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """All that may move it. Outer spaces come first: an inner element belongs to the new position of its head."""
+        return tuple(
+            Move(space, axis, self.index_axes(axis, space), self.factors[axis].powers[space])
+            for space in self.spaces
+            for axis in self.occurrences(space)
+        )
+
+    def index_axes(self, axis: int, space: str) -> tuple[int, ...]:
+        """The axes of the factored view over which the element of `space` at `axis` varies, in the order of its index.
+
+        Where an outer space occurs twice, the one beside the inner is meant: each head's values are read with the
+        element of that head, whatever other heads the weight writes to.
+        """
+        of_tensor = [i for i, segment in enumerate(self.segments) for _ in segment]
+        chosen = []
+        for outer in self.spaces[space].index:
+            places = list(self.occurrences(outer))
+            chosen.append(next((i for i in places if of_tensor[i] == of_tensor[axis]), places[0]))
+        return tuple(chosen)
+
+
+@dataclass(frozen=True)
 class SpaceSpec:
     """A space: its group, the spaces over which its element may differ, and what bounds it.
 
@@ -85,6 +160,9 @@ class SymmetrySpec:
         unknown_ops: op -> line of the modelling code; everything that it touches is pinned.
         pinned: spaces that nothing moves, for the reasons.
         positive: parameters whose root or logarithm is taken.
+        modes: the calls that it is the meet of, by name.
+        unread: parameters that none of them reads, so that they stand still.
+        given: those of the calls that an override has added.
     """
 
     model_type: str
@@ -97,6 +175,9 @@ class SymmetrySpec:
     unknown_ops: Mapping[str, str]
     pinned: Mapping[str, SpaceSpec] = field(default_factory=dict)
     positive: frozenset[str] = frozenset()
+    modes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    given: tuple[GivenCall, ...] = ()
 
     def shape(self, parameter: str) -> tuple[int, ...]:
         """The shape of a parameter, [axes]."""
@@ -127,6 +208,18 @@ class SymmetrySpec:
                 found.setdefault(space, {})[name] = None
         return {space: tuple(names) for space, names in found.items()}
 
+    def blocks(self, parameter: str) -> tuple[Block, ...]:
+        """The blocks of a parameter: the grid of the segments of its axes."""
+        if parameter not in self._blocks:
+            grid = itertools.product(*self.parameters[parameter])
+            self._blocks[parameter] = tuple(Block(segments, self.spaces) for segments in grid)
+        return self._blocks[parameter]
+
+    @cached_property
+    def _blocks(self) -> dict[str, tuple[Block, ...]]:
+        """Those that were asked for: sweeps of matching ask for them over and over."""
+        return {}
+
     def group(self, space: str) -> Group:
         """The group of a space that moves."""
         group = self.spaces[space].group
@@ -145,6 +238,8 @@ class SymmetrySpec:
         """
         return {
             "model_type": self.model_type,
+            "modes": list(self.modes),
+            "unread": list(self.unread),
             "spaces": {n: _describe(s) for n, s in self.spaces.items()},
             "parameters": {n: [format_axis(a) for a in axes] for n, axes in self.parameters.items()},
             "gauges": [f"{type(g).__name__}: {', '.join(g.targets)}" for g in self.gauges],
@@ -154,7 +249,8 @@ class SymmetrySpec:
 
 
 def _describe(space: SpaceSpec) -> dict[str, object]:
-    why = dict.fromkeys(f"{e.role}: {e.op} at {e.line} in {e.module or 'the model'}" for e in space.reasons)
+    why = dict.fromkeys(f"{e.role}: {e.op}" + (f" at {e.line} in {e.module or 'the model'}" if e.line else "")
+                        for e in space.reasons)  # fmt: skip
     return {
         "size": space.size,
         "group": space.group.name if space.group else "Identity",

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hf_align.errors import IncompatibleModels
 from hf_align.ondemand import OnDemand
-from hf_align.symmetry.action import blocks
 from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, OrthogonalFixingOnes, RotaryCommutant, SignedPermutation
@@ -52,7 +51,7 @@ class WidenedWeights(OnDemand):
             return tensor
         offset = self._narrow.gains.get(name, 0.0)
         wide = torch.zeros(self._wide.shape(name), dtype=torch.float64)
-        for old, new in zip(blocks(self._narrow, name), blocks(self._wide, name), strict=True):
+        for old, new in zip(self._narrow.blocks(name), self._wide.blocks(name), strict=True):
             view = old.factored(tensor.double() + offset)
             for axis, (before, after) in enumerate(zip(old.factors, new.factors, strict=True)):
                 if before.size != after.size:

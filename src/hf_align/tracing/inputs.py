@@ -7,7 +7,7 @@ first, and the first that the model can be traced with is taken.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,16 @@ class Example:
     """Arguments for one forward pass.
 
     Attributes:
-        arguments: by name. Floating point tensors and token ids are free; every other integer is part of the question.
+        arguments: by name. Floating point tensors and token ids are free; everything else is part of the question.
         tokens: for the names of token ids, the ids that may occur, [ids].
     """
 
-    arguments: dict[str, Tensor]
+    arguments: dict[str, Any]
     tokens: dict[str, Tensor]
 
     def is_free(self, name: str) -> bool:
-        return name in self.tokens or self.arguments[name].is_floating_point()
+        value = self.arguments[name]
+        return name in self.tokens or (isinstance(value, Tensor) and value.is_floating_point())
 
     def random(self, shapes: dict[str, tuple[int, ...]], rng: torch.Generator) -> dict[str, Tensor]:
         """Random values of the free arguments: float64 noise, or token ids."""
@@ -44,13 +45,20 @@ class Example:
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """What candidates are built from."""
+class Reader:
+    """What candidates are built from.
+
+    Attributes:
+        first: what the first linear layer reads; zero where there is none.
+        sides: of images, as modules note them.
+    """
 
     config: PretrainedConfig
     parameters: frozenset[str]
     batch: int
     length: int
+    first: int = 0
+    sides: tuple[int, ...] = ()
 
     def field(self, *names: str, default: Any = None) -> Any:
         """The first of some config fields that is set, in the config or its parts."""
@@ -99,24 +107,47 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
     Args:
         batch, length: token ids are [batch, length] (or shorter, where the config has fewer positions).
     """
-    config = model.config
     signature = inspect.signature(model.forward).parameters
-    parameters = frozenset(signature)
     needed = {n for n, p in signature.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
-    positions = [getattr(c, n, None) for c in parts(config) for n in ("max_position_embeddings", "n_positions")]
+    positions = [getattr(c, n, None) for c in parts(model.config) for n in ("max_position_embeddings", "n_positions")]
     length = min([length, *(p for p in positions if isinstance(p, int) and p > 2)])
-    read = _Reader(config, parameters, batch, length)
-    allowed = _allowed_tokens(config)
+    read = reader(model, batch, length)
+    allowed = _allowed_tokens(model.config)
     main = getattr(model, "main_input_name", "input_ids")
     for arguments in _candidates(read, main if isinstance(main, str) else main[0]):
-        if arguments and needed <= arguments.keys() <= parameters:
+        if arguments and needed <= arguments.keys() <= read.parameters:
             names = [
                 n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
             ]
             yield Example(arguments, dict.fromkeys(names, allowed))
 
 
-def _candidates(read: _Reader, main: str) -> Iterator[dict[str, Tensor]]:
+def reader(model: PreTrainedModel, batch: int, length: int) -> Reader:
+    """What arguments of `forward` are built from."""
+    modules = [*model.modules()]
+    first = next((m.in_features for m in modules if isinstance(m, torch.nn.Linear)), 0)
+    noted = [getattr(m, name, None) for m in modules for name in ("img_size", "image_size")]
+    sides = dict.fromkeys(side for size in noted if isinstance(side := _one(size), int))
+    return Reader(model.config, frozenset(inspect.signature(model.forward).parameters), batch, length, first,
+                  tuple(sides))  # fmt: skip
+
+
+def _one(size: Any) -> Any:
+    return size[0] if isinstance(size, (list, tuple)) and size else size
+
+
+def media(model: PreTrainedModel, length: int = 7) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
+    """What a model of text takes besides: the kind, the token that stands for it in a text, and candidate arguments."""
+    read = reader(model, 1, length)
+    for kind, (names, families) in _MEDIA.items():
+        token = read.field(*names)
+        if isinstance(token, int):
+            for family in families:
+                for arguments in family(read):
+                    yield kind, token, {n: t for n, t in arguments.items() if not n.startswith("decoder_")}
+
+
+def _candidates(read: Reader, main: str) -> Iterator[dict[str, Tensor]]:
     by_modality = {"input_ids": _text, "pixel_values": _images, "pixel_values_videos": _images, "input_values": _waves,
                    "input_features": _spectra}  # fmt: skip
     first = by_modality.get(main, _others)
@@ -126,7 +157,7 @@ def _candidates(read: _Reader, main: str) -> Iterator[dict[str, Tensor]]:
             yield from family(read)
 
 
-def _text(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _text(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "input_ids" not in read.parameters:
         return
     plain: dict[str, Tensor] = {"input_ids": read.ids(read.length)}
@@ -150,11 +181,14 @@ def _text(read: _Reader) -> Iterator[dict[str, Tensor]]:
     yield {**plain, "token_type_ids": types}
     for sound in (*_spectra(read), *_waves(read)):
         yield {**plain, **sound}
+    if "pixel_values_videos" in read.parameters:
+        for video in _images(read):
+            yield {**plain, **video}
     for longer in (32, 64, 128):
         yield {**plain, "input_ids": read.ids(longer)}
 
 
-def _rare(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _rare(read: Reader) -> Iterator[dict[str, Tensor]]:
     """What few models ask for, all of it at once."""
     channels = read.number("num_channels", "in_channels", default=3)
     width = read.number("hidden_size", default=8)
@@ -186,15 +220,17 @@ def _rare(read: _Reader) -> Iterator[dict[str, Tensor]]:
     yield {"audio_mel": read.floats(64, bins), "audio_mel_mask": torch.zeros(read.batch, 64, dtype=torch.bool)}
     layers = len(read.field("target_layer_ids", default=[0]))
     yield {"noise_embeds": read.floats(4, width), "context_hidden_states": read.floats(read.length, layers * width)}
-    yield {"input_values": read.floats(1, 9600), "input_features": read.floats(32, 160)}
+    features = read.number("feature_projection_input_dim", default=160)
+    for frames in (32, 30):
+        yield {"input_values": read.floats(1, 9600), "input_features": read.floats(frames, features)}
     yield {"hidden_states": read.floats(1, 9600)}
 
 
-def _has_decoder(read: _Reader) -> bool:
+def _has_decoder(read: Reader) -> bool:
     return "decoder_input_ids" in read.parameters
 
 
-def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _images(read: Reader) -> Iterator[dict[str, Tensor]]:
     if not read.parameters & {"pixel_values", "pixel_values_videos", "grid_thw"}:
         return
     channels = read.number("num_channels", "in_channels", "in_chans", "input_channels", default=3)
@@ -207,6 +243,8 @@ def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
         side = 4 * read.number("patch_size", default=16)
         yield {"pixel_values_videos": read.floats(4, channels, side, side)}
         yield {"pixel_values_videos": video}
+        for side in read.sides:
+            yield {"pixel_values_videos": read.floats(2, channels, side, side)}
     if "pixel_values" not in read.parameters:
         yield from _patches(read, channels)
         return
@@ -221,12 +259,12 @@ def _images(read: _Reader) -> Iterator[dict[str, Tensor]]:
     yield {"pixel_values": video}
     yield {"pixel_values": read.floats(2, channels, height, width)}
     yield from _patches(read, channels)
-    for side in (32, 64, 224):
-        if side > height:
+    for side in dict.fromkeys((*read.sides, 32, 64, 224)):
+        if side > height or side in read.sides:
             yield {"pixel_values": read.floats(channels, side, side)}
 
 
-def _sides(read: _Reader) -> tuple[int, int]:
+def _sides(read: Reader) -> tuple[int, int]:
     side = read.field("image_size", "img_size", "input_image_size", default=64)
     if isinstance(side, dict):
         side = (side.get("height", 64), side.get("width", 64))
@@ -235,7 +273,7 @@ def _sides(read: _Reader) -> tuple[int, int]:
     return int(side), int(side)
 
 
-def _patches(read: _Reader, channels: int) -> Iterator[dict[str, Tensor]]:
+def _patches(read: Reader, channels: int) -> Iterator[dict[str, Tensor]]:
     """Images already cut into patches, as towers of any resolution want them."""
     patch = read.number("patch_size", default=14)
     frames = read.number("temporal_patch_size", "patch_temporal", default=1)
@@ -264,7 +302,15 @@ def _patches(read: _Reader, channels: int) -> Iterator[dict[str, Tensor]]:
         yield {"pixel_values": flat, name: mask, "spatial_shapes": rows}
 
 
-def _waves(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _videos(read: Reader) -> Iterator[dict[str, Tensor]]:
+    for arguments in _images(read):
+        renamed = {n.replace("pixel_values", "pixel_values_videos").replace("image_grid", "video_grid"): t
+                   for n, t in arguments.items() if "videos" not in n}  # fmt: skip
+        yield renamed
+        yield {n: t for n, t in arguments.items() if "videos" in n} or renamed
+
+
+def _waves(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "input_values" not in read.parameters:
         return
     bins = read.number("num_mel_bins", default=80)
@@ -280,7 +326,7 @@ def _waves(read: _Reader) -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": read.ids(read.length), "input_values": read.floats(2000)}
 
 
-def _spectra(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _spectra(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "input_features" not in read.parameters:
         return
     bins = read.number("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim",
@@ -291,7 +337,7 @@ def _spectra(read: _Reader) -> Iterator[dict[str, Tensor]]:
     decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
     window = 2 * read.number("n_window", default=50)
     shapes = ((bins, 2 * frames), (64, bins), (bins, 64), (64, features), (1, 1001, 64), (4, 1001, 64), (64, 128),
-              (bins, 8 * read.length), (bins, window))  # fmt: skip
+              (bins, 8 * read.length), (bins, window), (64, read.first))  # fmt: skip
     for shape in shapes:
         example = {"input_features": read.floats(*shape), **decoder}
         yield example
@@ -301,7 +347,7 @@ def _spectra(read: _Reader) -> Iterator[dict[str, Tensor]]:
                     yield {**example, name: torch.ones(read.batch, side, dtype=torch.long)}
 
 
-def _others(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _others(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "past_values" in read.parameters:
         yield from _series(read)
     codebooks = read.number("num_codebooks", default=4)
@@ -314,12 +360,12 @@ def _others(read: _Reader) -> Iterator[dict[str, Tensor]]:
     names = ("inputs_embeds", "hidden_states", "input_embeds", "latent_states", "spectrogram", "image_features", "x",
              "vision_embeds", "audio_features", "encoder_hidden_states", "latents")  # fmt: skip
     for name in names:
-        for size in {width, read.number("model_in_dim", "num_mel_bins", default=width)}:
+        for size in dict.fromkeys((width, read.number("model_in_dim", "num_mel_bins", default=width), read.first)):
             yield {name: read.floats(read.length, size)}
             yield {name: read.floats(size, read.length)}
 
 
-def _series(read: _Reader) -> Iterator[dict[str, Tensor]]:
+def _series(read: Reader) -> Iterator[dict[str, Tensor]]:
     context = read.number("context_length", default=24)
     horizon = read.number("prediction_length", default=8)
     past = context + max(read.field("lags_sequence", default=None) or [0])
@@ -341,3 +387,11 @@ def _series(read: _Reader) -> Iterator[dict[str, Tensor]]:
     plain = {"past_values": read.floats(context)}
     yield {**plain, "past_values_padding": torch.zeros(read.batch, context, dtype=torch.long),
            "freq": torch.zeros(read.batch, 1, dtype=torch.long)}  # fmt: skip
+
+
+_MEDIA: dict[str, tuple[tuple[str, ...], tuple[Callable[[Reader], Iterator[dict[str, Tensor]]], ...]]] = {
+    "image": (("image_token_id", "image_token_index", "img_token_id"), (_images,)),
+    "video": (("video_token_id", "video_token_index"), (_videos,)),
+    "audio": (("audio_token_id", "audio_token_index"), (_spectra, _waves)),
+}
+"""For what may stand in a text: the config fields that name its token, and who makes arguments of it."""

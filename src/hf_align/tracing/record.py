@@ -9,9 +9,14 @@ nothing that depends on weights or inputs is ever taken for granted.
 from __future__ import annotations
 
 import operator
+import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -19,21 +24,58 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_batchedtensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_align.tracing.reasons import HELPERS
+from hf_align.tracing.state import left_as_found
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
 ONLY_SHAPES = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
                          "new_empty", "rand_like", "randn_like"))  # fmt: skip
 """Ops that read nothing of a tensor but its shape and kind; noise is drawn once."""
 
+_PARTS = {
+    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
+    torch.ops.aten.detach.default: None,
+    torch.ops.aten.alias.default: None,
+}
+"""For ops that show a part of a value, those that put a new one in its place; None if they show all of it."""
 _INDEXING = frozenset(("index", "index_put", "index_put_"))
+_EQUALITIES = (torch.ops.aten.eq.Scalar, torch.ops.aten.ne.Scalar)
+_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
+                       "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
+_DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format)
+_CPU = torch.device("cpu")
+_GIVES: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
+"""What ops make of operands of some kinds: shape, strides and dtype; None where it shows memory of an operand."""
+
+
+class SwallowedQuestionError(Exception):
+    """The code asked for the value of something that has none, and went on without: another way than it runs."""
+
+    def __init__(self, question: Exception) -> None:
+        super().__init__(str(question))
+        self.question = question
 
 
 def record(
-    model: nn.Module, arguments: Mapping[str, Tensor], weights: Collection[str], free: Sequence[str]
+    model: nn.Module,
+    arguments: Mapping[str, Tensor],
+    weights: Collection[str],
+    free: Sequence[str],
+    *,
+    generic: bool = False,
 ) -> fx.GraphModule:
     """The graph of `model(**arguments)`: placeholders are the free arguments, by name, attributes the weights, by name.
 
@@ -41,22 +83,50 @@ def record(
         arguments: by name.
         weights: the parameters and buffers that have no value.
         free: the arguments that have no value.
+        generic: whether no entry of a free argument that is a real number equals a constant that it is compared with:
+            where models look for padding, they are given none.
 
     Raises:
         Exception: whatever the forward pass raises, also where it asks for the value of what has none.
     """
-    mixed: set[int] = set()
+    mixed: set[Hashable] = set()
     while True:
-        recorder = _Recorder(mixed)
+        recorder = _Recorder(mixed, generic)
         try:
-            graph = recorder.run(model, arguments, weights, free)
+            with left_as_found(model):
+                graph = recorder.run(model, arguments, weights, free)
         except Exception:
             if recorder.mixed == mixed:
                 raise
         else:
             if recorder.mixed == mixed:
+                if recorder.asked is not None:  # the model went on without an answer, on a way that no run takes
+                    raise SwallowedQuestionError(recorder.asked)
                 return graph
         mixed = recorder.mixed
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a real tensor was computed, and the versions of all that took part: nothing may have been written since."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    versions: tuple[tuple[Tensor, int], ...]
+    result: Tensor
+    version: int
+
+    @classmethod
+    def by(cls, func: Any, args: Any, kwargs: Any, result: Tensor) -> _Made:
+        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        return cls(func, args, kwargs, tuple((t, t._version) for t in operands), result, result._version)
+
+    def still_gives(self, value: Tensor) -> bool:
+        """Whether it would come out again; what an op only hands on it has not made."""
+        if value is not self.result or any(t is value for t, _ in self.versions):
+            return False
+        return value._version == self.version and all(t._version == version for t, version in self.versions)
 
 
 class _Recorder(ProxyTorchDispatchMode):
@@ -66,23 +136,25 @@ class _Recorder(ProxyTorchDispatchMode):
     its birth is noted, and the pass is run again.
 
     Attributes:
-        mixed: the calls, by number, that such tensors are born in.
+        mixed: the ops, each in its line of code, that such tensors are born of.
+        asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
 
-    def __init__(self, mixed: set[int]) -> None:
+    def __init__(self, mixed: set[Hashable], generic: bool) -> None:
         self.writer = PythonKeyTracer()
+        self.generic = generic
         super().__init__(self.writer, "real", pre_dispatch=True)
         self.writer.root = nn.Module()
         self.writer.graph = fx.Graph()
-        self.writer.record_stack_traces = True
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.nodes = WeakIdKeyDictionary()
         self.attributes: dict[str, Tensor] = {}
         self.copies: dict[tuple[int, int], fx.Node] = {}
         self.alive: list[Tensor] = []
-        self.births: dict[int, int] = {}
-        self.calls = 0
+        self.births: dict[int, Hashable] = {}
+        self.made: dict[int, _Made] = {}
         self.known, self.mixed = mixed, set(mixed)
+        self.asked: Exception | None = None
 
     def run(
         self, model: nn.Module, arguments: Mapping[str, Tensor], weights: Collection[str], free: Sequence[str]
@@ -102,65 +174,150 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.calls += 1
-        if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-            return self._born(func(*args, **kwargs))
-        if func._opname in ONLY_SHAPES:
+        if func is torch.ops.aten.numpy_T.default:  # one of several names of a permutation
+            func, args = torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
+        if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
+            func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
+        if self.generic and func in _EQUALITIES and self._is_given(args[0]):
+            return self._born(func, torch.full(args[0].shape, func is _EQUALITIES[1]))
+        shapes_alone = func._opname in ONLY_SHAPES
+        if shapes_alone or not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
             args, kwargs = tree_map_only(FakeTensor, _zeros, (args, kwargs))
-            return self._born(func(*args, **kwargs))
+            result = func(*args, **kwargs)
+            if not shapes_alone and isinstance(result, Tensor) and not func._schema.is_mutable:
+                before = self.made.get(id(result))
+                if before is None or before.result is not result:  # some ops only hand on what they are given
+                    self.made[id(result)] = _Made.by(func, args, kwargs, result)
+            return self._born(func, result.zero_() if "empty" in func._opname else result)  # memory may hold anything
         if func._opname in _INDEXING:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
         for target in _targets(func, args, kwargs):
             if not isinstance(target, FakeTensor):
                 self.mixed.add(self.births[target.untyped_storage()._cdata])
                 return target
-        result = func(*args, **kwargs)
+        try:
+            result = self._result(func, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as question:
+            self.asked = question
+            raise
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             return result
         args, kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
-        node = self.writer.create_node("call_function", func, args, kwargs)
+        if func._schema.is_mutable and self._written_anew(func, result, args, kwargs):
+            return result
+        node = self._op(func, args, kwargs)
         if isinstance(result, Tensor):
-            self.nodes[result] = node
+            self._noted(result, node)
         else:
             for i, part in enumerate(result):
                 if isinstance(part, Tensor):
-                    self.nodes[part] = self.writer.create_node("call_function", operator.getitem, (node, i), {})
+                    self._noted(part, self._op(operator.getitem, (node, i), {}))
+            node.meta["val"] = tree_map_only(Tensor, _described, result)
         return result
 
-    def _born(self, result: Any) -> Any:
+    def _is_given(self, value: Any) -> bool:
+        """Whether it is a free argument of real numbers, perhaps in another shape."""
+        if not isinstance(value, FakeTensor) or not value.is_floating_point():
+            return False
+        return value_shown(self.nodes[value]).op == "placeholder"
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives; it is asked once for operands of the same kinds, where it gives new memory."""
+        leaves, tree = tree_flatten((args, kwargs))
+        known = (*_PLAIN, FakeTensor) if _asks_for_values(func) else (*_PLAIN, Tensor)
+        if not all(isinstance(leaf, known) for leaf in leaves):
+            return func(*args, **kwargs)
+        key = func, str(tree), tuple(_kind(leaf) for leaf in leaves)
+        if key not in _GIVES:
+            result = func(*args, **kwargs)
+            memory = {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
+            is_new = isinstance(result, FakeTensor) and result.untyped_storage()._cdata not in memory
+            _GIVES[key] = (result.shape, result.stride(), result.dtype) if is_new else None
+            return result
+        kind = _GIVES[key]
+        if kind is None:
+            return func(*args, **kwargs)
+        shape, stride, dtype = kind
+        return FakeTensor(self.fake, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), _CPU)
+
+    def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
+        """A new node, with the line of the modelling code that it comes from."""
+        node = self.writer.create_node("call_function", func, args, kwargs)
+        frame = _caller_outside(HELPERS) or _caller_outside(_LIBRARIES)
+        if frame is not None:
+            code = frame.f_code
+            node.stack_trace = f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
+        return node
+
+    def _written_anew(self, func: Any, result: Any, args: Any, kwargs: Any) -> bool:
+        """Write down an op that writes to memory as one that gives a new value; False where more than one value would
+        have to be given anew: what shows this memory is only the value itself, or it is a slice of one other."""
+        plain = getattr(torch.ops.aten, func._opname[:-1], None) if func._opname.endswith("_") else None
+        overload = getattr(plain, func._overloadname, None)
+        if overload is None or overload._schema.is_mutable or not isinstance(result, FakeTensor):
+            return False
+        memory, view = result.untyped_storage()._cdata, self.nodes[result]
+        shown = [t for t in list(self.nodes) if t is not result and t.untyped_storage()._cdata == memory]
+        if len(shown) > 1 or (shown and not (view.target in _PARTS and view.args[0] is self.nodes[shown[0]])):
+            return False
+        node = self._noted(result, self._op(overload, args, kwargs))
+        for whole in shown:
+            put = _PARTS[view.target]
+            operands = (view.args[0], node, *view.args[1:])
+            self._noted(whole, self._op(put, operands, view.kwargs) if put else node)
+        return True
+
+    def _noted(self, value: Tensor, node: fx.Node) -> fx.Node:
+        """Remember where a value comes from; the node does not hold it, so that it is known when nobody else does."""
+        self.nodes[value] = node
+        node.meta["val"] = _described(value)
+        return node
+
+    def _born(self, func: Any, result: Any) -> Any:
         """What a call without fake operands gives."""
-        if self.calls in self.known:
-            return tree_map_only(Tensor, self._emptied, result)
-        for part in tree_leaves(result):
-            if isinstance(part, Tensor) and not is_batchedtensor(part):  # inside of vmap nothing is written to
-                self.alive.append(part)
-                self.births.setdefault(part.untyped_storage()._cdata, self.calls)
+        born = [t for t in tree_leaves(result) if isinstance(t, Tensor) and not is_batchedtensor(t)]
+        new = [t for t in born if t.untyped_storage()._cdata not in self.births]  # inside of vmap nothing is written to
+        if new:
+            frame = _caller_outside(_LIBRARIES)
+            line = frame and (frame.f_code.co_filename, frame.f_lineno), func
+            if line in self.known:
+                return tree_map_only(Tensor, self._emptied, result)
+            self.births.update((t.untyped_storage()._cdata, line) for t in new)
+        self.alive += born
         return result
 
     def _emptied(self, value: Tensor) -> Tensor:
         """A tensor that starts as a constant and is written to."""
-        clone = self.writer.create_node("call_function", torch.ops.aten.clone.default, (self._node(value),), {})
+        clone = self._op(torch.ops.aten.clone.default, (self._node(value),), {})
         return self._without_value(value, clone)
 
     def _without_value(self, value: Tensor, node: fx.Node) -> Tensor:
         with self.fake:
             empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        self.nodes[empty] = node
+        self._noted(empty, node)
         return empty
 
     def _node(self, value: Tensor) -> fx.Node:
-        """Where a tensor comes from; what is real comes from a copy of it, as it is now."""
+        """Where a tensor comes from; what is real is made again of what it was made of, or is a copy of what it is."""
         if isinstance(value, FakeTensor):
             return self.nodes[value]
         key = id(value), value._version
         if key not in self.copies:
             self.alive.append(value)
-            self.copies[key] = self._attribute(f"_constant_{len(self.copies)}", value.detach().clone())
+            made = self.made.get(id(value))
+            if made is not None and made.still_gives(value):
+                args, kwargs = tree_map_only(Tensor, self._node, (made.args, made.kwargs))
+                self.copies[key] = self._op(made.func, args, kwargs)
+                self.copies[key].meta["val"] = value
+            else:
+                self.copies[key] = self._attribute(f"_constant_{len(self.copies)}", value.detach().clone())
         return self.copies[key]
 
     def _attribute(self, name: str, value: Tensor) -> fx.Node:
         self.attributes[name] = value
-        return self.writer.graph.create_node("get_attr", name)
+        node = self.writer.graph.create_node("get_attr", name)
+        node.meta["val"] = value
+        return node
 
     @contextmanager
     def _module_paths(self, model: nn.Module) -> Iterator[None]:
@@ -180,6 +337,42 @@ class _Recorder(ProxyTorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def value_shown(node: fx.Node) -> fx.Node:
+    """The value that a result shows in another shape."""
+    while node.op == "call_function" and getattr(node.target, "_opname", "") in _RESHAPES:
+        node = node.all_input_nodes[0]
+    return node
+
+
+@cache
+def _asks_for_values(func: Any) -> bool:
+    """Whether a shape may depend on numbers in an operand; of an op that is made of others nobody knows."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags)
+
+
+def _kind(leaf: Any) -> Hashable:
+    """What the shape of a result may depend on."""
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset()
+    return type(leaf), leaf
+
+
+def _caller_outside(libraries: tuple[str, ...]) -> FrameType | None:
+    """The innermost frame of other code than that of these files and folders."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(libraries):
+        frame = frame.f_back
+    return frame
+
+
+def _described(value: Tensor) -> Tensor:
+    """A tensor of the same kind that holds no memory; one that has a value is its own description."""
+    if not isinstance(value, FakeTensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _zeros(like: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from hf_align.tracing.shrink import (
     shallow_fields,
     shallow_parts_fields,
     small_fields,
+    with_all_stages,
     with_fields,
 )
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
@@ -154,6 +155,8 @@ def reduced(
         roomy,
         declared_fields(config, tiny),
         declared_fields(config, roomy),
+        with_all_stages(config, tiny),
+        with_all_stages(config, roomy),
         shallow_parts_fields(config, layers),
         shallow_fields(config, layers),
     )

@@ -88,7 +88,7 @@ _LIMITS: dict[int, str] = {
        "conv_kernel mamba_d_conv linear_conv_kernel_dim sliding_window_pattern full_attention_interval "
        "attn_layer_period expert_layer_period layer_group_size cross_attention_interval "
        "global_attn_every_n_layers no_rope_layer_interval query_length num_query_tokens num_queries "
-       "num_frames temporal_patch_size tubelet_size",
+       "num_frames temporal_patch_size tubelet_size index_kpool",
     1: "topk_group first_k_dense_replace decoder_sparse_step encoder_sparse_step max_window_layers "
        "attn_layer_offset expert_layer_offset interleave_moe_layer_step moe_layer_frequency moe_layer_freq "
        "num_sparse_encoder_layers num_sparse_decoder_layers",
@@ -109,6 +109,8 @@ _AT_MOST: dict[str, int] = {
     "local_attn_chunk_length": 4,
     "lsh_attn_chunk_length": 4,
     "context_size": 8,
+    "context_length": 64,
+    "label_length": 4,
     "feature_projection_input_dim": 8,
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
@@ -127,7 +129,8 @@ _LAYER_NAMES = (
 _LAYERS = frozenset(_LAYER_NAMES.split())
 _KV_HEADS = frozenset(("num_key_value_heads", "n_kv_heads", "num_kv_heads", "multi_query_kv_heads",
                        "decoder_num_key_value_heads", "encoder_num_key_value_heads",
-                       "swa_num_key_value_heads"))  # fmt: skip
+                       "swa_num_key_value_heads", "num_key_value_attention_heads",
+                       "num_key_value_heads_per_layer"))  # fmt: skip
 _PER_STAGE = ("hidden_sizes", "embed_dims", "dims", "encoder_hidden_sizes", "neck_hidden_sizes", "depths", "layer_dims")
 
 
@@ -141,6 +144,7 @@ _NEEDED_BY: dict[str, dict[str, Any]] = {
     "kv_n_heads": {"rope_theta": 10000.0, "clip_qkv": 8.0},
     "pad_head_dim_to_multiple_of": {"num_key_value_heads": 2},
     "projector_scale_factors": {"projector_scale_factors": [1.0]},
+    "deepstack_layer_map": {"deepstack_layer_map": [[1, 0]]},
 }  # fmt: skip
 """What a model needs although its config leaves it open, by a field that such models have."""
 
@@ -168,6 +172,24 @@ def small_fields(config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[st
     fields = _small(config.to_dict(), config, layers, sizes)
     keep_tokens_inside(fields, sizes.vocabulary)
     return fields
+
+
+def with_all_stages(config: PretrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """With as many stages of a backbone as the config has, and all that it hands on: what reads them may count on it.
+
+    They are made of one block and two heads each.
+    """
+    kept = dict(fields)
+    for key, value in vars(config).items():
+        if isinstance(value, PretrainedConfig) and isinstance(fields.get(key), dict):
+            kept[key] = with_all_stages(value, fields[key])
+    handed_on, depths = getattr(config, "out_features", None), vars(config).get("depths")
+    if handed_on and isinstance(depths, (list, tuple)):
+        lists = {k: v for k, v in vars(config).items() if isinstance(v, (list, tuple)) and len(v) == len(depths)}
+        short = {k: list(v) for k, v in lists.items() if k in kept and len(_listed(kept[k])) != len(depths)}
+        kept |= short | {k: [2] * len(depths) for k in lists if "heads" in k}
+        kept |= {"depths": [1] * len(depths), "out_features": list(handed_on)}
+    return kept
 
 
 def declared_fields(config: PretrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +247,10 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = _small(value, sub, layers, sizes)
         elif isinstance(value, bool):
             continue
-        elif name in _KV_HEADS and isinstance(value, int):
-            fields[key] = sizes.heads if value == heads or latent_attention else max(1, sizes.heads // 2)
+        elif name in _KV_HEADS and isinstance(value, (int, list)):
+            fewer = max(1, sizes.heads // 2)
+            few = [sizes.heads if v == heads or latent_attention else fewer for v in _listed(value)]
+            fields[key] = few if isinstance(value, list) else few[0]
         elif name in _ROLE:
             fields[key] = _sized(value, getattr(sizes, _ROLE[name]), name)
         elif name == "relative_attention_num_buckets" and "relative_attention_max_distance" not in before:
@@ -253,6 +277,10 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
         fields.pop("label2id", None)
         fields["num_labels"] = sizes.labels
     return fields
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _sized(value: Any, size: int, name: str) -> Any:
@@ -301,6 +329,9 @@ def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
     for key in ("vision_feature_layer", "vision_feature_layers"):
         if isinstance(fields.get(key), list):
             fields[key] = [1, 0]
+    for key in ("intermediate_hook_ids", "spatial_target_layers"):
+        if isinstance(fields.get(key), list):
+            fields[key] = [min(number, layers - 1) for number in fields[key]]
     if "delay_pattern" in fields:
         fields["delay_pattern"] = fields["delay_pattern"][: _AT_MOST["num_channels"]]
     if "axial_pos_embds_dim" in fields:

@@ -15,7 +15,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,15 @@ from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
 from transformers.initialization import no_init_weights
 
-from hf_align.errors import HfAlignError, IncompatibleModels
+from hf_align.errors import HfAlignError, IncompatibleModels, first_line
+from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.inputs import Example, examples, parts
-from hf_align.tracing.record import ONLY_SHAPES, record
+from hf_align.tracing.reasons import FROM_WEIGHTS, HELPERS, is_about_numbers, place, reason
+from hf_align.tracing.record import ONLY_SHAPES, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.stored import load_stored
 
 _BATCH = 2
 _LENGTH = 7
-_HELPERS = (
-    f"{Path(__file__).parents[1]}/",
-    f"{Path(torch.__file__).parent}/",
-    *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("integrations", "utils")),
-)
-"""Where a frame says less about a model than the frame that called it."""
-
-
 _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Loops over time that are one op: written out step by step, they are made of ops that have rules."""
 
@@ -68,8 +64,6 @@ def _attention(
     return torch.softmax(scores, -1) @ value
 
 
-_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
-                       "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
 
@@ -100,7 +94,7 @@ class Program:
     Attributes:
         config: what it was traced from.
         graph: aten ops; every placeholder is in one of the next two.
-        parameters: placeholder -> parameter name in memory.
+        parameters: placeholder -> name in memory of a parameter that is read.
         inputs: placeholder -> argument name of `forward`.
         shapes: parameter name -> shape. Tied weights appear once.
         ties: other names of a tied weight -> the name in `shapes`.
@@ -108,6 +102,8 @@ class Program:
         constants: nodes that depend on neither inputs nor weights, with their values.
         example: the arguments that it was traced with.
         candidate: their number among `inputs.examples`.
+        modes: the calls that it consists of, by name.
+        opened: the parameters that some op reads, be it for nothing that is returned.
     """
 
     config: PretrainedConfig
@@ -119,7 +115,19 @@ class Program:
     buffers: dict[str, tuple[int, ...]]
     constants: dict[fx.Node, Any]
     example: Example
-    candidate: int
+    candidate: int = 0
+    modes: tuple[str, ...] = ()
+    opened: frozenset[str] = frozenset()
+
+    @cached_property
+    def order(self) -> dict[fx.Node, int]:
+        """Where each node stands in the graph."""
+        return {node: i for i, node in enumerate(self.graph.nodes)}
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The parameters that no call reads: another call may."""
+        return tuple(name for name in self.shapes if name not in self.opened)
 
     @property
     def interface(self) -> tuple[fx.Node, ...]:
@@ -135,13 +143,34 @@ class Program:
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Weights come from `torch.empty`, which costs nothing here; computed buffers stay real."""
+    """Weights come from `torch.empty`, which costs nothing here; computed buffers stay real.
+
+    Attributes:
+        filled: empty tensors that were made a copy of a real one: by id, with the version and the value from then on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.empty:
             kwargs["device"] = "meta"
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
+            self.filled[id(args[0])] = args[0], args[0]._version, args[1].detach().to(args[0].dtype).expand_as(args[0])
+        return result
+
+    def fill(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Give a model the values of buffers that it does not save, where they were made empty and then filled."""
+        for module in model.modules():
+            for name in module._non_persistent_buffers_set:
+                empty = module._buffers.get(name)
+                made, version, value = self.filled.get(id(empty), (None, 0, torch.empty(0)))
+                if empty is not None and made is empty and empty._version == version:
+                    module._buffers[name] = value.clone()
+        return model
 
 
 @contextmanager
@@ -166,10 +195,15 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
     if str(model) in transformers.CONFIG_MAPPING and not Path(model).exists():
         return transformers.AutoConfig.for_model(str(model))
     try:
-        with quiet():
+        with quiet(), bounded_memory():
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise HfAlignError(f"{model}: no usable config.json ({str(error).splitlines()[0]})") from error
+    except HfAlignError:
+        raise
+    except Exception as error:  # a config may be anything, and so may what its class says of it
+        raise HfAlignError(f"{model}: no usable config.json ({first_line(error)})") from error
+    named = config.architectures
+    if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):
+        raise HfAlignError(f"{model}: architectures in its config.json is no list of names")
     if trust_remote_code:
         _TRUSTED.add(config._name_or_path)
     return config
@@ -212,10 +246,36 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
 
 
 def build_without_weights(config: PretrainedConfig, attention: str = "eager") -> PreTrainedModel:
-    """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers."""
+    """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers: those that
+    the config notes, else freshly computed ones."""
     build = model_class(config)
-    with quiet(), _WeightsOnMeta(), no_init_weights():
-        model = _with_plain_parts(build, config, attention)
+    try:
+        with quiet(), _WeightsOnMeta() as made, no_init_weights():
+            model = made.fill(_with_plain_parts(build, config, attention))
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        raise IncompatibleModels(f"{place(error)}: {FROM_WEIGHTS}") from error
+    return _with_fake_weights(model, config)
+
+
+def build_as_loaded(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice. Experts
+    run one after the other: grouped products do not take every size and dtype.
+
+    Args:
+        dtype: of the weights, and of buffers that follow it.
+    """
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part._experts_implementation = "eager"
+    with quiet(), _WeightsOnMeta() as made, no_init_weights():
+        model = made.fill(model_class(config)(config, dtype=dtype).eval())
+    return _with_fake_weights(model, config)
+
+
+def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
+    load_stored(model, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
     replaced: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
@@ -223,11 +283,22 @@ def build_without_weights(config: PretrainedConfig, attention: str = "eager") ->
             if weight is not None:
                 if id(weight) not in replaced:
                     with fake:
-                        empty = torch.empty(weight.shape, dtype=torch.float32)
+                        empty = torch.empty(weight.shape, dtype=weight.dtype)
                     replaced[id(weight)] = torch.nn.Parameter(empty, requires_grad=False)
                 module._parameters[name] = replaced[id(weight)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = _fake_statistic(fake, module, name, buffer)
     model.tie_weights()
     return model
+
+
+def _fake_statistic(fake: FakeTensorMode, module: torch.nn.Module, name: str, buffer: Tensor) -> Tensor:
+    """A saved buffer that was computed from weights, as spectral norms have them, is one itself."""
+    if name in module._non_persistent_buffers_set or not buffer.is_floating_point():
+        raise IncompatibleModels(f"the buffer {name} of {type(module).__name__}: {FROM_WEIGHTS}")
+    with fake:
+        return torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
 def _with_plain_parts(
@@ -277,38 +348,76 @@ def _hides_all(program: Program) -> bool:
 
 def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
     """As `trace`, for a model of `build_without_weights`."""
-    reasons: list[str] = []
-    for number, example in enumerate(examples(model, batch, length)):
-        if number < candidate:
-            continue
-        vague: list[torch.export.ExportedProgram] = []
-        for export in (_export, _record, _export_prepared):
-            try:
-                with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):  # a failed export prints its graph
-                    exported = export(model, example)
-                if _has_plain_shapes(exported):
-                    return _program(model, exported, example, number)
-                vague.append(exported)
-            except Exception as error:  # export fails in as many ways as there are models
-                reasons.append(_first_line(error))
-        if vague:
-            return _program(model, vague[0], example, number)
-    reason = reasons[0] if reasons else f"nothing is known about its arguments ({model.main_input_name})"
-    raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason}")
+    reasons: list[Exception] = []
+    candidates = [(n, e) for n, e in enumerate(examples(model, batch, length)) if n >= candidate]
+    unfit: list[tuple[int, Example]] = []
+    for ways, tried in ((_RECORDED, candidates), (_EXPORTED, unfit)):
+        for number, example in tried:
+            program = _traced(model, example, ways, reasons)
+            if program is None and ways is _RECORDED and reasons and is_about_numbers(reasons[-1]):
+                program = _traced(model, example, _EXPORTED, reasons)
+            elif program is None and ways is _RECORDED:
+                unfit.append((number, example))  # most do not go together with the model, however they are traced
+            if program is not None:
+                return replace(program, candidate=number)
+    telling = next(filter(is_about_numbers, reasons), reasons[0] if reasons else None)
+    why = reason(telling) if telling else f"nothing is known about its arguments ({model.main_input_name})"
+    raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {why}")
 
 
-def _export(model: PreTrainedModel, example: Example) -> torch.export.ExportedProgram:
-    return torch.export.export(model, (), dict(example.arguments), strict=False)
+def _traced(
+    model: PreTrainedModel, example: Example, ways: tuple[_Way, ...], reasons: list[Exception]
+) -> Program | None:
+    """One call, by the first way that leaves no size open, else by the first at all; None where none works."""
+    vague: list[Program] = []
+    for trace_by in ways:
+        try:
+            with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):  # a failed export prints its graph
+                program = trace_by(model, example)
+            if _has_plain_shapes(program):
+                return program
+            vague.append(program)
+        except SwallowedQuestionError as swallowed:  # what no way to trace would see otherwise
+            raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason(swallowed.question)}") from None
+        except Exception as error:  # tracing fails in as many ways as there are models
+            reasons.append(error)
+    return vague[0] if vague else None
 
 
-def _record(model: PreTrainedModel, example: Example) -> torch.export.ExportedProgram:
+def trace_call(model: PreTrainedModel, example: Example) -> Program:
+    """One call with just these arguments, as it runs with generic ones.
+
+    Raises:
+        Exception: whatever the call raises, also where it asks for the value of something that has none.
+    """
+    with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):
+        return _by_record(model, example, generic=True)
+
+
+def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = False) -> Program:
     """As the forward pass runs, with all that is neither a weight nor free at its value."""
     free = {name: value for name, value in example.arguments.items() if example.is_free(name)}
     weights = set(dict(model.named_parameters())) | set(_trained_buffers(model))
-    return torch.export.export(record(model, example.arguments, weights, list(free)), (), free, strict=False)
+    recorded = record(model, example.arguments, weights, list(free), generic=generic)
+    if any(_is_taken_apart(n) or _writes_in_place(n) for n in recorded.graph.nodes):
+        return _of_export(model, torch.export.export(recorded, (), free, strict=False), example)
+    parameters, arguments, constants = {}, {}, {}
+    names, _ = _canonical_names(model)
+    for node in recorded.graph.nodes:
+        if node.op == "placeholder":
+            arguments[node] = str(node.target)
+        elif node.op == "get_attr" and node.target in weights:
+            parameters[node] = names.get(node.target, node.target)
+        elif node.op == "get_attr":
+            constants[node] = node.meta["val"]
+    return _program(model, recorded.graph, parameters, arguments, constants, example)
 
 
-def _export_prepared(model: PreTrainedModel, example: Example) -> torch.export.ExportedProgram:
+def _by_export(model: PreTrainedModel, example: Example) -> Program:
+    return _of_export(model, torch.export.export(model, (), dict(example.arguments), strict=False), example)
+
+
+def _by_prepared_export(model: PreTrainedModel, example: Example) -> Program:
     """As transformers' own exporter prepares a model: loops over data replaced, what they count given as arguments."""
     _, prepared, flags = prepare_for_export(model, dict(example.arguments))
     exporter_dynamo.register_cache_pytrees_for_model(model)
@@ -318,40 +427,36 @@ def _export_prepared(model: PreTrainedModel, example: Example) -> torch.export.E
         exporter_dynamo.patch_model_config(model, flags),
         exporter_dynamo.patch_forward_signature(model, dict(prepared)),
     ):
-        return torch.export.export(model, (), dict(prepared), strict=False)
+        return _of_export(model, torch.export.export(model, (), dict(prepared), strict=False), example)
 
 
-def _has_plain_shapes(exported: torch.export.ExportedProgram) -> bool:
+_Way = Callable[[PreTrainedModel, Example], Program]
+_RECORDED: tuple[_Way, ...] = (_by_record,)
+_EXPORTED: tuple[_Way, ...] = (_by_export, _by_prepared_export)
+
+
+def _has_plain_shapes(program: Program) -> bool:
     """Whether no size was left open: export gives a name to an integer that it cannot read."""
-    return not any(free_unbacked_symbols(node.meta.get("val")) for node in exported.graph.nodes)
+    return not any(free_unbacked_symbols(node.meta.get("val")) for node in program.graph.nodes)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def _is_taken_apart(node: fx.Node) -> bool:
+    """Whether an op is made of others that have rules."""
+    return node.op == "call_function" and op_name(node) in _RECURRENT | {"scaled_dot_product_attention"}
 
 
-def _program(
-    model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example, candidate: int
-) -> Program:
+def _of_export(model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example) -> Program:
     calls = [n for n in exported.graph.nodes if n.op == "call_function"]
     apart = {n.target: decomposition_table[n.target] for n in calls if op_name(n) in _RECURRENT}
     apart |= {n.target: _attention for n in calls if op_name(n) == "scaled_dot_product_attention"}
     if apart or any(_writes_in_place(n) for n in calls):
-        with torch.no_grad(), quiet():
-            exported = exported.run_decompositions(apart)
-    graph = exported.graph_module.graph
-    for node in list(graph.nodes):
-        if node.op == "call_function" and "_assert" in str(node.target):
-            graph.erase_node(node)
-    _return_no_stages(graph)
-    graph.eliminate_dead_code()
+        exported = exported.run_decompositions(apart)
     names, _ = _canonical_names(model)
-    saved, statistics = inventory(model), _trained_buffers(model)
+    statistics = _trained_buffers(model)
     signature = exported.graph_signature
     parameters, arguments, constants = {}, {}, {}
     given = exported.example_inputs[1] if exported.example_inputs else {}
-    for node in graph.nodes:
+    for node in exported.graph.nodes:
         if node.op != "placeholder":
             continue
         buffer = signature.inputs_to_buffers.get(node.name)
@@ -367,9 +472,31 @@ def _program(
             arguments[node] = node.name
         else:
             constants[node] = given.get(node.name, node.meta.get("val"))
+    return _program(model, exported.graph_module.graph, parameters, arguments, constants, example)
+
+
+def _program(
+    model: PreTrainedModel,
+    graph: fx.Graph,
+    parameters: dict[fx.Node, str],
+    arguments: dict[fx.Node, str],
+    constants: dict[fx.Node, Any],
+    example: Example,
+) -> Program:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and "_assert" in str(node.target):
+            graph.erase_node(node)
+    _return_no_stages(graph)
+    opened = frozenset(parameters[n] for n in parameters if n.users)
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))  # also of dropout, which does nothing
+    alive = set(graph.nodes)
+    saved = inventory(model)
+    place = {name: i for i, name in enumerate(saved.shapes)}
+    read = sorted((n for n in parameters if n in alive and n.users), key=lambda n: place[parameters[n]])
+    constants = {n: value for n, value in constants.items() if n in alive}
     _evaluate_constants(graph, constants)
-    return Program(model.config, graph, parameters, arguments, saved.shapes, saved.ties, saved.buffers, constants,
-                   example, candidate)  # fmt: skip
+    return Program(model.config, graph, {n: parameters[n] for n in read}, arguments, saved.shapes, saved.ties,
+                   saved.buffers, constants, example, opened=opened)  # fmt: skip
 
 
 def _return_no_stages(graph: fx.Graph) -> None:
@@ -382,14 +509,7 @@ def _return_no_stages(graph: fx.Graph) -> None:
         before = [n for n in stack.pop().all_input_nodes if n not in stages]
         stages.update(before)
         stack.extend(before)
-    end.args = ((*flat[:1], *(n for n in flat[1:] if _shown(n) not in stages)),)
-
-
-def _shown(node: fx.Node) -> fx.Node:
-    """The value that a result shows in another shape."""
-    while node.op == "call_function" and op_name(node) in _RESHAPES:
-        node = node.all_input_nodes[0]
-    return node
+    end.args = ((*flat[:1], *(n for n in flat[1:] if value_shown(n) not in stages)),)
 
 
 def inventory(model: PreTrainedModel) -> Inventory:
@@ -475,7 +595,7 @@ def evidence(node: fx.Node, role: str) -> Evidence:
     module = list(stack.values())[-1][0] if stack else ""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     files = [line for line in lines if line.startswith("File ")]
-    own = [line for line in files if not any(library in line for library in _HELPERS)]
+    own = [line for line in files if not any(library in line for library in HELPERS)]
     return Evidence(role, op_name(node), module, _short((own or files)[-1]) if files else "")
 
 

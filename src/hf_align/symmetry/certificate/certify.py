@@ -8,7 +8,7 @@ on a small random copy in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import scipy.linalg
@@ -38,9 +38,13 @@ from hf_align.symmetry.certificate.random_copy import (
 )
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.override_file import OverrideFile
+from hf_align.symmetry.overrides import Review
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing.execute import run
-from hf_align.tracing.trace import Program, trace
+from hf_align.tracing.modes import trace_modes
+from hf_align.tracing.trace import Program, build_without_weights, trace
 
 _EXACT = 1e-9
 """Relative changes below are rounding."""
@@ -60,6 +64,7 @@ _SHARES = (1.2, 0.8)
 than are known."""
 
 _NOTHING = 1e-300
+_UNREVIEWED = Review("", OverrideFile(overrides=()))
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class Certificate:
         nullity: dimensions in which the weights can move without any effect on the outputs.
         leak: largest effect of a generated direction, over that of a random one; zero up to rounding if all are true.
         missing: parameters that carry null directions which the spec does not generate, and how much of them.
+        modes: the calls of the model that all of this holds for, by name.
+        unread: parameters that none of these calls reads; they stand still.
     """
 
     model_type: str
@@ -81,6 +88,8 @@ class Certificate:
     leak: float
     missing: Mapping[str, float]
     unknown_ops: tuple[str, ...]
+    modes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -98,13 +107,16 @@ class Certificate:
             "complete": {"found": self.found, "nullity": self.nullity},
             "unknown_ops": list(self.unknown_ops),
             "missing": dict(self.missing),
+            "modes": list(self.modes),
+            "unread": list(self.unread),
         }
 
 
 def certify(
     config: PretrainedConfig,
     *,
-    review: Callable[[SymmetrySpec], SymmetrySpec] = lambda spec: spec,
+    traced: Program | None = None,
+    review: Review = _UNREVIEWED,
     seed: int = 0,
     eps: float = 1e-2,
     positions: int = 10,
@@ -119,21 +131,29 @@ def certify(
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
-        review: what overrides make of the derived spec, which then is certified.
+        traced: one call to certify alone, of the config with its epsilons raised; all modes by default. Other
+            epsilons in it are raised in place.
+        review: overrides of the derived spec, which then is certified, with their calls.
         eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
         positions: tokens in each context.
     """
     config = with_eps(config, eps)
 
-    def derived(config: PretrainedConfig) -> tuple[Program, SymmetrySpec]:
-        program = raise_epsilons(trace(config, length=positions), eps)
-        return program, review(derive(program))
+    def derived(program: Program) -> tuple[Program, SymmetrySpec]:
+        program = raise_epsilons(program, eps)
+        spec = derive(program)
+        return program, review(spec if traced is not None else without_unseen(spec, review.reviewed.unused))
 
-    program, spec = derived(config)
+    def called(config: PretrainedConfig) -> Program:
+        if traced is not None:
+            return trace(config, length=positions)
+        return trace_modes(build_without_weights(config), review.reviewed.calls, length=positions)
+
+    program, spec = derived(traced or called(config))
     drawn: list[_Count] = []
     for attempt in range(_ATTEMPTS):
         if attempt == 1 and (larger := with_tokens(config, _TOKENS)) is not None:
-            program, spec = derived(larger)
+            program, spec = derived(called(larger))
             drawn.clear()
         shares = (sum(_SHARES),) if drawn else _SHARES
         drawn.append(_measure(program, spec, torch.Generator().manual_seed(seed + attempt), shares))
@@ -151,6 +171,8 @@ def certify(
         leak=_leak(fewest.derivatives, fewest.span, torch.Generator().manual_seed(seed)),
         missing={} if fewest.complete else _missing(fewest),
         unknown_ops=tuple(spec.unknown_ops),
+        modes=spec.modes,
+        unread=spec.unread,
     )
 
 

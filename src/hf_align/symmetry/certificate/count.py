@@ -37,8 +37,8 @@ def _shapes(program: Program) -> list[torch.Size]:
 
 def without_derivative(program: Program) -> frozenset[str]:
     """The parameters that only decide choices (which experts, which tokens): no floating point way leads from them to
-    the output."""
-    differentiable, stack = set(), [program.output]
+    a result."""
+    differentiable, stack = set(), list(program.interface)
     while stack:
         node = stack.pop()
         value = node.meta.get("val")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import DropKeyBias, Gauge, MoveValueBias
-from hf_align.symmetry.gauges.labels import move, numbered, only_moves, present, runs
+from hf_align.symmetry.gauges.canonical import DropKeyBias, Gauge, MoveValueBias, Runs
+from hf_align.symmetry.gauges.labels import Use, follow, numbered, present, runs
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import read_once, sums_to_one
+from hf_align.symmetry.passing import sums_to_one, used_only_by
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.tracing.trace import op_name
 
@@ -19,54 +20,74 @@ _PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}
 """Where the left factor stands among the operands."""
 
 
+Named = tuple[str, int, str]
+"""The weight of an output projection, the axis that it reads along, and its bias."""
+
+
 @dataclass(frozen=True)
 class _Fate:
-    """What becomes of some entries of a bias: lost as keys, read by an output projection as values, or seen."""
+    """What becomes of some entries of a bias: lost as keys, read by an output projection as values, or seen.
+
+    Attributes:
+        read: for values, the entry behind each input of the projection, as runs.
+        readers: the nodes of the projection.
+    """
 
     labels: Tensor
     is_key: bool = False
-    output: Reading | None = None
-    read: Tensor | None = None
+    output: Named | None = None
+    read: Runs = ()
+    readers: frozenset[fx.Node] = frozenset()
+
+    @property
+    def kind(self) -> Hashable:
+        """What two calls must agree on."""
+        return self.is_key, self.output, self.read, None if self.is_key else runs(self.labels)
 
 
 def attention_biases(found: Interpretation) -> Iterator[Gauge]:
-    """The gauges of key and value biases."""
+    """The gauges of key and value biases: those that hold wherever the weight and the bias are used."""
+    groups: dict[tuple[str, str], list[Reading]] = defaultdict(list)
     for reading in found.readings.values():
-        if reading.bias is None or not read_once(reading, found.program):
-            continue
-        size = reading.node.meta["val"].shape[-1]
-        yield from _gauges(reading.bias, size, list(_fates(reading.node, numbered(reading.node), found)))
+        if reading.bias is not None:
+            groups[reading.weight, reading.bias].append(reading)
+    for (weight, bias), readings in groups.items():
+        starts = {r.node: numbered(r) for r in readings}
+        if used_only_by((weight, bias), starts, found.program):
+            fates = [_fate(use, found) for use in follow(starts, found)]
+            yield from _gauges(bias, readings[0].node.meta["val"].shape[readings[0].out_axis], fates, found)
 
 
-def _gauges(bias: str, size: int, fates: list[_Fate]) -> Iterator[Gauge]:
-    met = torch.stack([torch.isin(torch.arange(size), f.labels) for f in fates]) if fates else torch.zeros(0, size)
-    alone = met.sum(0) == 1
+def _gauges(bias: str, size: int, fates: list[_Fate], found: Interpretation) -> Iterator[Gauge]:
+    """Gauges for the entries whose fates are all of one kind."""
     keys = torch.zeros(size, dtype=torch.bool)
-    for fate, entries in zip(fates, met, strict=True):
-        if fate.is_key:
-            keys |= entries.bool() & alone
-        elif fate.output is not None and fate.read is not None and bool(alone[entries.bool()].all()):
-            output = fate.output
-            assert output.bias is not None
-            read = runs(fate.read)
-            yield MoveValueBias(bias, runs(entries.nonzero()[:, 0]), read, output.weight, output.in_axis, output.bias)
+    for kind in dict.fromkeys(f.kind for f in fates):
+        alike = [f for f in fates if f.kind == kind]
+        met, others = (_met((f for f in fates if (f.kind == kind) is same), size) for same in (True, False))
+        output, readers = alike[0].output, frozenset[fx.Node]().union(*(f.readers for f in alike))
+        if alike[0].is_key:
+            keys |= met & ~others
+        elif output is not None and not bool((met & others).any()):
+            weight, axis, output_bias = output
+            if used_only_by((weight, output_bias), readers, found.program):
+                yield MoveValueBias(bias, runs(met.nonzero()[:, 0]), alike[0].read, weight, axis, output_bias)
     if keys.any():
         yield DropKeyBias(bias, runs(keys.nonzero()[:, 0]))
 
 
-def _fates(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[_Fate]:
-    """What becomes of a constant added to a value, for each way that it takes."""
-    if not (labels >= 0).any():
-        return
-    for user in node.users:
-        if only_moves(user, node, found):
-            moved = move(user, node, labels, found)
-            for after, part in moved:
-                yield from _fates(after, part, found)
-        elif _is_right_factor(node, user):
-            yield _key_or_value(user, labels, found)
-        else:
-            yield _Fate(present(labels))
+def _met(fates: Iterable[_Fate], size: int) -> Tensor:
+    """Which entries any of these fates is of, [size] bool."""
+    met = torch.zeros(size, dtype=torch.bool)
+    for fate in fates:
+        met[fate.labels] = True
+    return met
+
+
+def _fate(use: Use, found: Interpretation) -> _Fate:
+    """What becomes of a constant added to a value, where it is used."""
+    if _is_right_factor(use.value, use.user):
+        return _key_or_value(use.user, use.labels, found)
+    return _Fate(present(use.labels))
 
 
 def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
@@ -80,28 +101,21 @@ def _key_or_value(product: fx.Node, labels: Tensor, found: Interpretation) -> _F
     entries = present(labels)
     if bool((labels == labels[..., :1]).all()) and reaches_softmax(product, found.program):
         return _Fate(entries, is_key=True)
-    if not bool((labels == labels[..., :1, :]).all()) or not sums_to_one(product.args[_PRODUCTS[op_name(product)]]):
+    if (
+        product.kwargs
+        or not bool((labels == labels[..., :1, :]).all())
+        or not sums_to_one(product.args[_PRODUCTS[op_name(product)]])
+    ):
         return _Fate(entries)
     mixed = labels[..., :1, :].expand(product.meta["val"].shape)
-    outputs = list(_readers(product, mixed, found))
-    if len(outputs) != 1 or outputs[0] is None:
+    uses = list(follow({product: mixed}, found))
+    readings = [r for use in uses if (r := found.readings.get(use.user)) is not None and r.input is use.value
+                and r.out_axis == -1]  # fmt: skip
+    named = {(r.weight, r.in_axis, r.bias) for r in readings}
+    rows = torch.cat([use.labels.reshape(-1, use.labels.shape[-1]) for use in uses]) if len(named) == 1 else None
+    if rows is None or len(readings) < len(uses) or not bool((rows == rows[:1]).all()) or bool((rows[0] < 0).any()):
         return _Fate(entries)
-    output, read = outputs[0]
-    rows = read.reshape(-1, read.shape[-1])
-    usable = output.bias is not None and read_once(output, found.program)
-    if not usable or not bool((rows == rows[:1]).all()) or bool((rows[0] < 0).any()):
+    weight, axis, bias = named.pop()
+    if bias is None:
         return _Fate(entries)
-    return _Fate(entries, output=output, read=rows[0])
-
-
-def _readers(node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[tuple[Reading, Tensor] | None]:
-    """The linear readers of a value with labels, behind ops that only move entries; None for any other consumer."""
-    for user in node.users:
-        reading = found.readings.get(user)
-        if reading is not None and reading.input is node:
-            yield reading, labels
-        elif only_moves(user, node, found):
-            for after, part in move(user, node, labels, found):
-                yield from _readers(after, part, found)
-        else:
-            yield None
+    return _Fate(entries, output=(weight, axis, bias), read=runs(rows[0]), readers=frozenset(r.node for r in readings))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from hf_align.symmetry.passing import (
     gives_only_its_shape,
     is_centred,
     keeps_last,
-    read_once,
     subtracts_mean,
+    used_only_by,
 )
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.tracing.trace import Program, op_name
@@ -38,11 +38,12 @@ class Folding:
     """A gain that leaves: into what reads its target, or into the weight that writes its source.
 
     Attributes:
+        gains: every use of the one parameter.
         carriers: the weights along the target, when it was still a space of its own.
         writer: the reading that produces the source, if the gain goes there.
     """
 
-    gain: Gain
+    gains: tuple[Gain, ...]
     carriers: tuple[Carried, ...]
     writer: Reading | None = None
 
@@ -50,7 +51,7 @@ class Folding:
 def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ...]:
     """The gauges of an architecture in the order in which they must be fixed."""
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
-    ones = frozenset(f.gain.node for f in folded if f.writer is not None)
+    ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
     return (
         *statistics,
         *_gains(found, folded),
@@ -64,7 +65,7 @@ def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
     for folding in folded:
         if folding.writer is not None:
             weight = folding.writer
-            yield FoldIntoWriter(folding.gain.parameter, weight.weight, 1 - weight.in_axis, weight.bias)
+            yield FoldIntoWriter(folding.gains[0].parameter, weight.weight, 1 - weight.in_axis, weight.bias)
         else:
             yield _norm(found, folding)
 
@@ -79,19 +80,26 @@ def _sees_one_place(reading: Reading, found: Interpretation) -> bool:
 
 
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
-    gain, node = folding.gain, folding.gain.node
-    centred = op_name(node) == "layer_norm" or any(is_centred(a) for a in node.all_input_nodes)
-    at = _BIAS_AT.get(op_name(node), len(node.args))
-    bias_node = node.args[at] if len(node.args) > at else None
-    bias = found.values[bias_node].parameter if isinstance(bias_node, fx.Node) else None
-    readings = list(_terminal_readings(node, found))
-    exclusive = None not in readings and all(read_once(r, found.program) for r in readings if r)
+    gain, nodes = folding.gains[0], [g.node for g in folding.gains]
+    centred = all(op_name(n) == "layer_norm" or any(is_centred(a) for a in n.all_input_nodes) for n in nodes)
+    biases = {_bias_of(n, found) for n in nodes}
+    bias = biases.pop()
+    readings = [r for node in nodes for r in _terminal_readings(node, found)]
+    read = [r for r in readings if r is not None]
+    names = {name for r in read for name in (r.weight, r.bias)}
+    exclusive = None not in readings and not biases and used_only_by(names, {r.node for r in read}, found.program)
     if bias is not None and any(r is not None and not _sees_one_place(r, found) for r in readings):
         exclusive = False
-    reads = tuple(Read(r.weight, r.in_axis, r.bias) for r in readings if r) if exclusive else ()
-    names = {gain.parameter, bias} | {r.weight for r in reads}
-    others = tuple(c for c in folding.carriers if c.weight not in names and not exclusive)
+    reads = tuple(dict.fromkeys(Read(r.weight, r.in_axis, r.bias) for r in read)) if exclusive else ()
+    others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
+
+
+def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
+    """The parameter that a norm adds in the end."""
+    at = _BIAS_AT.get(op_name(node), len(node.args))
+    bias = node.args[at] if len(node.args) > at else None
+    return found.values[bias].parameter if isinstance(bias, fx.Node) else None
 
 
 def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
@@ -106,8 +114,20 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading
             yield None
 
 
-def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
-    """The one weight that writes what a gain multiplies, if nothing else sees it."""
+def writer_of(gains: Sequence[Gain], found: Interpretation) -> Reading | None:
+    """The one weight that writes what a gain multiplies, wherever it does, if nothing else sees it."""
+    writers = [_writer_of(gain, found) for gain in gains]
+    first = writers[0]
+    if first is None or {(w.weight, w.in_axis, w.bias) for w in writers if w} != {
+        (first.weight, first.in_axis, first.bias)
+    }:
+        return None
+    nodes = [w.node for w in writers if w]
+    alone = len(nodes) == len(gains) and used_only_by((first.weight, first.bias), nodes, found.program)
+    return first if alone else None
+
+
+def _writer_of(gain: Gain, found: Interpretation) -> Reading | None:
     sources = [a for a in gain.node.all_input_nodes if isinstance(found.values.get(a), Value)
                and found.values[a].parameter is None]  # fmt: skip
     if len(sources) != 1:
@@ -116,7 +136,7 @@ def writer_of(gain: Gain, found: Interpretation) -> Reading | None:
     while len(node.users) == 1:
         reading = found.readings.get(node)
         if reading is not None:
-            return reading if read_once(reading, found.program) else None
+            return reading
         if op_name(node) not in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias"):
             return None
         node = node.all_input_nodes[0]
@@ -198,7 +218,7 @@ def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
 
 def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether a value is multiplied or divided by one that does not vary along an axis (counted from behind)."""
-    if op_name(user) not in ("mul", "div") or user.args[0] is user.args[1]:
+    if op_name(user) not in ("mul", "div") or user.args[0] is user.args[1] or user.kwargs:  # or rounded
         return False
     (other,) = [a for a in user.args[:2] if a is not node]
     if op_name(user) == "div" and other is user.args[0]:
@@ -237,7 +257,9 @@ def _is_put_among_zeros(user: fx.Node, node: fx.Node, program: Program) -> bool:
 
 def _passes(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
-    name = op_name(user)
+    name, result = op_name(user), user.meta.get("val")
+    if isinstance(result, Tensor) and not result.is_floating_point():  # a cast to integers sees the mean
+        return False
     if name in PASSES or name in ("add", "sub", "cat", "concat", "copy", "slice_scatter", "select_scatter"):
         return True
     if name in SUMS_OF_PLACES:

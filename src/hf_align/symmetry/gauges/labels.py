@@ -5,14 +5,16 @@ So any way of fusing and interleaving what one weight writes is understood.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Runs
-from hf_align.symmetry.interpreter import Interpretation
+from hf_align.symmetry.interpreter import Interpretation, Reading
 from hf_align.symmetry.passing import PASSES
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.trace import op_name
@@ -20,10 +22,10 @@ from hf_align.tracing.trace import op_name
 NOBODY = -1
 
 
-def numbered(node: fx.Node) -> Tensor:
-    """The entries along the last axis of a value, in its shape."""
-    shape = node.meta["val"].shape
-    return torch.arange(shape[-1]).expand(shape)
+def numbered(reading: Reading) -> Tensor:
+    """The outputs of a weight by number, in the shape of what it writes."""
+    shape = reading.node.meta["val"].movedim(reading.out_axis, -1).shape
+    return torch.arange(shape[-1]).expand(shape).movedim(-1, reading.out_axis)
 
 
 def present(labels: Tensor) -> Tensor:
@@ -42,27 +44,61 @@ def runs(entries: Tensor) -> Runs:
     return tuple(found)
 
 
-def only_moves(user: fx.Node, node: fx.Node, found: Interpretation) -> bool:
-    """Whether an op rearranges the entries of this operand, by fixed numbers, beside nothing or other activations."""
-    name = op_name(user)
-    if name in ("cat", "stack", "slice_scatter", "copy"):
+@dataclass(frozen=True)
+class Use:
+    """An op that does more with labelled entries than to move them."""
+
+    user: fx.Node
+    value: fx.Node
+    labels: Tensor
+
+
+def follow(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[Use]:
+    """Every use of values whose entries have labels, behind ops that only move entries.
+
+    Args:
+        starts: by node, labels in the shape of its value; entries of all other values are nobody's.
+    """
+    order = found.program.order
+    labels = dict(starts)
+    waiting = [(order[user], user) for node in starts for user in node.users]
+    heapify(waiting)
+    seen = set(starts)
+    while waiting:
+        _, user = heappop(waiting)
+        carried = [a for a in user.all_input_nodes if a in labels and bool((labels[a] >= 0).any())]
+        if user in seen or not carried:
+            continue
+        seen.add(user)
+        if _only_moves(user, carried, found):
+            for after, part in _moved(user, labels, found):
+                labels[after] = part
+                for later in after.users:
+                    heappush(waiting, (order[later], later))
+        else:
+            yield from (Use(user, a, labels[a]) for a in carried)
+
+
+def _only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
+    """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
+    if op_name(user) in ("cat", "stack", "slice_scatter", "copy"):
         return True
-    return name in PASSES and all(a is node or a in found.program.constants for a in user.all_input_nodes)
+    return op_name(user) in PASSES and all(a in carried or a in found.program.constants for a in user.all_input_nodes)
 
 
-def move(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretation) -> Iterator[tuple[fx.Node, Tensor]]:
-    """The labels of what an op makes of its operand; entries of other operands are nobody's."""
+def _moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[tuple[fx.Node, Tensor]]:
+    """The labels of what an op makes of its operands."""
 
     def lookup(other: fx.Node) -> Any:
-        if other is node:
-            return labels
+        if other in labels:
+            return labels[other]
         value = found.program.constants.get(other)
         if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
         return torch.full(other.meta["val"].shape, NOBODY)
 
     if op_name(user) in ("to", "_to_copy", "dropout", "type_as", "detach"):
-        yield user, labels
+        yield user, labels[user.all_input_nodes[0]]
         return
     args, kwargs = fx.node.map_arg((user.args, user.kwargs), lookup)
     result = call_wide(user, args, kwargs)

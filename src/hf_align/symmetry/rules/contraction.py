@@ -14,20 +14,21 @@ from hf_align.symmetry.spaces import Axis, product
 @rule("linear")
 def linear(call: Call) -> Value:
     """y_o = Σ_i W_oi x_i + b_o."""
-    value, weight, bias = call.value(call.argument(0)), call.value(call.argument(1)), call.argument(2, "bias")
+    value, weight, bias = call.value(call.argument(0)), call.value(call.argument(1)), call.argument("bias")
     return _affine(call, call.argument(0), value, weight, 1, bias)
 
 
-@rule("addmm")
+@rule("addmm", harmless="out_dtype")
 def addmm(call: Call) -> Value:
-    """y_o = b_o + Σ_i x_i W_io."""
+    """y_o = β b_o + α Σ_i x_i W_io."""
     value, weight = call.value(call.argument(1)), call.value(call.argument(2))
-    return _affine(call, call.argument(1), value, weight, 0, call.argument(0))
+    plain = call.argument("alpha") == call.argument("beta") == 1
+    return _affine(call, call.argument(1), value, weight, 0, call.argument(0), is_reading=plain)
 
 
-@rule("baddbmm", "addbmm")
+@rule("baddbmm", "addbmm", harmless="alpha beta out_dtype")
 def batched_affine(call: Call) -> Value:
-    """y_abc = m_abc + Σ_k x_abk z_akc, or the sum of the products over a."""
+    """y_abc = β m_abc + α Σ_k x_abk z_akc, or the sum of the products over a."""
     product_ = _multiplied(call, call.value(call.argument(1)).axes, call.value(call.argument(2)).axes)
     added = call.argument(0)
     if len(call.shape) < len(product_.axes):
@@ -50,14 +51,19 @@ def _added(call: Call, added: tuple[Axis, ...], axes: tuple[Axis, ...], role: st
             call.lower(y, ONES, "broadcast")
 
 
-def _affine(call: Call, source: fx.Node, value: Value, weight: Value, in_axis: int, bias: fx.Node | None) -> Value:
+def _affine(
+    call: Call, source: fx.Node, value: Value, weight: Value, in_axis: int, bias: fx.Node | None,
+    *, is_reading: bool = True,
+) -> Value:  # fmt: skip
     call.unify(value.axes[-1], weight.axes[in_axis].dual, "linear")
+    call.mixes(value, [-1])
+    call.mixes(weight, [in_axis])
     result = Value((*value.axes[:-1], weight.axes[1 - in_axis]))
     name = None
     if bias is not None:
         _added(call, call.value(bias).axes, result.axes, "bias")
         name = call.value(bias).parameter
-    if weight.parameter is not None:
+    if weight.parameter is not None and is_reading:
         call.reads(source, weight.parameter, in_axis, name)
     return result
 
@@ -67,10 +73,12 @@ def inner(call: Call) -> Value:
     """y_ij = Σ_k x_ik z_jk."""
     left, right = (call.value(call.argument(i)).axes for i in (0, 1))
     call.unify(left[-1], right[-1].dual, "score")
+    call.mixes(Value(left), [-1])
+    call.mixes(Value(right), [-1])
     return Value((*left[:-1], *right[:-1]))
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot")
+@rule("matmul", "mm", "bmm", "mv", "dot", harmless="out_dtype")
 def matmul(call: Call) -> Value:
     """y_abc = Σ_k x_abk z_akc, batch axes a in step."""
     program = call.found.program
@@ -85,6 +93,8 @@ def _multiplied(call: Call, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> 
     call.unify(left[-1], right[-2].dual if len(right) > 1 else right[-1].dual, "score")
     call.note(left[-1], "score")
     call.note(right[-1], "mix")
+    call.mixes(Value(left), [-1])
+    call.mixes(Value(right), [-2 if len(right) > 1 else -1])
     batch = []
     for x, z in aligned(left[:-2], right[:-2]):
         if x.size > 1 and z.size > 1:
@@ -97,16 +107,16 @@ def _multiplied(call: Call, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> 
     return Value((*batch, *left[-2:-1], *columns))
 
 
-@rule("linalg_solve_triangular")
+@rule("linalg_solve_triangular", harmless="upper unitriangular")
 def solve_triangular(call: Call) -> Value:
     """y = L⁻¹ x or x L⁻¹, in the coordinates in which L is triangular."""
     triangle, value = (call.value(call.argument(i)).axes for i in (0, 1))
-    from_left = call.argument(3, "left", True)
+    from_left = call.argument("left", True)
     call.lower_all((*triangle[-2:], value[-2 if from_left else -1]), FIXED, "triangular")
     return _multiplied(call, triangle, value) if from_left else _multiplied(call, value, triangle)
 
 
-@rule("einsum")
+@rule("einsum", harmless="path")
 def einsum(call: Call) -> Value:
     """y = Σ over the labels that the result lacks: a contraction where two operands share one, a sum where one has it.
 
@@ -123,6 +133,9 @@ def einsum(call: Call) -> Value:
     wanted = _labels(result, len(call.shape))
     for label, axes in carriers.items():
         _share(call, [a for a in axes if a.size > 1], label in wanted)
+    for term, operand in zip(terms.split(","), operands, strict=True):
+        labels = _labels(term, len(operand.axes))
+        call.mixes(operand, [i for i, label in enumerate(labels) if label not in wanted])
     return Value(tuple(max(carriers[label], key=lambda a: a.size) for label in wanted))
 
 

@@ -12,7 +12,7 @@ from hf_align.symmetry.spaces import Axis, fresh, product, split_product
 from hf_align.tracing.trace import op_name
 
 
-@rule("conv1d", "conv2d", "conv3d", "convolution")
+@rule("conv1d", "conv2d", "conv3d", "convolution", harmless="stride padding dilation output_padding")
 def convolution(call: Call) -> Value:
     """y_op = Σ_ci W_oci x_c(p+i) + b_o: a contraction of channels, inside each group of them."""
     if _is_transposed(call):
@@ -22,21 +22,23 @@ def convolution(call: Call) -> Value:
     alone = [i for i in range(-spatial, 0) if _is_seen_alone(call, i)]
     _pin_grid(call, value, weight, [i for i in range(-spatial, 0) if i not in alone])
     out = _grouped(call, value.axes[-spatial - 1], weight.axes[0], weight.axes[1], _groups(call))
+    split = split_product(value.axes[-spatial - 1], _groups(call))
+    call.mixes(Value((*value.axes[: -spatial - 1], *split, *value.axes[len(value.axes) - spatial :])), [-spatial - 1])
     return _with_places(call, value, out, spatial, alone)
 
 
 def _is_seen_alone(call: Call, axis: int) -> bool:
     """Whether the kernel has one cell along an axis, counted from behind, and gives every place its own result."""
     before, kernel = (call.argument(i).meta["val"].shape[axis] for i in (0, 1))
-    strides, pads = ([n] if isinstance(n, int) else n for n in (call.argument(3, "stride", 1),
-                                                                call.argument(4, "padding", 0)))  # fmt: skip
+    strides, pads = ([n] if isinstance(n, int) else n for n in (call.argument("stride", 1),
+                                                                call.argument("padding", 0)))  # fmt: skip
     if isinstance(pads, str):
         pads = [0]
     step, pad = (numbers[axis] if len(numbers) > 1 else numbers[0] for numbers in (strides, pads))
     return kernel == 1 and step == 1 and pad == 0 and before == call.shape[axis]
 
 
-@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", harmless="stride padding dilation output_padding")
 def transposed_convolution(call: Call) -> Value:
     """y_op = Σ_ci W_coi x_c(p-i) + b_o."""
     value, weight = call.value(call.argument(0)), call.value(call.argument(1))
@@ -53,11 +55,11 @@ def transposed_convolution(call: Call) -> Value:
 
 
 def _is_transposed(call: Call) -> bool:
-    return "transpose" in op_name(call.node) or (op_name(call.node) == "convolution" and bool(call.argument(6)))
+    return "transpose" in op_name(call.node) or bool(call.argument("transposed", False))
 
 
 def _groups(call: Call) -> int:
-    return int(call.argument(8 if op_name(call.node) == "convolution" else 6, "groups", 1))
+    return int(call.argument("groups"))
 
 
 def _pin_grid(call: Call, value: Value, weight: Value, mixed: Iterable[int]) -> None:
@@ -82,7 +84,7 @@ def _grouped(call: Call, channels: Axis, out: Axis, inner: Axis, groups: int) ->
 
 def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Container[int]) -> Value:
     """The result, after the bias; a plain convolution is a linear reader of its channels."""
-    weight, bias = call.value(call.argument(1)), call.argument(2, "bias")
+    weight, bias = call.value(call.argument(1)), call.argument("bias")
     name = None
     if isinstance(bias, fx.Node):
         call.unify(call.value(bias).axes[0], out, "bias")
@@ -90,20 +92,23 @@ def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Conta
         call.lower_all((*value.axes[: -spatial - 1], *kept), ONES, "broadcast")
         name = call.value(bias).parameter
     if weight.parameter is not None and _groups(call) == 1 and not _is_transposed(call):
-        call.reads(call.argument(0), weight.parameter, 1, name)
+        call.reads(call.argument(0), weight.parameter, 1, name, out_axis=-1 - spatial)
     places = (value.axes[i] if i in alone else fresh(call.shape[i], FIXED) for i in range(-spatial, 0))
     return Value((*value.axes[: -spatial - 1], out, *places))
 
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
       "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d",
-      "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
+      "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+      harmless="kernel_size stride padding ceil_mode count_include_pad divisor_override output_size align_corners"
+      " scale_factors scales scales_d scales_h scales_w")  # fmt: skip
 def linear_resize(call: Call) -> Value:
     """y_cq = Σ_p R_qp x_cp: linear in the positions, channel by channel."""
     return _resized(call)
 
 
-@rule("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d")
+@rule("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d",
+      harmless="kernel_size stride padding dilation ceil_mode output_size")  # fmt: skip
 def max_pool(call: Call) -> Value | tuple[Value, Value]:
     """y_cq = max_p∈q x_cp: positive scales and permutations of the channels."""
     value = call.value(call.argument(0))
@@ -127,7 +132,7 @@ def _resized(call: Call) -> Value:
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 
 
-@rule("grid_sampler", "grid_sampler_2d")
+@rule("grid_sampler", "grid_sampler_2d", harmless="interpolation_mode padding_mode align_corners")
 def grid_sampler(call: Call) -> Value:
     """y_cq = Σ_p R_qp(grid) x_cp: linear in the channels, the grid is read as coordinates."""
     value, grid = call.value(call.argument(0)), call.value(call.argument(1))
@@ -135,7 +140,7 @@ def grid_sampler(call: Call) -> Value:
     return Value((*value.axes[:2], *(fresh(n, FIXED) for n in call.shape[2:])))
 
 
-@rule("pixel_shuffle")
+@rule("pixel_shuffle", harmless="upscale_factor")
 def pixel_shuffle(call: Call) -> Value:
     """y_c(pi)(qj) = x_(cij)pq: channels become positions."""
     axes = call.value(call.argument(0)).axes
@@ -148,7 +153,7 @@ def pixel_shuffle(call: Call) -> Value:
 def weight_norm(call: Call) -> Value:
     """W_o = g_o v_o / |v_o|."""
     direction, length = call.value(call.argument(0)), call.value(call.argument(1))
-    dim = call.argument(2, "dim", 0) % len(direction.axes)
+    dim = call.argument("dim", 0) % len(direction.axes)
     for i, axis in enumerate(direction.axes):
         call.lower(axis, PERMUTATION if i == dim else monomial(Scalars.SIGN), "norm")
     call.unify(direction.axes[dim], length.axes[dim], "batch")

@@ -19,7 +19,7 @@ from hf_align.symmetry.spaces import Axis, fresh
 from hf_align.tracing.trace import op_name
 
 
-@rule_for_numbers("embedding")
+@rule_for_numbers("embedding", harmless="padding_idx")
 def embedding(call: Call) -> Value:
     """y_td = W_{s(t)d}: rows are looked up by number, so their order is fixed unless the numbers move along."""
     table, index = call.value(call.argument(0)), call.value(call.argument(1))
@@ -27,14 +27,14 @@ def embedding(call: Call) -> Value:
     return Value((*index.axes, table.axes[1]))
 
 
-@rule("embedding_bag")
+@rule("embedding_bag", harmless="include_last_offset padding_idx")
 def embedding_bag(call: Call) -> tuple[Value, ...]:
     """y_bd = Σ_t W_{s(b,t)d}."""
     table = call.value(call.argument(0))
     call.lower(table.axes[0], FIXED, "lookup")
-    if call.argument(4, "mode", 0) == 2:
+    if call.argument("mode", 0) == 2:
         call.lower(table.axes[1], PERMUTATION, "reduction")
-    for number in call.node.all_input_nodes[1:]:
+    for number in call.operands()[1:]:
         call.lower_all(call.value(number).axes, FIXED, "lookup")
     results = call.node.meta["val"]
     first = Value((fresh(results[0].shape[0], FIXED), table.axes[1]))
@@ -53,14 +53,12 @@ def _pointed(index: Value) -> tuple[Axis, ...]:
     return () if index.points_to is None else (index.points_to,)
 
 
-@rule("topk", "sort", "argsort")
+@rule("topk", "sort", "argsort", harmless="k largest sorted descending stable")
 def topk(call: Call) -> object:
     """The largest entries along an axis and their numbers: permutations of the axis leave the values alone."""
     value = call.value(call.argument(0))
     axes = list(value.axes)
-    position, name = (2, "dim") if call.node.target.__name__.startswith("topk") else (1, "dim")  # type: ignore[union-attr]
-    dim = call.argument(position, name, -1)
-    dim = (dim if isinstance(dim, int) and not isinstance(dim, bool) else -1) % len(axes)
+    dim = call.argument("dim", -1) % len(axes)
     call.mixes(value, [dim])
     call.lower_all(axes, PERMUTATION, "topk")
     results = call.node.meta["val"]
@@ -77,7 +75,7 @@ def index(call: Call) -> Value:
     """y_j… = x_{i(j)…}: entries along some axes, by number or by a mask."""
     numbers = call.argument(1)
     used = [i for i, n in enumerate(numbers) if n is not None]
-    size = call.node.args[0].meta["val"].shape[used[0]]  # type: ignore[union-attr]
+    size = call.argument(0).meta["val"].shape[used[0]]
     if len(used) == 1 and (run := constant_run(call.constant(numbers[used[0]]), size)) is not None:
         return run_along(call, used[0], *run)
     value = call.value(call.argument(0))
@@ -126,9 +124,9 @@ def index_select(call: Call) -> Value:
 @rule_for_numbers("gather", "take_along_dim")
 def gather(call: Call) -> Value:
     """y_…j… = x_…i(…j…)…: one number for every entry of the result."""
-    places = (2, 1) if op_name(call.node) == "take_along_dim" else (1, 2)
-    value, numbers = call.value(call.argument(0)), call.value(call.argument(places[1], "index"))
-    dim = call.argument(places[0], "dim")
+    places = call.argument("indices" if op_name(call.node) == "take_along_dim" else "index")
+    value, numbers = call.value(call.argument(0)), call.value(places)
+    dim = call.argument("dim")
     if dim is None:
         call.lower_all((*value.axes, *numbers.axes, *_pointed(numbers)), FIXED, "lookup")
         return Value(tuple(fresh(n, FIXED) for n in call.shape))
@@ -138,7 +136,7 @@ def gather(call: Call) -> Value:
         if i == dim:
             _chosen_by(call, x, numbers)
             axes.append(n)
-        elif x.size == n.size and _is_uniform(call, call.argument(places[1], "index"), i):
+        elif x.size == n.size and _is_uniform(call, places, i):
             call.lower(x, PERMUTATION, "lookup")
             axes.append(x)
         elif x.size == n.size:
@@ -155,11 +153,12 @@ def _in_step(call: Call, x: Axis, n: Axis) -> Axis:
     return x
 
 
-@rule_for_numbers("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce")
+@rule_for_numbers("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+                  harmless="value reduce include_self")  # fmt: skip
 def scatter(call: Call) -> Value:
     """y = x, but y_…i(…j…)… = s_…j…."""
-    value, numbers = call.value(call.argument(0)), call.value(call.argument(2, "index"))
-    dim = call.argument(1, "dim") % len(call.shape)
+    value, numbers = call.value(call.argument(0)), call.value(call.argument("index"))
+    dim = call.argument("dim") % len(call.shape)
     axes = []
     for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
         if i == dim:
@@ -169,7 +168,7 @@ def scatter(call: Call) -> Value:
         else:
             call.lower_all((x, n), FIXED, "lookup")
             axes.append(x)
-    _scattered(call, call.argument(3, "src"), numbers)
+    _scattered(call, call.argument("src"), numbers)
     call.lower_all(axes, PERMUTATION, "lookup")
     return Value(tuple(axes))
 
@@ -206,7 +205,7 @@ def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
     return isinstance(constant, Tensor) and bool((constant == constant.narrow(dim, 0, 1)).all())
 
 
-@rule_for_numbers("one_hot")
+@rule_for_numbers("one_hot", harmless="num_classes")
 def one_hot(call: Call) -> Value:
     """y_je = [i(j) = e]."""
     numbers = call.value(call.argument(0))
@@ -218,10 +217,11 @@ def one_hot(call: Call) -> Value:
 
 
 @rule("index_put", "index_put_", "masked_scatter", "index_add", "index_add_", "index_copy", "select_scatter",
-      "index_fill")  # fmt: skip
+      "index_fill", harmless="accumulate alpha value index")  # fmt: skip
 def written_by_number(call: Call) -> Value:
     """y = x with entries replaced or added to, by number: axes that are numbered are pinned, the last is shared."""
-    operands = [call.value(a) for a in call.node.all_input_nodes if a in call.found.values]
+    inputs = call.operands()
+    operands = [call.value(a) for a in inputs if a in call.found.values]
     rank = len(call.shape)
     whole = [o for o in operands if len(o.axes) and o.axes[-1].size == call.shape[-1]]
     last = _last_untouched(call, rank)
@@ -233,7 +233,7 @@ def written_by_number(call: Call) -> Value:
     for operand in operands:
         kept = last and operand in whole
         call.lower_all(operand.axes[:-1] if kept else operand.axes, FIXED, "lookup")
-    constants = [a for a in call.node.all_input_nodes if a not in call.found.values]
+    constants = [a for a in inputs if a not in call.found.values]
     if any(_disturbs(call, c) for c in constants):
         call.lower(axes[-1], FIXED, "constant")
     if "index_fill" in str(call.node.target) or any(o.axes[-1:] and o.axes[-1].size == 1 for o in operands):
@@ -246,12 +246,10 @@ def _last_untouched(call: Call, rank: int) -> bool:
     name = str(call.node.target)
     if "index_put" in name:
         numbers = call.argument(1)
-        return len(numbers) < rank and not any(
-            n is not None and _is_mask(n) and n.meta["val"].dim() == rank for n in numbers
-        )
+        return sum(n.meta["val"].dim() if n is not None and _is_mask(n) else 1 for n in numbers) < rank
     if "masked_scatter" in name:
         return False
-    dims = dims_of(call.argument(2 if "select" in name else 1, "dim", 0), rank)
+    dims = dims_of(call.argument("dim", 0), rank)
     return rank - 1 not in dims
 
 

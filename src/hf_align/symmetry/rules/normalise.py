@@ -15,28 +15,27 @@ from hf_align.symmetry.spaces import Axis, fresh, split_product
 from hf_align.tracing.trace import op_name
 
 
-@rule("layer_norm")
+@rule("layer_norm", harmless="eps")
 def layer_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β."""
     value = call.value(call.argument(0))
     call.mixes(value, range(-len(call.argument(1)), 0))
     if len(call.argument(1)) != 1:
-        operands = [value, *(call.value(a) for a in call.node.args[2:4] if isinstance(a, fx.Node))]
-        for operand in operands:
+        for operand in (value, *(call.value(a) for a in call.operands()[1:])):
             call.lower_all(operand.axes[-len(call.argument(1)) :], FIXED, "norm")
         call.lower_all(value.axes, PERMUTATION, "batch")
         return Value(value.axes)
     call.lower(value.axes[-1], METRIC, "norm")
     call.lower(value.axes[-1], ONES_UP_TO_SIGN, "norm")
     call.lower_all(value.axes[:-1], PERMUTATION, "batch")
-    return _with_gain(call, value, call.argument(2, "weight"), call.argument(3, "bias"))
+    return _with_gain(call, value, call.argument("weight"), call.argument("bias"))
 
 
-@rule("rms_norm")
+@rule("rms_norm", harmless="eps")
 def rms_norm(call: Call) -> Value:
     """y = γ ⊙ x / rms x."""
-    value, weight = call.value(call.argument(0)), call.argument(2, "weight")
-    rank = len(call.argument(1, "normalized_shape"))
+    value, weight = call.value(call.argument(0)), call.argument("weight")
+    rank = len(call.argument("normalized_shape"))
     call.mixes(value, range(-rank, 0))
     call.lower_all(value.axes[:-rank], PERMUTATION, "batch")
     call.lower_all(value.axes[-rank:], METRIC, "norm")
@@ -62,21 +61,21 @@ def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int =
     return Value((*value.axes[:at], axis, *value.axes[at + 1 :]))
 
 
-@rule("softmax", "_softmax", "log_softmax")
+@rule("softmax", "_softmax", "log_softmax", harmless="dtype half_to_float")
 def softmax(call: Call) -> Value:
     """y_i = exp x_i / Σ_j exp x_j: permutations of the axis, and of every other."""
     value = call.value(call.argument(0))
-    call.mixes(value, [call.argument(1, "dim")])
+    call.mixes(value, [call.argument("dim")])
     call.lower_all(value.axes, PERMUTATION, "softmax")
     return Value(value.axes)
 
 
-@rule("mean", "sum")
+@rule("mean", "sum", harmless="keepdim dtype")
 def total(call: Call) -> Value:
     """y = Σ_i x_i (or its mean): contraction with the all-ones vector; of an open product, of its two factors."""
     found = call.raw(call.argument(0))
-    rank = len(call.node.args[0].meta["val"].shape)  # type: ignore[union-attr]
-    reduced = dims_of(call.argument(1, "dim"), rank)
+    rank = call.argument(0).meta["val"].dim()
+    reduced = _reduced(call, rank)
     if isinstance(found, Product) and len(found.left.axes) == len(found.right.axes) == rank:
         axes = _contract(call, found, reduced)
     else:
@@ -85,6 +84,12 @@ def total(call: Call) -> Value:
         for i in reduced:
             call.lower(axes[i], ONES_UP_TO_SIGN if only_subtracted else ONES, "sum")
     return Value(_without(axes, reduced, len(call.shape)))
+
+
+def _reduced(call: Call, rank: int) -> tuple[int, ...]:
+    """The axes that a reduction is over: all where it names none."""
+    dims = call.argument("dim")
+    return dims_of(None if dims == [] else dims, rank)
 
 
 def _without(axes: Iterable[Axis], reduced: tuple[int, ...], rank: int) -> tuple[Axis, ...]:
@@ -110,15 +115,14 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
 
 
 @rule("amax", "amin", "any", "all", "max", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero",
-      "kthvalue")  # fmt: skip
+      "kthvalue", harmless="keepdim dtype k")  # fmt: skip
 def reduction(call: Call) -> object:
     """y = f(x_1 … x_n), f symmetric: the axis permutes; of an index, the axis is what it points to."""
-    if len(call.node.all_input_nodes) == 2:
+    if call.argument("other") is not None:
         return comparison(call)
     value = call.value(call.argument(0))
     rank = len(value.axes)
-    numbered = op_name(call.node) == "kthvalue"
-    reduced = dims_of(call.argument(2, "dim", -1) if numbered else call.argument(1, "dim"), rank)
+    reduced = _reduced(call, rank)
     call.lower_all(value.axes, PERMUTATION, "reduction")
     if "arg" in op_name(call.node) and len(reduced) != 1:
         call.lower_all(value.axes, FIXED, "number read")
@@ -131,16 +135,16 @@ def reduction(call: Call) -> object:
     return Value(kept), indices
 
 
-@rule("cumsum", "cumprod", "diff", "cummax", "cummin", "cumsum_")
+@rule("cumsum", "cumprod", "diff", "cummax", "cummin", "cumsum_", harmless="dtype n")
 def running(call: Call) -> object:
     """y_i = f(x_1 … x_i): the axis keeps its order; sums and differences leave the other axes free."""
     value = call.value(call.argument(0))
     axes = list(value.axes)
     linear = op_name(call.node) in ("cumsum", "diff", "cumsum_")
-    dim = (call.argument(2, "dim", -1) if op_name(call.node) == "diff" else call.argument(1, "dim", -1)) % len(axes)
+    dim = call.argument("dim") % len(axes)
     call.mixes(value, [dim])
-    if len(call.node.all_input_nodes) > 1:  # entries to begin or end with
-        operands = [call.value(a) for a in call.node.all_input_nodes if a in call.found.values]
+    if len(inputs := call.operands()) > 1:  # entries to begin or end with
+        operands = [call.value(a) for a in inputs if a in call.found.values]
         call.lower_all([a for o in operands for a in o.axes], FIXED, "running")
     for i, axis in enumerate(axes):
         if i == dim or not linear:
@@ -151,12 +155,12 @@ def running(call: Call) -> object:
     return Value(tuple(axes)) if isinstance(results, Tensor) else tuple(Value(tuple(axes)) for _ in results)
 
 
-@rule("linalg_vector_norm", "linalg_norm", "norm")
+@rule("linalg_vector_norm", "linalg_norm", "norm", harmless="keepdim dtype")
 def vector_norm(call: Call) -> Value:
     """y = (Σ_i |x_i|^p)^(1/p): a length for p = 2, else permutations and signs."""
     value = call.value(call.argument(0))
-    order = call.argument(1, "ord", 2)
-    reduced = dims_of(call.argument(2, "dim"), len(value.axes))
+    order = call.argument("p" if op_name(call.node) == "norm" else "ord")
+    reduced = _reduced(call, len(value.axes))
     for i, axis in enumerate(value.axes):
         if i not in reduced:
             call.lower(axis, PERMUTATION, "batch")
@@ -165,12 +169,12 @@ def vector_norm(call: Call) -> Value:
     return Value(_without(value.axes, reduced, len(call.shape)))
 
 
-@rule("cdist")
+@rule("cdist", harmless="compute_mode")
 def distances(call: Call) -> Value:
     """y_pr = (Σ_i |x_pi - z_ri|^q)^(1/q): one isometry of both for q = 2, else one of permutations and signs."""
     left, right = call.value(call.argument(0)), call.value(call.argument(1))
     call.unify(left.axes[-1], right.axes[-1], "sum")
-    call.lower(left.axes[-1], METRIC if call.argument(2, "p", 2) == 2 else monomial(Scalars.SIGN), "norm")
+    call.lower(left.axes[-1], METRIC if call.argument("p", 2) == 2 else monomial(Scalars.SIGN), "norm")
     call.mixes(left, range(len(left.axes) - 1))
     batch = []
     for x, z in aligned(left.axes[:-2], right.axes[:-2]):
@@ -182,7 +186,7 @@ def distances(call: Call) -> Value:
     return Value(result)
 
 
-@rule("mse_loss")
+@rule("mse_loss", harmless="reduction")
 def squared_distance(call: Call) -> Value:
     """y = Σ (a - b)²: orthogonal maps of both at once along every axis."""
     left, right = call.value(call.argument(0)).axes, call.value(call.argument(1)).axes
@@ -192,11 +196,11 @@ def squared_distance(call: Call) -> Value:
     return Value(left if call.shape else ())
 
 
-@rule("var", "std")
+@rule("var", "std", harmless="correction unbiased keepdim")
 def variance(call: Call) -> Value:
     """y = Σ_i (x_i - mean x)² / n."""
-    value, dims = call.value(call.argument(0)), call.argument(1, "dim")
-    reduced = dims_of(None if isinstance(dims, bool) else dims, len(value.axes))  # var(x, unbiased) is of all
+    value = call.value(call.argument(0))
+    reduced = _reduced(call, len(value.axes))
     for i, axis in enumerate(value.axes):
         call.lower(axis, PERMUTATION if i not in reduced or len(reduced) > 1 else ONES_UP_TO_SIGN, "norm")
         if i in reduced:
@@ -204,7 +208,7 @@ def variance(call: Call) -> Value:
     return Value(_without(value.axes, reduced, len(call.shape)))
 
 
-@rule("group_norm")
+@rule("group_norm", harmless="eps")
 def group_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β over the channels of a group and all positions."""
     value, groups = call.value(call.argument(0)), call.argument(1)
@@ -215,10 +219,10 @@ def group_norm(call: Call) -> Value:
     call.lower_all(axes[2:], FIXED, "positions")
     call.lower(inner, METRIC, "norm")
     call.lower(inner, ONES_UP_TO_SIGN, "norm")
-    return _with_gain(call, value, call.argument(2, "weight"), call.argument(3, "bias"), at=1)
+    return _with_gain(call, value, call.argument("weight"), call.argument("bias"), at=1)
 
 
-@rule("instance_norm")
+@rule("instance_norm", harmless="eps momentum use_input_stats")
 def instance_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - mean x_c) / std x_c + β_c: each channel by itself."""
     value = call.value(call.argument(0))
@@ -226,32 +230,31 @@ def instance_norm(call: Call) -> Value:
     call.lower(value.axes[0], PERMUTATION, "batch")
     call.lower(value.axes[1], monomial(Scalars.SIGN), "norm")
     call.lower_all(value.axes[2:], FIXED, "positions")
-    return _with_gain(call, value, call.argument(1, "weight"), call.argument(2, "bias"), at=1)
+    return _with_gain(call, value, call.argument("weight"), call.argument("bias"), at=1)
 
 
-@rule("batch_norm")
+@rule("batch_norm", harmless="momentum eps")
 def batch_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c, all four stored: affine, and with μ = 0, σ² + ε = 1 a gain."""
-    return _affine_by_channel(call, call.argument(7))
+    return _affine_by_channel(call)
 
 
-@rule("_native_batch_norm_legit_no_training")
+@rule("_native_batch_norm_legit_no_training", harmless="momentum eps")
 def native_batch_norm(call: Call) -> tuple[Value, ...]:
     """As `batch_norm`."""
-    return _affine_by_channel(call, call.argument(6)), Value((fresh(0, FIXED),)), Value((fresh(0, FIXED),))
+    return _affine_by_channel(call), Value((fresh(0, FIXED),)), Value((fresh(0, FIXED),))
 
 
-def _affine_by_channel(call: Call, eps: float) -> Value:
-    value = call.value(call.argument(0))
+def _affine_by_channel(call: Call) -> Value:
+    call.expect("training", False)
+    value, weight, shift = call.value(call.argument(0)), call.argument("weight"), call.argument("bias")
     call.lower_all((value.axes[0], *value.axes[2:]), ONES, "broadcast")
-    stored = [call.value(a) if isinstance(a, fx.Node) else None for a in call.node.args[1:5]]
-    names = [s.parameter if s is not None else None for s in stored]
-    for statistic in stored[2:]:
-        if statistic is not None:
-            call.lower_all(statistic.axes, FIXED, "statistics")
-    gain, bias, mean, variance_ = names
+    stored = [call.value(a) if isinstance(a, fx.Node) else None
+              for a in (weight, shift, call.argument("running_mean"), call.argument("running_var"))]  # fmt: skip
+    gain, bias, mean, variance_ = (s.parameter if s is not None else None for s in stored)
     if gain is None or bias is None or mean is None or variance_ is None:
-        call.lower_all(value.axes, FIXED, "statistics")
+        call.lower_all((a for v in (value, *stored) if v is not None for a in v.axes), FIXED, "statistics")
         return Value(value.axes)
-    call.found.statistics.append(Statistics(gain, bias, mean, variance_, eps))
-    return _with_gain(call, value, call.argument(1), call.argument(2), at=1)
+    call.lower_all((a for v in stored[2:] if v is not None for a in v.axes), FIXED, "statistics")
+    call.found.statistics.append(Statistics(gain, bias, mean, variance_, call.argument("eps")))
+    return _with_gain(call, value, weight, shift, at=1)

@@ -14,12 +14,21 @@ from hf_align.symmetry.passing import subtracts_mean
 from hf_align.symmetry.spaces import Axis, cut, fresh
 from hf_align.tracing.trace import op_name
 
+_CONSTANTS_OF_FUNCTIONS = (
+    "self other min max alpha beta scale input_scale threshold value min_val max_val approximate eps nan posinf neginf"
+    " decimals exponent out_int32 right assume_unique invert rounding_mode"
+)
+"""What only makes f another function."""
+
 
 @rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",
-                  "type_as", "lift_fresh_copy", "feature_dropout", "alpha_dropout")  # fmt: skip
+                  "type_as", "lift_fresh_copy", "feature_dropout", "alpha_dropout",
+                  harmless="other p")  # fmt: skip
 def unchanged(call: Call) -> object:
     """y = x; as an integer, a function of one entry."""
-    before, after = call.node.args[0].meta["val"], call.node.meta["val"]  # type: ignore[union-attr]
+    call.argument("dtype")  # as the result shows
+    call.expect("train", False)
+    before, after = call.argument(0).meta["val"], call.node.meta["val"]
     if before.is_floating_point() and not (after.is_floating_point() or after.is_complex()):
         value = call.value(call.argument(0))
         call.lower_all(value.axes, PERMUTATION, "rounding")
@@ -27,9 +36,9 @@ def unchanged(call: Call) -> object:
     return call.raw(call.argument(0))
 
 
-@rule("neg")
+@rule("neg", "_conj", "conj_physical", "resolve_conj")
 def negative(call: Call) -> Value:
-    """y = -x: linear, commutes with every g."""
+    """y = -x, or the conjugate of x: linear over the reals, commutes with every g, which is real."""
     return Value(call.value(call.argument(0)).axes)
 
 
@@ -38,11 +47,13 @@ def negative(call: Call) -> Value:
       "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "log2", "log10", "expm1", "exp2", "floor", "ceil",
       "round", "trunc", "nan_to_num", "remainder", "fmod", "floor_divide", "clip", "celu", "selu", "silu_", "acos",
       "cosh", "bucketize", "isin", "isfinite", "hardswish_", "logit", "threshold", "erfc", "clamp_", "clamp_min_",
-      "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac")  # fmt: skip
+      "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac",
+      harmless=_CONSTANTS_OF_FUNCTIONS)  # fmt: skip
 def function_of_one_entry(call: Call) -> Value:
     """y_i = f(x_i): only permutations commute with a general f."""
-    value = call.value(call.argument(0) if _is_data(call, call.argument(0)) else call.node.all_input_nodes[0])
-    for other in call.node.all_input_nodes:
+    operands = call.operands()
+    value = call.value(next(a for a in operands if _is_data(call, a)))
+    for other in operands:
         if _is_data(call, other):
             value = Value(tuple(_joined(call, x, y) for x, y in aligned(value.axes, call.value(other).axes)))
         else:
@@ -52,7 +63,7 @@ def function_of_one_entry(call: Call) -> Value:
 
 
 @rule("tanh", "tanh_", "sin", "erf", "asin", "atan", "sinh", "asinh", "tan", "sign", "sgn", "hardshrink",
-      "softshrink")  # fmt: skip
+      "softshrink", harmless="lambd")  # fmt: skip
 def odd_function(call: Call) -> Value:
     """y_i = f(x_i), f(-x) = -f(x): permutations and signs."""
     value = call.value(call.argument(0))
@@ -60,7 +71,7 @@ def odd_function(call: Call) -> Value:
     return Value(value.axes)
 
 
-@rule("relu", "relu_", "leaky_relu")
+@rule("relu", "relu_", "leaky_relu", harmless="negative_slope")
 def homogeneous_function(call: Call) -> Value:
     """y_i = f(x_i), f(cx) = c f(x) for c > 0: permutations and positive scales."""
     value = call.value(call.argument(0))
@@ -71,7 +82,7 @@ def homogeneous_function(call: Call) -> Value:
 @rule("pow", "pow_", "square")
 def power(call: Call) -> object:
     """y_i = x_i^p: the square is a product, which may turn out to be half of a length."""
-    exponent = call.constant(call.argument(1, default=2))
+    exponent = call.constant(call.argument(1, 2))
     if isinstance(exponent, Tensor) and exponent.numel() == 1:
         exponent = exponent.item()
     if not _is_data(call, call.argument(0)) or not isinstance(exponent, (int, float)):
@@ -85,10 +96,10 @@ def power(call: Call) -> object:
 
 @rule("add", "add_", "sub", "sub_", "rsub", "subtract", "lerp")
 def addition(call: Call) -> Value:
-    """y = a ± b: one element for both operands; a constant along an axis asks g1 = 1, but for a - mean a, which goes
+    """y = a ± αb: one element for both operands; a constant along an axis asks g1 = 1, but for a - mean a, which goes
     along with g1 = -1 too."""
-    left, right = call.argument(0), call.argument(1)
-    if "lerp" in str(call.node.target) and isinstance(call.argument(2), fx.Node):
+    left, right, times = call.argument(0), call.argument(1), call.argument("alpha", 1)
+    if isinstance(call.argument("weight"), fx.Node):
         return function_of_one_entry(call)
     if subtracts_mean(call.node):
         return call.value(left)
@@ -103,7 +114,7 @@ def addition(call: Call) -> Value:
         and isinstance(number, (int, float))
         and "add" in str(call.node.target)
     ):
-        return replace(found, offset=found.offset + number)
+        return replace(found, offset=found.offset + times * number)
     axes = call.value(value).axes
     _add_constant(call, axes, number)
     return _broadcast(call, Value(axes))
@@ -123,6 +134,8 @@ def _joined(call: Call, x: Axis, y: Axis) -> Axis:
 def multiplication(call: Call) -> object:
     """y_i = a_i b_i: a gain if b is a weight, else an open product; constants that vary along an axis pin it."""
     left, right = call.argument(0), call.argument(1)
+    if call.argument("rounding_mode") is not None:
+        return function_of_one_entry(call)
     if _is_data(call, left) and _is_data(call, right):
         if (gain := _offset_gain(call, left, right)) is not None:
             return gain
@@ -141,8 +154,6 @@ def multiplication(call: Call) -> object:
     if value is right and "div" in str(call.node.target):
         call.lower_all(axes, PERMUTATION, "divisor")
     _keep_order(call, axes, call.constant(constant))
-    if call.argument(2, "rounding_mode") is not None:
-        call.lower_all(axes, PERMUTATION, "rounding")
     return _broadcast(call, Value(axes))
 
 
@@ -223,7 +234,7 @@ def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
 
 
 def _selected(call: Call) -> Value:
-    operands = [a for a in call.node.all_input_nodes if a in call.found.values]
+    operands = [a for a in call.operands() if a in call.found.values]
     axes = call.value(operands[0]).axes
     for other in operands[1:]:
         axes = tuple(_joined(call, x, y) for x, y in aligned(axes, call.value(other).axes))
@@ -235,7 +246,7 @@ def _selected(call: Call) -> Value:
 
 
 @rule("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "__and__", "__or__", "bitwise_and",
-      "bitwise_or", "maximum", "minimum", "atan2", "logaddexp")  # fmt: skip
+      "bitwise_or", "maximum", "minimum", "atan2", "logaddexp", harmless="self other")  # fmt: skip
 def comparison(call: Call) -> Value:
     """y_i = f(a_i, b_i)."""
     return _selected(call)
@@ -245,7 +256,7 @@ def comparison(call: Call) -> Value:
 def gated_linear_unit(call: Call) -> Value:
     """y = a ⊙ σ(b) with (a, b) the halves of one axis."""
     axes = list(call.value(call.argument(0)).axes)
-    dim = call.argument(1, "dim", -1) % len(axes)
+    dim = call.argument("dim", -1) % len(axes)
     left, gate = cut(axes[dim], [axes[dim].size // 2] * 2)
     call.lower(gate, PERMUTATION, "pointwise")
     call.lower_all((*axes[:dim], *axes[dim + 1 :]), PERMUTATION, "batch")

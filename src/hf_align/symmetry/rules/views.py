@@ -15,9 +15,11 @@ from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, 
 from hf_align.tracing.execute import places_shown
 
 
-@rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias")
+@rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias",
+                  harmless="size shape start_dim end_dim dim sizes other")  # fmt: skip
 def view(call: Call) -> Value | Rows:
     """The same entries in row-major order under another shape: products of spaces are split and joined."""
+    call.expect("stride", [math.prod(call.shape[i + 1 :]) for i in range(len(call.shape))])
     raw = call.raw(call.argument(0))
     if isinstance(raw, Rows) and (behind := merged_behind(call.node, raw.dim)) is not None:
         return _one_behind_the_other(raw, behind)
@@ -77,7 +79,13 @@ def rearranged(value: Value, axes: Iterable[Axis]) -> Value:
 
 
 def _reshape(call: Call, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:
-    """Match runs of axes with runs of the new shape of the same size: no split is wider than it must be."""
+    """Match runs of axes with runs of the new shape of the same size: no split is wider than it must be.
+
+    Raises:
+        SpaceMismatchError: the entries are others, as where bytes are read as another type.
+    """
+    if _run_size([*axes]) != math.prod(shape):
+        raise SpaceMismatchError(f"{_run_size([*axes])} entries viewed as {math.prod(shape)}")
     result: list[Axis] = []
     old, new = list(axes), list(shape)
     while new:
@@ -171,7 +179,7 @@ def unsqueeze(call: Call) -> Value:
 def squeeze(call: Call) -> Value:
     """Axes of size one dropped."""
     value = call.value(call.argument(0))
-    dims, rank = call.argument(1, "dim"), len(value.axes)
+    dims, rank = call.argument("dim"), len(value.axes)
     chosen = dims_of(dims, rank)
     kept = tuple(a for i, a in enumerate(value.axes) if not (i in chosen and a.size == 1))
     return Value(kept, value.parameter, points_to=value.points_to)
@@ -184,7 +192,7 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
     return tuple(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
-@rule_for_numbers("expand", "expand_as", "broadcast_to")
+@rule_for_numbers("expand", "expand_as", "broadcast_to", harmless="size other")
 def expand(call: Call) -> Value:
     """Copies along an axis of size one: every g with g1 = 1 leaves them alone."""
     value = call.value(call.argument(0))
@@ -216,14 +224,14 @@ def _copies(call: Call, axis: Axis, size: int) -> Axis:
 @rule_for_numbers("slice")
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
-    dim, step = call.argument(1, "dim", 0) % len(call.shape), call.argument(4, "step", 1)
-    size = call.node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr]
-    start, stop, _ = slice(call.argument(2, "start"), call.argument(3, "end")).indices(size)
+    dim, step = call.argument("dim") % len(call.shape), call.argument("step")
+    size = call.argument(0).meta["val"].shape[dim]
+    start, stop, _ = slice(call.argument("start"), call.argument("end")).indices(size)
     if step == 1:
         return run_along(call, dim, start, stop)
     value = call.value(call.argument(0))
     axes = list(value.axes)
-    axes[dim] = _every_other(call, axes[dim], step, whole=start < step and size - stop < step and size % step == 0)
+    axes[dim] = _every_other(call, axes[dim], step, whole=len(range(start, stop, step)) * step == size)
     return rearranged(value, axes)
 
 
@@ -234,7 +242,7 @@ def _every_other(call: Call, axis: Axis, step: int, *, whole: bool) -> Axis:
     except SpaceMismatchError:
         rows, entries = None, axis
     call.lower(entries, FIXED, "strided slice")
-    return fresh(call.shape[call.argument(1, "dim", 0) % len(call.shape)], FIXED) if rows is None else rows
+    return fresh(call.shape[call.argument("dim") % len(call.shape)], FIXED) if rows is None else rows
 
 
 def run_along(call: Call, dim: int, start: int, stop: int) -> Value:
@@ -265,12 +273,12 @@ def _piece(axis: Axis, start: int, stop: int) -> Axis:
     return cut(axis, sizes)[1 if start else 0]
 
 
-@rule_for_numbers("select")
+@rule_for_numbers("select", harmless="index")
 def select(call: Call) -> Value:
     """One entry along an axis, by number."""
     rank = len(call.shape) + 1
     dim = call.argument(1) % rank
-    raw, size = call.raw(call.argument(0)), call.node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr]
+    raw, size = call.raw(call.argument(0)), call.argument(0).meta["val"].shape[dim]
     if isinstance(raw, Rows) and raw.dim == dim:
         at = call.argument(2) % size
         return _without_axis(run_along(call, dim, at, at + 1), dim)
@@ -287,15 +295,20 @@ def _without_axis(value: Value, dim: int) -> Value:
 @rule_for_numbers("narrow")
 def narrow(call: Call) -> Value:
     """A run of entries along one axis."""
-    start = call.argument(2)
-    return run_along(call, call.argument(1) % len(call.shape), start, start + call.argument(3))
+    start = call.constant(call.argument("start"))
+    if start is None:
+        raise SpaceMismatchError("a run that starts where data says")
+    dim = call.argument("dim") % len(call.shape)
+    start = int(start) % call.argument(0).meta["val"].shape[dim]
+    return run_along(call, dim, start, start + call.argument("length"))
 
 
-@rule_for_numbers("split", "split_with_sizes", "chunk", "tensor_split")
+@rule_for_numbers("split", "split_with_sizes", "chunk", "tensor_split",
+                  harmless="split_size split_sizes chunks sections indices")  # fmt: skip
 def split(call: Call) -> tuple[Value, ...]:
     """Consecutive pieces of one axis."""
     results = call.node.meta["val"]
-    dim = call.argument(2, "dim", 0) % len(results[0].shape)
+    dim = call.argument("dim") % len(results[0].shape)
     sizes = [r.shape[dim] for r in results]
     raw = call.raw(call.argument(0))
     if isinstance(raw, Rows) and raw.dim == dim:
@@ -310,7 +323,7 @@ def split(call: Call) -> tuple[Value, ...]:
 def unbind(call: Call) -> tuple[Value, ...]:
     """Every entry along an axis, in order."""
     results = call.node.meta["val"]
-    dim = call.argument(1, "dim", 0) % (len(results[0].shape) + 1)
+    dim = call.argument("dim") % (len(results[0].shape) + 1)
     raw = call.raw(call.argument(0))
     if isinstance(raw, Rows) and raw.dim == dim:
         return tuple(_without_axis(run_along(call, dim, i, i + 1), dim) for i in range(len(results)))
@@ -332,7 +345,7 @@ def getitem(call: Call) -> Value:
 def concatenate(call: Call) -> Value | Rows:
     """The direct sum along one axis; every other axis is shared, but for those that only become one with it."""
     values = [call.value(a) for a in call.argument(0) if a.meta["val"].numel()]
-    dim = call.argument(1, "dim", 0) % len(call.shape)
+    dim = call.argument("dim") % len(call.shape)
     ends = {merged_behind(user, dim) for user in call.node.users}
     behind = ends.pop() if len(ends) == 1 else None
     if behind is None:
@@ -348,7 +361,7 @@ def concatenate(call: Call) -> Value | Rows:
 def stack(call: Call) -> Value:
     """Values in order along a new axis."""
     values = [call.value(a) for a in call.argument(0)]
-    dim = call.argument(1, "dim", 0) % len(call.shape)
+    dim = call.argument("dim") % len(call.shape)
     first = values[0].axes
     for other in values[1:]:
         for x, y in zip(first, other.axes, strict=True):
@@ -356,7 +369,7 @@ def stack(call: Call) -> Value:
     return Value((*first[:dim], fresh(len(values), FIXED), *first[dim:]))
 
 
-@rule_for_numbers("repeat", "tile")
+@rule_for_numbers("repeat", "tile", harmless="repeats dims")
 def repeat(call: Call) -> Value:
     """y_(ji) = x_i: whole copies one after another along an axis."""
     value = call.value(call.argument(0))
@@ -368,11 +381,11 @@ def _whole_copies(call: Call, axis: Axis, size: int) -> Axis:
     return axis if axis.size == size else product([_copies(call, fresh(1), size // axis.size), axis])
 
 
-@rule_for_numbers("repeat_interleave")
+@rule_for_numbers("repeat_interleave", harmless="output_size")
 def repeat_interleave(call: Call) -> Value:
     """y_(ij) = x_i: every entry several times in a row."""
     value, times = call.value(call.argument(0)), call.argument(1)
-    dim = call.argument(2, "dim")
+    dim = call.argument("dim")
     if not isinstance(times, int):
         return _repeated_by_data(call, value, dim)
     if dim is None:
@@ -394,18 +407,17 @@ def _repeated_by_data(call: Call, value: Value, dim: int | None) -> Value:
     return Value((*value.axes[:i], fresh(call.shape[i], FIXED), *value.axes[i + 1 :]))
 
 
-@rule_for_numbers("roll", "flip")
+@rule_for_numbers("roll", "flip", harmless="shifts")
 def moved_along(call: Call) -> Value:
     """y_i = x_π(i) with a fixed π."""
     value = call.value(call.argument(0))
-    dims = call.argument(2, "dims") if "roll" in str(call.node.target) else call.argument(1)
-    moved = dims_of(dims or None, len(value.axes))
+    moved = dims_of(call.argument("dims") or None, len(value.axes))
     call.mixes(value, moved)
     call.lower_all((value.axes[i] for i in moved), FIXED, "order")
     return rearranged(value, value.axes)
 
 
-@rule("tril", "triu")
+@rule("tril", "triu", harmless="diagonal")
 def triangle(call: Call) -> Value:
     """y_ij = x_ij for i ≥ j, else 0 (or the reverse)."""
     value = call.value(call.argument(0))
@@ -417,7 +429,7 @@ def triangle(call: Call) -> Value:
 def pad(call: Call) -> Value:
     """Entries added before and behind."""
     value, widths = call.value(call.argument(0)), call.argument(1)
-    mode, filling = call.argument(2, "mode", "constant"), call.argument(3, "value", 0) or 0
+    mode, filling = call.argument("mode"), call.argument("value") or 0
     axes = list(value.axes)
     for k in range(len(widths) // 2):
         i, before, behind = len(axes) - 1 - k, widths[2 * k], widths[2 * k + 1]
@@ -433,7 +445,7 @@ def pad(call: Call) -> Value:
     return rearranged(value, axes)
 
 
-@rule_for_numbers("copy")
+@rule_for_numbers("copy", harmless="self")
 def copy(call: Call) -> Value:
     """y = the second operand, in the shape of the first."""
     value = call.value(call.argument(1))
@@ -445,8 +457,8 @@ def copy(call: Call) -> Value:
 def slice_scatter(call: Call) -> Value:
     """y = x with a run of entries along one axis replaced: the sum of what is left of x and what replaces it."""
     base, piece = call.argument(0), call.value(call.argument(1))
-    dim, step = call.argument(2, "dim", 0) % len(call.shape), call.argument(5, "step", 1)
-    start, stop, _ = slice(call.argument(3, "start"), call.argument(4, "end")).indices(call.shape[dim])
+    dim, step = call.argument("dim") % len(call.shape), call.argument("step")
+    start, stop, _ = slice(call.argument("start"), call.argument("end")).indices(call.shape[dim])
     axes = list(piece.axes)
     if step != 1:
         call.lower(axes[dim], FIXED, "strided slice")
@@ -475,7 +487,7 @@ def _require_blank(call: Call, base: Any, axes: list[Axis], dim: int) -> None:
         call.lower_all([a for i, a in enumerate(axes) if i != dim], FIXED, "constant")
 
 
-@rule_for_numbers("unfold")
+@rule_for_numbers("unfold", harmless="size step")
 def unfold(call: Call) -> Value:
     """y_…i…k = x_…(i·step + k): windows along one axis."""
     value = call.value(call.argument(0))
@@ -486,7 +498,7 @@ def unfold(call: Call) -> Value:
     return rearranged(value, [*axes, fresh(call.shape[-1], FIXED)])
 
 
-@rule_for_numbers("as_strided")
+@rule_for_numbers("as_strided", harmless="size stride storage_offset")
 def strided(call: Call) -> Value:
     """y_j = x_π(j), π fixed by the places in memory: an axis of y that steps along one of x alone is that axis."""
     value, places = call.value(call.argument(0)), places_shown(call.node)
@@ -508,7 +520,7 @@ def _steps_along(found: Sequence[torch.Tensor], i: int, k: int) -> bool:
     return alone and bool((found[i] == steps).all())
 
 
-@rule_for_numbers("im2col")
+@rule_for_numbers("im2col", harmless="kernel_size dilation padding stride")
 def im2col(call: Call) -> Value:
     """y_(ck)p = x_c(p+k): windows of an image, channels outermost."""
     value = call.value(call.argument(0))
@@ -528,7 +540,7 @@ def complex_view(call: Call) -> Value:
     return Value((*axes, *(fresh(n, FIXED) for n in call.shape[len(axes) :])))
 
 
-@rule_for_numbers("diagonal")
+@rule_for_numbers("diagonal", harmless="offset dim1 dim2")
 def diagonal(call: Call) -> Value:
     """y_i = x_ii."""
     axes = call.value(call.argument(0)).axes

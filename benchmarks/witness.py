@@ -1,0 +1,103 @@
+"""What the witness costs beside weight matching: python benchmarks/witness.py [--size 0.06 …] [--folder DIR]
+
+A Llama of random weights in bfloat16, and the same in another basis, which is found in fewer sweeps than it takes to
+match two that were trained. CPU seconds on one thread, a process for each size. Writes benchmarks/witness.md, where
+rows of other sizes stay, and exits with status 1 where the witness takes more than a fifth of matching at 1 billion.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from engine import moved_pair
+
+HERE = Path(__file__)
+TABLE = HERE.with_suffix(".md")
+SHARE, AT = 0.2, 1.0
+HEADER = "| billion parameters | matching | witness of B | of A | share of both | longest text | peak GiB | revision |"
+ABOUT = f"""# What the witness costs
+
+    OMP_NUM_THREADS=1 python benchmarks/witness.py --size 0.06
+
+CPU seconds. A model against itself in another basis, which is matched in fewer sweeps than two that were trained. The
+limit is a share of {SHARE:.0%} at {AT:g} billion parameters. Matching takes a time that grows with parameters times
+width, running a model one that grows with parameters alone, so the share falls with size. 0.25 billion, put together
+from runs of other days, is in [engine.md](engine.md#witness): 26 %. One billion has not been measured.
+
+"""
+
+
+def measure(a: str, b: str) -> dict[str, float]:
+    """Both stages, in this process: CPU seconds by model, tokens of the longest text, GiB."""
+    from hf_align.matching.balanced import Balanced
+    from hf_align.matching.weights import match_weights
+    from hf_align.models import open_pair
+    from hf_align.options import Options
+    from hf_align.witness.witness import hold
+    from hf_align.witnessing import moved_model
+
+    torch.set_num_threads(1)
+    pair = open_pair(a, b)
+    began = time.process_time()
+    models = Balanced.of(pair.spec, pair.a.weights, pair.b.weights)
+    match = models.match(*match_weights(models))
+    found = {"matching": time.process_time() - began}
+    for called, model, elements in (("B", pair.b, match.b), ("A", pair.a, match.a)):
+        began = time.process_time()
+        moved = moved_model(called, model, pair, pair.spec, elements, pair.layout(pair.a), Options())
+        held = hold(moved, torch.device("cpu"))
+        found[called] = time.process_time() - began
+        found["longest"] = max(int(n) for at in held.cases.values() for n in at if n)
+    found["gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return found
+
+
+def row(size: float, found: dict[str, float]) -> str:
+    """A line of the table."""
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE.parent, check=True, capture_output=True,
+                              text=True).stdout.strip()  # fmt: skip
+    share = (found["A"] + found["B"]) / found["matching"]
+    return (f"| {size:g} | {found['matching']:.1f} | {found['B']:.1f} | {found['A']:.1f} | {share:.0%} | "
+            f"{found['longest']:.0f} | {found['gib']:.1f} | {revision} |")  # fmt: skip
+
+
+def write(rows: dict[str, str]) -> None:
+    """The table, with these rows beside those that it has of other sizes."""
+    before = TABLE.read_text(encoding="utf-8").splitlines() if TABLE.is_file() else []
+    kept = {line.split("|")[1].strip(): line for line in before if line.startswith("| ") and line[2].isdigit()}
+    lines = sorted({**kept, **rows}.items(), key=lambda item: float(item[0]))
+    head = [HEADER, "|" + " --- |" * (HEADER.count("|") - 1)]
+    TABLE.write_text(ABOUT + "\n".join([*head, *(line for _, line in lines)]) + "\n", encoding="utf-8")
+
+
+def main(
+    pair: Annotated[list[str] | None, typer.Argument(help="Two folders, of which what is found is printed.")] = None,
+    size: Annotated[list[float] | None, typer.Option(help="Billions of parameters: 0.06, 0.25, 0.5, 1.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where models are made.")] = None,
+) -> None:
+    if pair:
+        typer.echo(json.dumps(measure(*pair)))
+        return
+    rows, dear = {}, False
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for billions in size or [0.06, 0.25, AT]:
+            command = [sys.executable, str(HERE), *map(str, moved_pair(Path(place), billions))]
+            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            rows[f"{billions:g}"] = row(billions, found)
+            typer.echo(rows[f"{billions:g}"])
+            dear |= billions == AT and found["A"] + found["B"] > SHARE * found["matching"]
+    write(rows)
+    raise typer.Exit(int(dear))
+
+
+if __name__ == "__main__":
+    typer.run(main)

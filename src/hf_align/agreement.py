@@ -1,0 +1,298 @@
+"""Whether two configs of one class describe one function of the weights; if not, the field that makes the difference.
+
+No field is known by its name. Both configs are built, and the same calls of both are recorded: a short input, then a
+step that goes on from it with a cache; and again with every number that does not shape a weight made so small that the
+input reaches beyond it (windows, lengths from which positions are scaled). A field that no code reads makes no
+difference, and neither does one that changes none of these calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path as File
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.errors import IncompatibleModels
+from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, with_values
+from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
+from hf_align.tracing.inputs import examples, parts
+from hf_align.tracing.stored import noted_buffers
+from hf_align.tracing.trace import build_without_weights, inventory, model_class
+
+_BATCH, _SHORT, _LONG = 2, 7, 2050
+"""Rows of a call, and tokens: few, and as many as are tried where a number cannot be made smaller."""
+_REACHED = 8
+"""Numbers up to this stay as they are: short inputs reach them."""
+_SHOWN = 40
+"""Characters of a value in a message."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
+    """Refuse two models that compute differently with the same weights.
+
+    Where they also differ in the sizes of weights, the other fields are compared in the sizes of the first; whole
+    numbers that change a short call are then left to widening, which measures what it does.
+
+    Args:
+        refs: what the user calls them.
+        a, b: of one class, as read from disk.
+
+    Raises:
+        IncompatibleModels: they compute differently, or nothing tells; the message names the field.
+    """
+    first, second = _Variant(_returning_alike(a)), _Variant(_returning_alike(b))
+    differing, same_code = differences(first.config, second.config), _code(a) == _code(b)
+    if same_code and not differing:
+        return
+    if first.shapes is None or second.shapes is None or first.shapes.keys() != second.shapes.keys():
+        _Comparison(refs, differing, same_code).require_same_weights(first, second)
+        return
+    sized = second if first.shapes == second.shapes else _in_sizes_of(first, second, differing)
+    paths = differences(first.config, sized.config).keys()
+    _Comparison(refs, {p: differing[p] for p in differing if p in paths}, same_code).require(first, sized)
+
+
+def require_same_buffers(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
+    """Refuse two models that hold different masks or tables; counters that no call reads may differ.
+
+    Args:
+        a, b: as for `require_same_function`, with the buffers of their checkpoints noted in them.
+
+    Raises:
+        IncompatibleModels: a buffer that is no weight differs, and is read; the message names it.
+    """
+    first, second = noted_buffers(a), noted_buffers(b)
+    differing = {name for name in {**first, **second} if first.get(name) != second.get(name)}
+    if not differing:
+        return
+    variant = _Variant(a)
+    calls = variant.calls(_SHORT)
+    unread = {name.rpartition(".")[0] for name in variant.unread(calls)}
+    read = {name for name in differing if not calls or name.rpartition(".")[0] in unread}
+    for call in calls:
+        try:
+            read |= differing & call.fingerprint(variant.model, without_values=differing).weights
+        except CannotRecord:  # what the model does depends on the value
+            read = differing
+    if read:
+        why = f"they hold different values in {min(read)}, which is no weight"
+        raise IncompatibleModels(f"{refs[0]} and {refs[1]} compute differently: {why}")
+
+
+class _Variant:
+    """A config as a model, and the fingerprints of its calls."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.config = config
+        self._known: dict[Call, Fingerprint | None] = {}
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return build_without_weights(self.config)
+
+    @cached_property
+    def shapes(self) -> Shapes | None:
+        """Of the weights; None if no such model can be built."""
+        try:
+            return inventory(self.model).shapes
+        except Exception:  # constructors fail in as many ways as there are models
+            return None
+
+    def fingerprint(self, call: Call) -> Fingerprint | None:
+        """What a call computes; None if it fails."""
+        if call not in self._known:
+            try:
+                self._known[call] = call.fingerprint(self.model) if self.shapes is not None else None
+            except CannotRecord:
+                self._known[call] = None
+        return self._known[call]
+
+    def having(self, values: dict[Path, Any]) -> _Variant:
+        """With other values of some fields."""
+        return _Variant(with_values(self.config, values))
+
+    def calls(self, length: int, like: PreTrainedModel | None = None) -> list[Call]:
+        """Calls that can be recorded: of the model, and of models in it with weights that those do not read.
+
+        Args:
+            like: the model that inputs are made for, by default this one.
+        """
+        model = like if like is not None else self.model
+        found = list(self._of_part(model, "", length))
+        for path, part in model.named_modules():
+            read = {w for call in found for w in self._read(call)}
+            unread = {f"{path}.{n}" for n, _ in part.named_parameters()} - read
+            if path and unread and isinstance(part, PreTrainedModel):
+                found += self._of_part(part, path, length)
+        return found
+
+    def _of_part(self, part: PreTrainedModel, path: str, length: int) -> Iterator[Call]:
+        for example in examples(part, _BATCH, length):
+            for steps in (1, 0):
+                call = Call(example, steps, path)
+                if self.fingerprint(call) is not None:
+                    yield call
+                    return
+
+    def _read(self, call: Call) -> frozenset[str]:
+        found = self.fingerprint(call)
+        return found.weights if found is not None else frozenset()
+
+    def unread(self, calls: Iterable[Call]) -> set[str]:
+        """The weights that no call reads."""
+        return set(self.shapes or ()) - {w for call in calls for w in self._read(call)}
+
+
+class _Comparison:
+    """Two variants whose weights have the same shapes.
+
+    Args:
+        differing: the fields that may make a difference, with the values that are shown.
+    """
+
+    def __init__(self, refs: tuple[str, str], differing: dict[Path, tuple[Any, Any]], same_code: bool) -> None:
+        self.refs = refs
+        self.differing = differing
+        self.same_code = same_code
+        self.readers = Readers()
+
+    def require_same_weights(self, a: _Variant, b: _Variant) -> None:
+        """Raise if a field that is no number decides which weights there are; other depths are left to widening."""
+        names = (a.shapes or {}).keys()
+        for path, values in self.differing.items():
+            if not any(_numbers(v) for v in values) and (a.having({path: values[1]}).shapes or {}).keys() != names:
+                raise self._refusal([path], "compute")
+
+    def require(self, a: _Variant, b: _Variant) -> None:
+        """Raise if a call shows a difference, or none can be made that would."""
+        heard = _Variant(a.config)
+        with self.readers.listening():
+            calls = heard.calls(_SHORT)
+        if self.same_code:
+            self.differing = {p: v for p, v in self.differing.items() if self.readers.of(heard.config, p)}
+            if not self.differing:
+                return
+        if not calls:
+            raise self._refusal(list(self.differing)[:1], "may compute", "no call of them can be recorded")
+        self._require_equal(heard, b, calls)
+        stuck = self._require_equal_beyond(heard, b)
+        for path in self.differing:
+            values = self.differing[path]
+            if path in stuck and any(n >= _LONG for v in values for n in _numbers(v)):
+                raise self._refusal([path], "may compute", "nothing so long is tried")
+        if stuck & self.differing.keys():
+            self._require_equal(heard, b, heard.calls(_LONG))
+        self._require_run(heard, calls)
+
+    def _require_equal(self, a: _Variant, b: _Variant, calls: Iterable[Call]) -> None:
+        for call in calls:
+            if a.fingerprint(call) != b.fingerprint(call):
+                raise self._refusal(self._blamed(a, b, call), "compute")
+
+    def _blamed(self, a: _Variant, b: _Variant, call: Call) -> list[Path]:
+        """The field that makes a difference alone, or all of them."""
+        values = fields(b.config)
+        for path in self.differing:
+            if a.having({path: values.get(path, UNSET)}).fingerprint(call) != a.fingerprint(call):
+                return [path]
+        return list(self.differing) if self.same_code else []
+
+    def _require_equal_beyond(self, a: _Variant, b: _Variant) -> set[Path]:
+        """Compare calls that reach beyond every number; those that no call reaches beyond are returned."""
+        numbers = {n for side in (a, b) for v in fields(side.config).values() for n in _numbers(v) if n > _REACHED}
+        smaller = {n: _REACHED + 2 * i for i, n in enumerate(sorted(numbers), 1)}  # even, as windows often have to be
+        free, stuck = dict[Path, tuple[Any, Any]](), set[Path]()
+        first, second = fields(a.config), fields(b.config)
+        for path in first.keys() & second.keys():
+            values = first[path], second[path]
+            if not any(n > _REACHED for v in values for n in _numbers(v)) or not self.readers.of(a.config, path):
+                continue
+            changed = _with_numbers(values[0], smaller), _with_numbers(values[1], smaller)
+            if all(s.having({path: v}).shapes == s.shapes for s, v in zip((a, b), changed, strict=True)):
+                free[path] = changed
+            else:
+                stuck.add(path)
+        near = [s.having({p: v[i] for p, v in free.items()}) for i, s in enumerate((a, b))]
+        calls = near[0].calls(_REACHED + 2 * len(smaller) + 3, a.model)
+        if not calls or any(near[1].fingerprint(call) is None for call in calls):
+            return stuck | free.keys()
+        self._require_equal(near[0], near[1], calls)
+        return stuck
+
+    def _require_run(self, a: _Variant, calls: Iterable[Call]) -> None:
+        """A field that only code without a call reads is not known to make no difference."""
+        unread = {
+            id(dict(a.model.named_parameters())[n]) for n in a.unread(calls) if n in dict(a.model.named_parameters())
+        }
+        names = {id(module): path for path, module in a.model.named_modules()}
+        for path in self.differing:
+            for module in self.readers.of(a.config, path):
+                if module is not None and any(id(p) in unread for p in module.parameters()):
+                    where = names.get(id(module)) or type(module).__name__
+                    raise self._refusal([path], "may compute", f"no call is known that runs all of {where}")
+
+    def _refusal(self, paths: list[Path], how: str, why: str = "") -> IncompatibleModels:
+        said = " and ".join(self._said(p) for p in paths[:3]) or "their modelling code is not the same"
+        return IncompatibleModels(f"{self.refs[0]} and {self.refs[1]} {how} differently: {said}" + (why and f"; {why}"))
+
+    def _said(self, path: Path) -> str:
+        name, (first, second) = ".".join(path), self.differing[path]
+        if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+            at = next(i for i, both in enumerate(zip(first, second, strict=True)) if both[0] != both[1])
+            name, first, second = f"{name}[{at}]", first[at], second[at]
+        return f"{name} is {_shown(first)} in {self.refs[0]}, {_shown(second)} in {self.refs[1]}"
+
+
+def _in_sizes_of(a: _Variant, b: _Variant, differing: dict[Path, tuple[Any, Any]]) -> _Variant:
+    """The second config with the sizes of the first.
+
+    Sizes are the fields that change the shape of a weight, and numbers that change a short call beside them.
+    """
+    theirs = {path: values[0] for path, values in differing.items()}
+    whole = {p for p, values in differing.items() if any(type(v) is int for v in values)}
+    sizes = {p for p in differing if b.having({p: theirs[p]}).shapes != b.shapes}
+    if b.having({p: theirs[p] for p in sizes}).shapes != a.shapes:
+        sizes |= whole
+    for call in a.calls(_SHORT):
+        sizes |= {p for p in whole - sizes if a.having({p: differing[p][1]}).fingerprint(call) != a.fingerprint(call)}
+    return b.having({p: theirs[p] for p in sizes})
+
+
+def _returning_alike(config: PretrainedConfig) -> PretrainedConfig:
+    """Without what callers may be given besides."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part.output_hidden_states, part.return_dict = False, True
+    return config
+
+
+def _code(config: PretrainedConfig) -> dict[str, bytes]:
+    """The modelling code: files by name."""
+    build = model_class(config)
+    folder = File(inspect.getfile(getattr(build, "__self__", type(config)))).parent
+    return {file.name: file.read_bytes() for file in folder.glob("*.py")}
+
+
+def _numbers(value: Any) -> list[int]:
+    """The whole numbers in a value."""
+    if isinstance(value, list):
+        return [n for v in value for n in _numbers(v)]
+    return [value] if type(value) is int else []
+
+
+def _with_numbers(value: Any, instead: dict[int, int]) -> Any:
+    if isinstance(value, list):
+        return [_with_numbers(v, instead) for v in value]
+    return instead.get(value, value) if type(value) is int else value
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,166 @@
+"""Bring models into the basis of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import torch
+from torch import Generator, Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from hf_align.agreement import require_same_buffers, require_same_function
+from hf_align.api.alignment import Alignment
+from hf_align.api.examples import Data, examples
+from hf_align.api.given import Given, Model, take
+from hf_align.choices import Heads, Match, Residual, checked
+from hf_align.devices import Devices
+from hf_align.heads import choose_heads, tied_alike
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.choices import as_chosen
+from hf_align.matching.find import Search, find
+from hf_align.matching.objectives import Objective
+from hf_align.matching.schedule import Schedule
+from hf_align.running.network import Batch, Network
+from hf_align.running.offload import network_for
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.witness.findings import Witness
+from hf_align.witness.witness import Moved, hold
+
+Loss = Callable[[Any, Batch], Tensor]
+"""From what the merged model answers, and the batch that it was given, to a scalar."""
+
+
+@dataclass(frozen=True)
+class _OfTheCaller(Objective):
+    """A loss of the caller's own on rows of data."""
+
+    compute: Loss
+    data: Batch
+
+    def loss(self, network: Network, merged: Mapping[str, Tensor], rows: int, rng: Generator) -> Tensor:
+        chosen = torch.randint(len(next(iter(self.data.values()))), (rows,), generator=rng)
+        batch = {name: t[chosen].to(network.device) for name, t in self.data.items()}
+        return self.compute(network(merged, batch), batch)
+
+
+@overload
+def align(model: list[Model], *, to: Model, **options: Any) -> list[Alignment]: ...
+@overload
+def align(model: Model, *, to: Model, **options: Any) -> Alignment: ...
+def align(  # type: ignore[misc]  # the options are listed once, here
+    model: Model | list[Model],
+    *,
+    to: Model,
+    match: Match = "weight",
+    data: Data | None = None,
+    objective: Loss | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    residual: Residual = "orthogonal",
+    heads: Heads = "two-stage",
+    spaces: Sequence[str] = (),
+    untie: bool | None = None,
+    device: str | None = None,
+    config: PretrainedConfig | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    witness: bool = True,
+) -> Alignment | list[Alignment]:
+    """Find what brings a model closest to another one and leaves its function alone.
+
+    Args:
+        model: what is aligned; a list of models is matched together, through a basis that favours none of them.
+        to: the reference. Models are live ones, state dicts, folders or Hub ids.
+        match: "weight" (no data), "activation", or "learned": gradient descent on the loss of the merged model.
+        data: for "activation" and "learned"; without it the models write their own.
+        objective: the loss that "learned" lowers, on `data`; the model's own by default.
+        steps: of "learned".
+        residual: the group that is searched for the residual stream.
+        heads: how attention heads are paired.
+        spaces: patterns of the names of the spaces that may move; all of them without one.
+        untie: align the head apart from the embedding that it is tied to; None decides by what that gains.
+        device: where models run; an accelerator if there is one.
+        config: of state dicts.
+        tokenizer: for data that is text.
+        witness: run every model before and after, and refuse what changed.
+
+    Returns:
+        An alignment, or a list of them for a list of models.
+
+    Raises:
+        ValueError: an option has no such choice; models or data do not fit.
+        IncompatibleModels: the models compute differently with the same weights.
+        FunctionChanged: a model no longer answers as before.
+    """
+    checked("match", match, Match), checked("residual", residual, Residual), checked("heads", heads, Heads)
+    if objective is not None and (match != "learned" or data is None):
+        raise ValueError('an objective needs match="learned", and data to be computed on')
+    if steps is not None and (match != "learned" or steps < 1):
+        raise ValueError('steps are of match="learned", and at least one')
+    reference = take(to, config, called="A")
+    given = model if isinstance(model, list) else [model]
+    names = [f"model {i}" for i in range(1, len(given) + 1)] if isinstance(model, list) else ["B"]
+    others = [take(m, config, called=name) for m, name in zip(given, names, strict=True)]
+    if not others:
+        raise ValueError("there is no model to align")
+    common = _in_common(reference, others, untie)
+    aligned_config, spec, _ = choose_heads(common, untie)
+    spec = as_chosen(spec, residual, heads, tuple(spaces))
+    devices = Devices.choose(device)
+    network = network_for(aligned_config, devices.running)
+    batch = examples(data, reference, tokenizer)
+    schedule = replace(Schedule(), steps=steps or Schedule().steps, seed=seed)
+    own = None if objective is None or batch is None else _OfTheCaller(objective, batch)
+    search = Search(match, schedule, residual=residual, heads=heads, objective=own)
+    models = Balanced.of(spec, reference.weights, *(other.weights for other in others), device=devices.solving)
+    found, sweeps = find(models, network, search, batch)
+    alignments = []
+    for number, (other, elements) in enumerate(zip(others, found, strict=True), start=1):
+        matched = models.match(elements, sweeps, number)
+        moves = ((other, matched.b), (reference, matched.a))
+        said = _witness(aligned_config, spec, moves, devices.running) if witness else None
+        distance = None if matched.before is None or matched.after is None else (matched.before, matched.after)
+        alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, distance, said))
+    return alignments if isinstance(model, list) else alignments[0]
+
+
+def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) -> PretrainedConfig:
+    """The config that all models can be aligned in.
+
+    Raises:
+        ValueError: they are of different architectures or sizes.
+        IncompatibleModels: they compute differently.
+    """
+    config = reference.config
+    for other in others:
+        refs = (reference.called, other.called)
+        if (
+            type(other.config) is not type(reference.config)
+            or other.holds.shapes.keys() - reference.holds.shapes.keys()
+        ):
+            raise ValueError(f"{refs[1]} is of another architecture than {refs[0]}")
+        for name, shape in other.holds.shapes.items():
+            if reference.holds.shapes[name] != shape:
+                raise ValueError(f"{name} is {list(shape)} in {refs[1]}, but {list(reference.holds.shapes[name])} in "
+                                 f"{refs[0]}; models of two widths are merged from folders")  # fmt: skip
+        alike = tied_alike(refs, (reference.config, other.config), untie)
+        require_same_buffers(refs, *alike)
+        require_same_function(refs, *alike)
+        config = alike[0]
+    return config
+
+
+def _witness(
+    written: PretrainedConfig, spec: SymmetrySpec, moves: Sequence[tuple[Given, Elements]], device: torch.device
+) -> dict[str, Any]:
+    """What models answer before and after."""
+    held, kinds = [], set[str]()
+    for given, elements in moves:
+        weights = given.weights
+        stored = {n: torch.float64 if weights[n].dtype == torch.float64 else torch.float32 for n in spec.parameters}
+        wide = torch.float64 if torch.float64 in stored.values() else torch.float32
+        held.append(hold(Moved(given.called, given.config, weights, written, spec, elements, wide, stored), device))
+        kinds |= {str(kind).removeprefix("torch.") for kind in stored.values()}
+    return Witness(tuple(held), tuple(sorted(kinds))).as_json()

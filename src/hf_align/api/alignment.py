@@ -1,0 +1,137 @@
+"""An alignment: what takes one model into the basis of another, kept apart from both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from huggingface_hub import HfApi, snapshot_download
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from hf_align.api.given import Given, Kind, take
+from hf_align.errors import HfAlignError
+from hf_align.matching.match import Match
+from hf_align.publishing.provenance import FOLDER
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
+from hf_align.symmetry.elements import Element
+from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.trace import read_config
+
+_FILE = "alignment.safetensors"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """An element of the symmetry group of an architecture, for every one of its spaces.
+
+    Both models are brought into one basis: the model that was aligned by `apply`, the reference by
+    `apply_to_reference`, which only fixes its gauge. Neither changes what a model computes.
+
+    Attributes:
+        config: of the aligned models; the head may be untied in it.
+        elements: that move the model.
+        reference: that move the reference.
+        distance: of the weights of both, in their gauges, before and after; None where it was not measured.
+        witness: what was measured of both models before and after, as data; None where they were not run.
+    """
+
+    config: PretrainedConfig
+    spec: SymmetrySpec = field(repr=False)
+    elements: Mapping[str, Element] = field(repr=False)
+    reference: Mapping[str, Element] = field(repr=False)
+    distance: tuple[float, float] | None = None
+    witness: dict[str, Any] | None = field(default=None, repr=False)
+
+    def apply(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
+        """The model in the basis of the reference, its function unchanged.
+
+        Args:
+            model: of the same architecture: a live model; a state dict, with its config beside it; a folder or an id.
+
+        Returns:
+            The same kind of thing, in the dtypes and on the devices of the model; live for a folder or an id.
+
+        Raises:
+            ValueError: it is of another architecture.
+        """
+        return self._moved(take(model, config), self.elements)
+
+    def apply_to_reference(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
+        """The reference in the gauge in which the weights of both models can be compared and averaged."""
+        return self._moved(take(model, config), self.reference)
+
+    def _moved(self, given: Given, elements: Elements) -> Any:
+        return given.with_weights(self.weights_of(given, elements), self.config, self.spec)
+
+    def weights_of(self, given: Given, elements: Elements) -> Mapping[str, Tensor]:
+        """Weights by name in memory, moved as they are asked for."""
+        weights = given.weights
+        for name in self.spec.parameters:
+            if name not in weights or tuple(weights[name].shape) != self.spec.shape(name):
+                wanted = f"{name} of {list(self.spec.shape(name))}"
+                raise ValueError(f"{given.called} has no {wanted}: the alignment was made for another architecture")
+        return AlignedWeights(weights, self.spec, elements)
+
+    def inverse(self) -> Self:
+        """What undoes it: applied after it, it gives the model back in its own basis, in the canonical gauge."""
+        return replace(self, elements=inverse(self.spec, self.elements), reference={}, distance=None, witness=None)
+
+    def __matmul__(self, earlier: Alignment) -> Self:
+        """First the other, then this one.
+
+        Raises:
+            ValueError: they are of different architectures.
+        """
+        if earlier.spec.spaces != self.spec.spaces:
+            raise ValueError("alignments of different architectures cannot be composed")
+        both = compose(self.spec, self.elements, earlier.elements)
+        return replace(self, elements=both, distance=None, witness=None)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write it to a folder: its elements as safetensors, and the config of the architecture."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.config.save_pretrained(folder)
+        before, after = self.distance or (None, None)
+        Match(self.reference, self.elements, before, after).save(Path(folder) / _FILE, self.spec)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, token: str | None = None) -> Self:
+        """What `save_pretrained` or `push_to_hub` wrote, or what a merge by the command line kept.
+
+        Args:
+            source: a folder or a Hub id.
+
+        Raises:
+            HfAlignError: there is no alignment, or it is of another architecture than the config beside it.
+        """
+        folder = Path(source)
+        if not folder.is_dir():
+            wanted = ["config.json", _FILE, f"{FOLDER}/{_FILE}"]
+            folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
+        file = next((f for f in (folder / _FILE, folder / FOLDER / _FILE) if f.is_file()), None)
+        if file is None:
+            raise HfAlignError(f"{source} holds no {_FILE}")
+        config = read_config(folder)
+        spec = symmetries(config)
+        match = Match.load(file, spec)
+        distance = None if match.before is None or match.after is None else (match.before, match.after)
+        return cls(config, spec, match.b, match.a, distance)
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload it to a model repository, which is made if it is not there.
+
+        Returns:
+            The address of the commit.
+        """
+        api = HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload alignment"))

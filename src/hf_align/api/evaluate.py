@@ -1,0 +1,63 @@
+"""Whether alignment helps: losses on the line between two models, as they are and aligned."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from hf_align.api.align import align as find
+from hf_align.api.alignment import Alignment
+from hf_align.api.examples import Data, examples
+from hf_align.api.given import Model, take
+from hf_align.choices import Match, checked
+from hf_align.devices import Devices
+from hf_align.ondemand import Computed
+from hf_align.running.evaluate import Comparison, Evaluator, lambdas
+from hf_align.running.offload import network_for
+
+
+def evaluate(
+    a: Model,
+    b: Model,
+    data: Data,
+    *,
+    points: int = 21,
+    align: Alignment | Match = "weight",
+    device: str | None = None,
+    config: PretrainedConfig | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Comparison:
+    """Losses of (1-λ)·A + λ·B, with B as it is and in the basis of A.
+
+    Args:
+        a: the reference: a live model, a state dict, a folder or a Hub id.
+        b: the other model.
+        data: held-out examples; without labels the tokens themselves are predicted.
+        points: of λ, from 0 to 1.
+        align: an alignment of B with A, or how to find one.
+        device: where models run; an accelerator if there is one.
+        config: of state dicts.
+        tokenizer: for data that is text.
+
+    Returns:
+        With `.naive` and `.aligned` (`.losses`, `.barrier`), `.helps`, `.plot()` and `.as_json()`.
+
+    Raises:
+        ValueError: an option has no such choice; data or models do not fit.
+        HfAlignError: models that do not merge.
+    """
+    if points < 3:
+        raise ValueError(f"points is {points}; the ends and one in between are needed")
+    if not isinstance(align, Alignment):
+        match: Match = checked("align", align, Match)
+        align = find(b, to=a, match=match, device=device, config=config, tokenizer=tokenizer)
+    first, second = take(a, config, called="A"), take(b, config, called="B")
+    network = network_for(align.config, Devices.choose(device).running)
+    batch = examples(data, first, tokenizer)
+    assert batch is not None
+    evaluator = Evaluator(network, batch)
+    names = align.spec.parameters
+    ends = (first.weights, second.weights, align.weights_of(first, align.reference),
+            align.weights_of(second, align.elements))  # fmt: skip
+    raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(names, w.__getitem__)) for w in ends)
+    at = lambdas(points)
+    return Comparison(evaluator.path(raw_a, raw_b, at), evaluator.path(moved_a, moved_b, at))

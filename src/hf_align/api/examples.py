@@ -1,0 +1,94 @@
+"""Data as a caller has it, as arguments of `forward`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hf_align.api.given import Given
+from hf_align.running.data import load_data, require_fit
+from hf_align.running.network import Batch
+
+Data = str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[Any]
+"""A file or folder as `--data` takes it; tensors by the names of arguments, [examples, ...]; a DataLoader or any other
+iterable of such batches; rows of a dataset; or a list of texts."""
+
+_MOST = 4096
+"""Examples that are read of what may have no end."""
+
+
+def examples(data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase | None = None) -> Batch | None:
+    """Arguments of `forward`, [examples, ...]; None for no data.
+
+    Args:
+        given: the model that reads them.
+        tokenizer: for texts; that of the model's folder by default.
+
+    Raises:
+        ValueError: it is of another kind, or its rows are not of one length.
+        HfAlignError: the model cannot run on it.
+    """
+    if data is None:
+        return None
+    if isinstance(data, (str, os.PathLike)):
+        read = load_data(Path(data), _folder_of(given), given.config)
+        return require_fit(read, Path(data), given.config)
+    return require_fit(_batch(data, given, tokenizer), Path("data"), given.config)
+
+
+def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:
+    if isinstance(data, Mapping):
+        return {name: torch.as_tensor(value) for name, value in data.items()}
+    found: list[Any] = []
+    rows = 0
+    for item in data:
+        found.append(item)
+        rows += _rows(item)
+        if rows >= _MOST:
+            break
+    if not found:
+        raise ValueError("data holds no examples")
+    if all(isinstance(item, str) for item in found):
+        return _of_texts(found, given, tokenizer)
+    if not all(isinstance(item, Mapping) and item.keys() == found[0].keys() for item in found):
+        raise ValueError("data gives neither texts nor batches with the same arguments")
+    return {name: _joined(name, [item[name] for item in found]) for name in found[0]}
+
+
+def _rows(item: Any) -> int:
+    values = list(item.values()) if isinstance(item, Mapping) else []
+    return len(values[0]) if values and isinstance(values[0], Tensor) and values[0].dim() > 1 else 1
+
+
+def _joined(name: str, values: list[Any]) -> Tensor:
+    """Batches one behind the other, or single rows on top of each other."""
+    tensors = [torch.as_tensor(value) for value in values]
+    if len({t.shape[1:] for t in tensors}) > 1:
+        raise ValueError(f"{name} is not of one length in all of data: pad it, or cut it")
+    return torch.stack(tensors) if tensors[0].dim() < 2 else torch.cat(tensors)
+
+
+def _of_texts(texts: list[str], given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:
+    """As a text file of them would be read."""
+    with TemporaryDirectory() as made:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(made)
+        folder = Path(made) if tokenizer is not None else _folder_of(given)
+        if folder is None:
+            raise ValueError("texts need a tokenizer: give tokenizer= beside them")
+        file = Path(made, "texts.txt")
+        file.write_text("\n".join(texts), encoding="utf-8")
+        return load_data(file, folder, given.config)
+
+
+def _folder_of(given: Given) -> Path | None:
+    """Where a model was loaded from, if it was."""
+    named = given.config._name_or_path
+    return Path(named) if named and Path(named).is_dir() else None

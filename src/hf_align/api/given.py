@@ -1,0 +1,187 @@
+"""A model as a caller hands it in, and the same kind of thing with other weights as it goes out."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.errors import IncompatibleModels
+from hf_align.ondemand import Computed
+from hf_align.running.network import Network, predictions
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.inputs import examples
+from hf_align.tracing.stored import with_stored
+from hf_align.tracing.trace import Inventory, build_without_weights, inventory, model_class, quiet, read_config
+
+Reference = str | os.PathLike[str]
+Model = PreTrainedModel | Mapping[str, Tensor] | Reference
+"""A live model, a state dict (its config is given beside it), a folder or a Hub id."""
+Kind = TypeVar("Kind", bound=Model)
+
+_UNLIKE = 1e-3
+"""By which part of its answers a live model may differ from what its config says that it computes: kernels of attention
+round otherwise, in half precision too. Another activation, or an adapter, changes more."""
+_ROWS, _TOKENS = 2, 7
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model that was taken in.
+
+    Attributes:
+        called: what messages call it.
+        model: the live model or the state dict.
+        config: its own, with the class that it is built by, and the buffers that it holds beside its weights.
+        holds: its parameters, ties and buffers.
+    """
+
+    called: str
+    model: PreTrainedModel | Mapping[str, Tensor]
+    config: PretrainedConfig
+    holds: Inventory
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """By name in memory, on the CPU, in float32 or wider; a tied weight under each of its names."""
+        held = _tensors(self.model)
+        names = {name: name for name in self.holds.shapes} | dict(self.holds.ties)
+        found = {n: held[n] if n in held else held[kept] for n, kept in names.items()}
+        return Computed(found, lambda name: _wide(found[name].detach().cpu()))
+
+    def with_weights(self, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> Any:
+        """The same kind of thing with other weights, in the dtypes and on the devices of its own.
+
+        Args:
+            weights: every parameter of the spec, in the shape that it has here.
+            config: what it computes with them by; its head may be untied.
+        """
+        if isinstance(self.model, nn.Module):
+            return _live(self.model, weights, config, spec)
+        names = {name: name for name in spec.parameters} | dict(spec.ties)
+        known = {**self.model, **{n: self.model[kept] for n, kept in self.holds.ties.items() if kept in self.model}}
+        replaced = {n: weights[kept].to(known[n] if n in known else known[kept]) for n, kept in names.items()}
+        return {n: replaced.get(n, t) for n, t in self.model.items()} | {
+            n: t for n, t in replaced.items() if n in spec.parameters
+        }
+
+
+def take(model: Model, config: PretrainedConfig | None = None, *, called: str = "the model") -> Given:
+    """A model as the library works with it.
+
+    Args:
+        model: a live model of transformers; a state dict, in memory names; a folder or a Hub id, which is loaded.
+        config: of a state dict.
+        called: what messages call it.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: a state dict without a config, or whose tensors are not those of the config.
+        IncompatibleModels: a live model that does not compute what its config says.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        read = read_config(model if isinstance(model, str) else os.fspath(model))
+        loaded = _class_of(read).from_pretrained(model, dtype="auto")
+        return take(loaded.eval(), called=str(model))
+    if isinstance(model, PreTrainedModel):
+        own = copy.deepcopy(model.config)
+        own.architectures = [type(model).__name__]
+        if _class_of(own) is not type(model):
+            raise IncompatibleModels(
+                f"{type(model).__name__} is not known to transformers: register it with AutoModel.register"
+            )
+        given = _given(called, model, own)
+        _require_as_configured(model, given)
+        return given
+    if isinstance(model, Mapping):
+        if config is None:
+            raise ValueError("a state dict says nothing of its architecture: give config= beside it")
+        return _given(called, model, config)
+    raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
+                    "is needed")  # fmt: skip
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    """The class that a config is built by."""
+    return getattr(model_class(config), "__self__", None)
+
+
+def _given(called: str, model: PreTrainedModel | Mapping[str, Tensor], config: PretrainedConfig) -> Given:
+    found, held = inventory(build_without_weights(config)), _tensors(model)
+    for name, shape in found.shapes.items():
+        stored = held.get(name, next((held[n] for n, kept in found.ties.items() if kept == name and n in held), None))
+        if stored is None:
+            raise ValueError(f"{called} lacks {name}, which its config asks for")
+        if tuple(stored.shape) != shape:
+            raise ValueError(f"{name} is {list(stored.shape)} in {called}, but {list(shape)} by its config")
+        if not stored.is_floating_point():
+            raise ValueError(f"{name} is stored as {stored.dtype} in {called}; quantised models cannot be moved")
+    buffers = {n: held[n].detach().cpu() for n in found.buffers if n in held}
+    return Given(called, model, with_stored(config, buffers), found)
+
+
+def _tensors(model: PreTrainedModel | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _live(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec
+) -> PreTrainedModel:
+    """A copy with other weights; what was one parameter and is none any more becomes two."""
+    made = copy.deepcopy(model)
+    made.config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+    before = _tensors(made)
+    for name in spec.parameters:
+        old = before[name]
+        new = weights[name].to(old)
+        module, key = made.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if key in module._parameters:
+            module._parameters[key] = nn.Parameter(new, requires_grad=old.requires_grad)
+        else:
+            module._buffers[key] = new
+    for alias, name in spec.ties.items():
+        shared = made.get_parameter(name)
+        made.get_submodule(alias.rpartition(".")[0])._parameters[alias.rpartition(".")[2]] = shared
+    return made
+
+
+def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
+    """Run a live model once beside what its config describes.
+
+    Raises:
+        IncompatibleModels: they answer otherwise: its modules were replaced, wrapped or hooked.
+    """
+    device, dtype = model.device, model.dtype
+    described = Network(given.config, device, dtype)
+    placed = described.placed({n: given.weights[n] for n in given.holds.shapes})
+    for example in examples(build_without_weights(given.config), _ROWS, _TOKENS):
+        rng = torch.Generator().manual_seed(0)
+        drawn = example.random({n: tuple(t.shape) for n, t in example.arguments.items() if example.is_free(n)}, rng)
+        batch = {n: t.to(device, dtype if t.is_floating_point() else None)
+                 for n, t in {**example.arguments, **drawn}.items()}  # fmt: skip
+        was_training = model.training
+        try:
+            with torch.no_grad(), quiet():
+                expected = predictions(described(placed, batch))
+                found = predictions(model.eval()(**batch))
+        except Exception:  # an example that its code does not take
+            continue
+        finally:
+            model.train(was_training)
+        change = float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
+        if not change < max(_UNLIKE, 30 * torch.finfo(dtype).eps):
+            raise IncompatibleModels(
+                f"{given.called} does not compute what its config describes: its answers differ by {change:.0e}; were"
+                " modules replaced, hooked or wrapped (adapters: merge_and_unload first)?"
+            )
+        return

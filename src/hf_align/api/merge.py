@@ -1,0 +1,187 @@
+"""Merge models that are live, or that lie in folders and on the Hub."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from hf_align import pipeline
+from hf_align.api.align import align as find
+from hf_align.api.alignment import Alignment
+from hf_align.api.examples import Data, examples
+from hf_align.api.given import Given, Kind, Model, take
+from hf_align.choices import Match, Method, checked
+from hf_align.devices import Devices
+from hf_align.merging.aligned import Aligned
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.samples import Samples
+from hf_align.ondemand import Computed
+from hf_align.options import Options
+from hf_align.outcome import Report
+from hf_align.publishing import push
+from hf_align.running.offload import network_for
+from hf_align.symmetry.overrides import symmetries
+
+Align = Alignment | Sequence[Alignment] | Match | Literal["none"]
+"""Alignments that were found before, or how models are matched now."""
+_SUM = 1e-6
+"""How far weights may be from one in sum: they are written by hand."""
+
+
+def merge(
+    models: Sequence[Model],
+    *,
+    weights: Sequence[float] | None = None,
+    method: Method = "linear",
+    align: Align = "weight",
+    output_dir: str | os.PathLike[str] | None = None,
+    push_to_hub: str | None = None,
+    data: Data | None = None,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+    config: PretrainedConfig | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    witness: bool = True,
+) -> Any:
+    """One model out of several, all in the basis of the first.
+
+    Args:
+        models: live models, state dicts, folders or Hub ids; the first one is the reference.
+        weights: the share of each, equal by default; they add up to one.
+        method: how models in one basis are merged; all but "linear" take two.
+        align: how they are matched; alignments of all but the first with the first; or "none".
+        output_dir: where folders and ids are merged to, shard by shard, as the command does.
+        push_to_hub: the repository that the output folder is then uploaded to.
+        data: what methods and matching run on; with `output_dir`, a path, by which alignment is judged as well.
+        device: where models run; an accelerator if there is one.
+        dtype: of what is written to `output_dir`.
+        overwrite: whether an output folder with something else in it is replaced.
+        config: of state dicts.
+        tokenizer: for data that is text.
+        witness: run every model before and after it is aligned, and refuse what changed.
+
+    Returns:
+        The same kind of thing as the first model, a live model for a folder or an id; with `output_dir` the report.
+
+    Raises:
+        ValueError: an option has no such choice, or does not go with the others.
+        HfAlignError: models that do not merge.
+    """
+    checked("method", method, Method)
+    models = list(models)
+    if len(models) < 2:
+        raise ValueError(f"two models or more are merged; {len(models)} given")
+    shares = _shares(weights, len(models))
+    if method != "linear" and len(models) > 2:
+        raise ValueError(f'method="{method}" merges two models; more are merged by "linear"')
+    if output_dir is None:
+        if push_to_hub is not None or overwrite or dtype is not None:
+            raise ValueError("push_to_hub, overwrite and dtype need output_dir")
+        given = [take(m, config, called=f"model {i}") for i, m in enumerate(models, start=1)]
+        alignments = _alignments(models, align, data, device, config, tokenizer, witness)
+        return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
+    of_two = shares[1] if len(shares) == 2 else 0.5
+    options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=dtype,
+                      overwrite=overwrite, witness=witness, quiet=True)  # fmt: skip
+    return _to_disk(models, options, Path(output_dir), data, push_to_hub, shares)
+
+
+def interpolate(a: Kind, b: Model, weight: float, *, align: Align = "weight", **options: Any) -> Kind:
+    """(1 - weight) · A + weight · B, with B in the basis of A.
+
+    Args:
+        weight: of B.
+        align: as for `merge`, which takes the other options, too.
+    """
+    merged: Kind = merge([a, b], weights=[1 - weight, weight], align=align, **options)
+    return merged
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    if weights is None:
+        return [1 / count] * count
+    if len(weights) != count or not all(math.isfinite(w) for w in weights) or abs(sum(weights) - 1) > _SUM:
+        raise ValueError(f"weights are {list(weights)}; {count} numbers that add up to one are needed")
+    return list(weights)
+
+
+def _matching(align: Align) -> str:
+    if not isinstance(align, str):
+        raise ValueError("alignments that were found before are for live models; give a way to match beside output_dir")
+    return str(checked("align", align, Literal[Match, "none"]))
+
+
+def _alignments(models: list[Model], align: Align, data: Data | None, device: str | None,
+                config: PretrainedConfig | None, tokenizer: PreTrainedTokenizerBase | None,
+                witness: bool) -> list[Alignment]:  # fmt: skip
+    """One for each model but the first; none if they are merged as they are."""
+    if isinstance(align, str):
+        match = _matching(align)
+        if match == "none":
+            return []
+        return find(models[1:], to=models[0], match=match, data=data, device=device, config=config,
+                    tokenizer=tokenizer, witness=witness)  # fmt: skip
+    found = [align] if isinstance(align, Alignment) else list(align)
+    if len(found) != len(models) - 1:
+        raise ValueError(f"{len(found)} alignments for {len(models)} models: one for each but the first is needed")
+    return found
+
+
+def _in_memory(
+    given: list[Given],
+    alignments: list[Alignment],
+    shares: list[float],
+    method: str,
+    batch: dict[str, Tensor] | None,
+    device: str | None,
+) -> Any:
+    if alignments:
+        first = alignments[0]
+        config, spec = first.config, first.spec
+        moved = [first.weights_of(given[0], first.reference)]
+        moved += [a.weights_of(g, a.elements) for a, g in zip(alignments, given[1:], strict=True)]
+    else:
+        config = given[0].config
+        spec = symmetries(config)
+        moved = [g.weights for g in given]
+    if method == "linear":
+
+        def mean(name: str) -> Tensor:
+            return functools.reduce(torch.add, (share * w[name] for share, w in zip(shares, moved, strict=True)))
+
+        return given[0].with_weights(Computed(spec.parameters, mean), config, spec)
+    pair = Aligned(spec, moved[0], moved[1])
+    if method in FROM_WEIGHTS:
+        mix = FROM_WEIGHTS[method](pair)
+    else:
+        network = network_for(config, Devices.choose(device).running)
+        mix = FROM_SAMPLES[method](pair, Samples.of(pair, network, batch, lambda _: None))
+    return given[0].with_weights(Computed(spec.parameters, lambda n: mix(n, shares[1])), config, spec)
+
+
+def _to_disk(models: list[Model], options: Options, output: Path, data: Data | None, repository: str | None,
+             shares: list[float]) -> Report:  # fmt: skip
+    references = [os.fspath(m) for m in models if isinstance(m, (str, os.PathLike))]
+    if len(references) < len(models):
+        raise ValueError("output_dir is for folders and Hub ids; save_pretrained writes a live model")
+    if data is not None and not isinstance(data, (str, os.PathLike)):
+        raise ValueError("beside output_dir, data is a path")
+    path = None if data is None else Path(data)
+    if repository is not None:
+        push.user(repository)  # before anything is computed
+    if len(references) > 2 and len(set(shares)) > 1:
+        raise ValueError("beside output_dir, more than two models have equal weights")
+    first, second, *more = references
+    report = pipeline.merge(first, second, output, options, path, more=more)
+    if repository is not None:
+        push.push(output, push.Destination(repository))
+    return report

@@ -1,0 +1,117 @@
+"""What leaves the function of an architecture alone: derived, explained, proved, and applied at random."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from hf_align.api.given import Kind, Model, take
+from hf_align.models import config_of
+from hf_align.symmetry.alignment import AlignedWeights
+from hf_align.symmetry.certificate.certify import Certificate
+from hf_align.symmetry.certificate.certify import certify as measure
+from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.explain import explain
+from hf_align.symmetry.overrides import reviewer
+from hf_align.symmetry.overrides import symmetries as derived
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.reduce import reduced
+from hf_align.tracing.shrink import shrink
+
+Architecture = PretrainedConfig | Model
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """The symmetries of an architecture.
+
+    Attributes:
+        config: of the architecture.
+        spec: its spaces, their groups, and how every axis of every parameter is moved by them.
+    """
+
+    config: PretrainedConfig
+    spec: SymmetrySpec
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all parameters, as they are in memory."""
+        return tuple(self.spec.parameters)
+
+    def explain(self, parameter: str) -> dict[str, Any]:
+        """The spaces of a parameter's axes, and which line of the modelling code bounds or pins each.
+
+        Raises:
+            ValueError: there is no such parameter.
+        """
+        if parameter not in self.spec.parameters:
+            raise ValueError(f"{self.config.model_type} has no parameter {parameter}")
+        return explain(self.spec, parameter)
+
+    def as_json(self) -> dict[str, object]:
+        """As `hf-align spec --json` prints them."""
+        return self.spec.as_json()
+
+
+def symmetries(architecture: Architecture, *, specs: Path | None = None) -> Symmetries:
+    """The symmetries of an architecture, in all the ways in which it can be called.
+
+    Args:
+        architecture: a live model, a config, a folder, a Hub id, or a model type such as "llama".
+        specs: a folder of reviewed overrides.
+
+    Raises:
+        IncompatibleModels: it cannot be traced.
+    """
+    config = _config(architecture)
+    return Symmetries(config, derived(config, specs))
+
+
+def certify(architecture: Architecture | Symmetries, *, layers: int = 2, specs: Path | None = None) -> Certificate:
+    """Prove on a small random copy in float64 that no derived symmetry changes the function, and that none is missing.
+
+    Args:
+        architecture: as for `symmetries`, or what that gave.
+        layers: of the copy.
+        specs: a folder of reviewed overrides, which are certified too.
+
+    Returns:
+        With `.sound`, `.complete`, `.modes` and `.as_json()`.
+
+    Raises:
+        IncompatibleModels: no small copy of it runs.
+    """
+    config = architecture.config if isinstance(architecture, Symmetries) else _config(architecture)
+    return measure(reduced(config, layers) or shrink(config, layers), review=reviewer(config.model_type, specs))
+
+
+def randomize(model: Kind, *, seed: int = 0, config: PretrainedConfig | None = None) -> Kind:
+    """A model of the same function with other weights: a random element of every group acts on it.
+
+    Args:
+        model: a live model; a state dict, with its config beside it; a folder or a Hub id, which is loaded.
+
+    Returns:
+        The same kind of thing, a live model for a folder or an id.
+    """
+    given = take(model, config)
+    spec = derived(given.config)
+    elements = random_elements(spec, torch.Generator().manual_seed(seed))
+    moved: Mapping[str, Tensor] = AlignedWeights(given.weights, spec, elements)
+    found: Kind = given.with_weights(moved, given.config, spec)
+    return found
+
+
+def _config(architecture: Architecture) -> PretrainedConfig:
+    if isinstance(architecture, PretrainedConfig):
+        return architecture
+    if isinstance(architecture, (str, os.PathLike)):
+        return config_of(os.fspath(architecture))
+    return take(architecture).config

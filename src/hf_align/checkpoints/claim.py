@@ -1,0 +1,433 @@
+"""An output folder while a run writes to it: who holds it, what the run was asked, and which files in it are ours.
+
+Inputs are read-only: a folder that is read from is never written to. What is in the output folder already is removed
+only if an earlier run wrote it, by the list that the run left; a file of the user's is never touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from hf_align import __version__
+from hf_align.checkpoints.checkpoint import INDEX, SINGLE
+from hf_align.checkpoints.companions import COPIED
+from hf_align.checkpoints.plan import Shard, ShardPlan
+from hf_align.checkpoints.readonly import identity, require_apart
+from hf_align.errors import HfAlignError, OutputError
+from hf_align.processes import Processes, current
+
+_WORK, _PLAN, _LOCK, _ASIDE = ".hf-align", "plan.json", "lock", "kept-"
+_STAGED, _SCRATCH, _PROGRESS, _WRITING = "documents", "scratch", "progress", "writing"
+_MARK = b"the lock of hf-align\n"
+"""In the lock, so that a folder of the user's that happens to have our name is told apart."""
+_COMPLETE = "hf-align/complete.json"
+"""Stays with a result: what it was made from, as a digest, and its files with their sizes."""
+_OF_A_MODEL = (SINGLE, INDEX, "model-?????-of-?????.safetensors", "config.json", *COPIED, "*.py", "README.md",
+               "alignment.safetensors", "mergekit_config.yml", "hf-align", "hf-align/*")  # fmt: skip
+"""What a run may write, or `from_pretrained` would read beside it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An output folder that is locked against other runs.
+
+    Attributes:
+        record: what the result depends on, in order: inputs with their roles, config, options.
+        overwrite: replace what another run has written or begun in the folder.
+        processes: that write into it together; the first of them holds the lock.
+    """
+
+    folder: Path
+    record: Mapping[str, str]
+    overwrite: bool
+    processes: Processes
+
+    @property
+    def work(self) -> Path:
+        """The folder inside it for what is not finished yet."""
+        return self.folder / _WORK
+
+    @property
+    def documents(self) -> Path:
+        """Where all is written that is not a shard: it comes to its place when the whole result is there."""
+        return self.work / _STAGED
+
+    @property
+    def scratch(self) -> Path:
+        """A place for files that are no part of the result; empty at the start, and removed at the end."""
+        return self.work / _SCRATCH
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the shards in the folder are those of a run with the same record that was killed."""
+        return _parsed(self.work / _PLAN).get("made_from") == self._asked
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the folder holds the whole result of a run with the same record, so that nothing is left to do."""
+        noted = _parsed(self.folder / _COMPLETE)
+        if self.overwrite or noted.get("made_from") != self._digest:
+            return False
+        files = _sizes(noted)
+        return all(_has_size(self.folder / name, size) for name, size in files.items())
+
+    @property
+    def _asked(self) -> list[list[str]]:
+        """The record as JSON reads it again: in order, for another order of models is another result."""
+        return [[what, value] for what, value in self.record.items()]
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256(json.dumps(self._asked).encode()).hexdigest()
+
+    @property
+    def progress(self) -> Path:
+        """Where a long search may keep how far it got, and of which record; the folder stays while it is there."""
+        return self.work / _PROGRESS
+
+    def kept(self, name: str) -> Path | None:
+        """A file that a run with the same record has put aside with `keep`."""
+        path = self._aside(name)
+        return path if path.is_file() else None
+
+    def keep(self, name: str, save: Callable[[Path], object]) -> None:
+        """Put a result aside for the run that goes on if this one is killed."""
+        temporary = self.work / _WRITING
+        with self.failing(name):
+            save(temporary)
+            os.replace(temporary, self._aside(name))
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """What is refused here would be refused again, so that nothing stays that was put aside."""
+        try:
+            yield
+        except HfAlignError:
+            if self.processes.leads:
+                for path in self._resumable - {self.work / _PLAN}:
+                    path.unlink()
+            raise
+
+    def _aside(self, name: str) -> Path:
+        return self.work / f"{_ASIDE}{self._digest[:16]}-{name}"
+
+    @property
+    def _resumable(self) -> set[Path]:
+        """What a later run can go on with."""
+        noted = {self.work / _PLAN, self.progress, *self.work.glob(_ASIDE + "*")}
+        return {path for path in noted if path.exists()}
+
+    # What is in the folder --------------------------------------------------------------------------------------------
+
+    @property
+    def ours(self) -> dict[str, int]:
+        """Files that earlier runs have written, and their sizes; one that was changed since is the user's."""
+        begun, whole = (_sizes(_parsed(path)) for path in (self.work / _PLAN, self.folder / _COMPLETE))
+        if "made_from" in _parsed(self.folder / _COMPLETE):
+            begun[_COMPLETE] = 0
+        found = {name: path.stat().st_size for name in (*whole, *begun) if _is_file(path := self.folder / name)}
+        return {name: size for name, size in found.items() if name in begun or size == whole[name]}
+
+    def require_ours(self) -> None:
+        """See that the run may write to the folder.
+
+        Raises:
+            OutputError: it holds the result of another run, or a file of the user's that the result would replace.
+        """
+        begun = _parsed(self.work / _PLAN)
+        if not (self.overwrite or self.resumes or self.is_complete):
+            if begun:
+                before = {str(k): v for k, v in begun.get("made_from") or []}
+                other = [what for what in {**before, **self.record} if before.get(what) != self.record.get(what)]
+                raise OutputError(
+                    f"{self.folder} was begun with other inputs or options; choose another -o, or --overwrite "
+                    f"({other[0] if other else 'the order'} differs)"
+                )
+            if any(path != self.work for path in self.folder.iterdir()):
+                raise OutputError(f"{self.folder} is not empty; choose another -o, or --overwrite")
+        ours, result = self.ours, self.folder / "hf-align"
+        present = {path for pattern in _OF_A_MODEL for path in self.folder.glob(pattern)}
+        foreign = sorted(p for p in present if p.relative_to(self.folder).as_posix() not in ours and p != result)
+        if result.is_symlink() or (result.exists() and not result.is_dir()):
+            foreign.append(result)
+        if foreign:
+            raise OutputError(
+                f"{foreign[0]} was not written by hf-align, or was changed since, and is left alone; move it, or "
+                "choose another -o"
+            )
+
+    def stale(self, plan: ShardPlan) -> set[str]:
+        """Files of earlier runs that are no shards of this one."""
+        missing = self.missing(plan)
+        return self.ours.keys() - {s.file for s in plan.shards if s not in missing}
+
+    def missing(self, plan: ShardPlan) -> list[Shard]:
+        """The shards that are still to be written."""
+        resumes = self.resumes
+        return [s for s in plan.shards if not (resumes and _is_complete(self.folder / s.file, s))]
+
+    def require_room(self, plan: ShardPlan) -> None:
+        """Refuse, before anything is computed, a disk that the missing shards do not fit on.
+
+        Raises:
+            OutputError: it is too small.
+        """
+        ours = self.ours
+        freed = sum(ours[name] for name in self.stale(plan))
+        needed = sum(s.file_size for s in self.missing(plan)) - freed
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise OutputError(f"{self.folder} has {_size(free)} free, and {_size(needed)} are needed")
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: ShardPlan) -> None:
+        """Make place for a plan, and note that it is under way."""
+        ours, stale = self.ours, self.stale(plan)
+        if not self.resumes and ours:
+            # First of all no run owns what is there: a stale shard that outlived a kill would pass for one of this run.
+            self._note([], ours)
+        (self.folder / _COMPLETE).unlink(missing_ok=True)
+        self._remove(stale)
+        self._note(self._asked, {s.file: s.file_size for s in plan.shards})
+
+    def _note(self, asked: list[list[str]], files: Mapping[str, int]) -> None:
+        noted = {"made_from": asked, "files": dict(files)}
+        self._replace(f"{_WORK}/{_PLAN}", json.dumps(noted, indent=2).encode())
+
+    def forget(self) -> None:
+        """Remove what was written: no later run could go on with it."""
+        self._remove(self.ours)
+        for path in self._resumable:
+            path.unlink()
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        """Bring all documents to their place, and note that the result is whole."""
+        if not self.resumes:
+            self.begin(ShardPlan(()))
+        staged = {p.relative_to(self.documents).as_posix(): p for p in sorted(self.documents.rglob("*")) if p.is_file()}
+        files = {**_sizes(_parsed(self.work / _PLAN)), **{name: p.stat().st_size for name, p in staged.items()}}
+        ours = self.ours
+        self._note(self._asked, files)
+        mode = (self.work / _LOCK).stat().st_mode & 0o666  # as the umask says; some libraries write 600
+        for name, path in staged.items():
+            final = self.folder / name
+            with self.failing(name):
+                if os.path.lexists(final) and name not in ours:
+                    raise OutputError(f"{final} was not written by hf-align and is left alone; move it")
+                final.parent.mkdir(parents=True, exist_ok=True)
+                path.chmod(mode)
+                sync(path)
+                os.replace(path, final)
+        complete = {"made_from": self._digest, "files": dict(sorted(files.items()))}
+        (self.folder / _COMPLETE).parent.mkdir(exist_ok=True)
+        self._replace(_COMPLETE, json.dumps(complete, indent=2).encode() + b"\n")
+        sync(self.folder)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write a small file so that it is whole or not there."""
+        temporary, final = self.work / _WRITING, self.folder / name
+        with self.failing(name):
+            temporary.write_bytes(content)
+            sync(temporary)
+            os.replace(temporary, final)
+            sync(final.parent)
+
+    @contextmanager
+    def failing(self, name: str) -> Iterator[None]:
+        """What the system refuses is one line, and leaves no half file behind that fills the disk."""
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                (self.work / name).unlink()
+            raise OutputError(f"{self.folder / name} cannot be written: {error.strerror or error}") from error
+
+    @contextmanager
+    def cleaned(self) -> Iterator[None]:
+        """Before and after, nothing is left that is of no use to a later run; what runs did not put there stays."""
+        self._clean()
+        with self.failing(_STAGED):
+            self.documents.mkdir()
+        try:
+            yield
+        finally:
+            self._clean()
+
+    def _clean(self) -> None:
+        for name in (_STAGED, _SCRATCH):
+            shutil.rmtree(self.work / name, ignore_errors=True)
+        for path in (self.work / _WRITING, *self.work.glob("*.safetensors"), *self.work.glob("*.partial")):
+            if not path.name.startswith(_ASIDE):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def claimed(
+    folder: Path, record: Mapping[str, str], *, reads: Iterable[Path] = (), overwrite: bool = False
+) -> Iterator[Claim]:
+    """Lock an output folder for one run, from before anything is computed.
+
+    A folder inside it holds what is not finished; it stays only if a later run can go on with it. All that belongs to
+    the result is written while the claim is held: a run that is killed in between is one that is not finished. One that
+    is finished may be claimed again by a run with the same record, which then has nothing to do.
+
+    Args:
+        reads: files and folders that the run reads, and that no run may write to.
+
+    Raises:
+        OutputError: the folder is an input or holds one, is not writable, not empty, in use by another run, or begun
+            with other inputs; it stays as it was then.
+    """
+    processes = current()
+    claim = Claim(folder, {"hf-align": __version__, **record}, overwrite, processes)
+    with ExitStack() as held:
+        with processes.together():
+            if processes.leads:
+                require_apart(folder, reads)
+                held.enter_context(_locked(claim))
+        yield claim
+        with processes.together():
+            pass
+        if processes.leads:
+            if not claim.is_complete:
+                claim.publish()
+            for path in claim._resumable:
+                path.unlink()
+
+
+@contextmanager
+def _locked(claim: Claim) -> Iterator[None]:
+    made: list[Path] = []
+    try:
+        made = _make_folders(claim.work)
+        lock = _lock(claim)
+    except OSError as error:
+        _remove_empty(made)
+        raise OutputError(f"{claim.folder} cannot be written: {error.strerror or error}") from error
+    with lock:
+        try:
+            claim.require_ours()
+            with claim.cleaned():
+                yield
+        finally:
+            if not claim._resumable:
+                (claim.work / _LOCK).unlink(missing_ok=True)
+                _remove_empty([claim.work, *made])
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder; those that were not there, innermost first."""
+    made = [p for p in (folder, *folder.parents) if not os.path.lexists(p)]
+    folder.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def _lock(claim: Claim) -> IO[bytes]:
+    """The lock of an output folder, held.
+
+    Raises:
+        OutputError: another run holds it, or the folder for unfinished work is not ours.
+    """
+    path = claim.work / _LOCK
+    for _ in range(100):
+        _require_our_work(claim.work)
+        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise OutputError(f"another run is writing to {claim.folder}") from error
+        if identity(path) == (os.fstat(lock.fileno()).st_dev, os.fstat(lock.fileno()).st_ino):
+            lock.write(_MARK)
+            lock.flush()
+            return lock
+        lock.close()  # the run that held it has removed it since
+        claim.work.mkdir(parents=True, exist_ok=True)
+    raise OutputError(f"another run is writing to {claim.folder}")
+
+
+def _require_our_work(work: Path) -> None:
+    if work.is_symlink() or not work.is_dir():
+        raise OutputError(f"{work} is not a folder of hf-align's; move it, or choose another -o")
+    names = {path.name for path in work.iterdir()}
+    if names <= {_LOCK} and (not names or not (work / _LOCK).stat().st_size):
+        return
+    lock = work / _LOCK
+    if lock.is_symlink() or not lock.is_file() or lock.read_bytes() != _MARK:
+        raise OutputError(f"{work} was not made by hf-align; move it, or choose another -o")
+
+
+def _size(count: int) -> str:
+    """Bytes in words, so that none of two numbers that differ is nothing."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """A note of an earlier run; empty if there is none, or it is not one of ours."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _sizes(noted: Mapping[str, Any]) -> dict[str, int]:
+    """The files of a note, as far as they are inside the folder, and their sizes."""
+    files = noted.get("files")
+    if not isinstance(files, dict):
+        return {}
+    return {name: size for name, size in files.items() if isinstance(size, int) and _is_inside(name)}
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and path.parts[:1] != (_WORK,)
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return _is_file(path) and path.stat().st_size == size
+
+
+def _is_complete(path: Path, shard: Shard) -> bool:
+    """Renamed into place, so written whole; the header shows that it belongs to this plan."""
+    if not _has_size(path, shard.file_size):
+        return False
+    with path.open("rb") as file:
+        return file.read(len(shard.header)) == shard.header
+
+
+def sync(path: Path) -> None:
+    """Bring a file or folder to the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

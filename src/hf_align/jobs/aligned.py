@@ -1,0 +1,95 @@
+"""What jobs on models that are opened, matched and witnessed have in common, and the job of `align`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.shards import Source as Entries
+from hf_align.errors import HfAlignError
+from hf_align.jobs.job import Asked, Draft, Job
+from hf_align.jobs.opened import Basis, Opened, examples, standing_still
+from hf_align.matching.choices import BASELINES
+from hf_align.matching.match import Match
+from hf_align.outcome import Report
+from hf_align.running.network import Batch
+from hf_align.witness.witness import Moved
+from hf_align.witnessing import moved_model, note, said_in
+from hf_align.writing import draft_of, entries_of, record
+
+B = TypeVar("B", bound=Basis)
+ALIGNMENT = "alignment.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedJob(Job[B]):
+    """A job on models that are opened before anything is written.
+
+    Attributes:
+        fit: examples that models are run on to match or to merge.
+    """
+
+    draft: Draft
+    models: Opened
+    fit: Batch | None = None
+
+    def moved(self, match: B) -> list[Moved]:
+        return match.moved()
+
+    def report(self, output: Path, match: B) -> Report:
+        """Of any models, and of two that were matched."""
+        first, options, matches = self.models.first, self.options, match.matches
+        report = Report(str(output), first.spec.model_type, untied=first.untied,
+                        pinned_by_unknown_ops=dict(first.spec.unknown_ops))  # fmt: skip
+        report.notes += [f"{m.source.name} {m.widened}" for m in self.models.models if m.widened is not None]
+        if first.spec.unread and matches:
+            report.notes.append(standing_still(first.spec))
+        if len(matches) == 1:
+            report.distance_before, report.distance_after = matches[0].before, matches[0].after
+        if options.baseline and {options.residual, options.heads} & BASELINES:
+            report.notes.append("a baseline: B's function is NOT preserved")
+        return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Align(OpenedJob[Basis]):
+    """B in A's basis, its function unchanged, and the alignment that took it there."""
+
+    @classmethod
+    def open(cls, a: str, b: str, asked: Asked) -> Align:
+        """Open both models.
+
+        Raises:
+            HfAlignError: any bad input.
+        """
+        options = asked.options
+        if options.match == "none":
+            raise HfAlignError("align needs a matching; --match none leaves B as it is")
+        models = Opened.open({"A": a, "B": b}, options, asked.say)
+        pair = models.first
+        fit, _ = examples(pair, options, asked.data)
+        asked.clock.lap("open")
+        return cls(asked=asked, sources=models.sources, record=record({"the command": "align"}, models, fit),
+                   draft=draft_of(pair, pair.layout(pair.b), options), models=models, fit=fit)  # fmt: skip
+
+    def match(self, claim: Claim) -> Basis:
+        return self.models.match(claim, self.fit, self.asked.say)
+
+    def moved(self, match: Basis) -> list[Moved]:
+        pair, (found,) = self.models.first, match.matches
+        like = pair.layout(pair.b)
+        return [moved_model("B", pair.b, pair, self.models.spec, found.b, like, self.options)]
+
+    def entries(self, claim: Claim, match: Basis) -> Entries:
+        pair = self.models.first
+        return entries_of(pair, pair.layout(pair.b), self.options, match.weights[1].__getitem__, self.asked.say)
+
+    def document(self, folder: Path, match: Basis, report: Report) -> None:
+        match.matches[0].save(folder / ALIGNMENT, self.models.spec)
+        note(folder, report.witness)
+
+    def again(self, output: Path) -> Report:
+        made = Basis(self.models, [Match.load(output / ALIGNMENT, self.models.spec)])
+        return replace(self.report(output, made), witness=said_in(output))

@@ -1,0 +1,70 @@
+"""Whether alignment helped, and whether a method did: losses on examples that nothing was matched or merged on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from huggingface_hub.utils import tqdm
+from torch import Tensor
+
+from hf_align.jobs.opened import Basis
+from hf_align.matching.activations import correlations
+from hf_align.matching.universe import Mean
+from hf_align.merging.aligned import Mix
+from hf_align.ondemand import Computed
+from hf_align.running.evaluate import Comparison, Evaluator, lambdas
+from hf_align.running.network import Batch
+
+_FEATURE_ROWS = 64
+"""Examples on which features are compared."""
+
+
+def compare(basis: Basis, held_out: Batch, points: int = 21) -> Comparison:
+    """Losses along the line between two models, as they are and aligned."""
+    models, network = basis.models, basis.models.network
+    evaluator = Evaluator(network, held_out)
+    ends = (*Basis(models).weights, *basis.weights)
+    raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(models.spec.parameters, w.__getitem__)) for w in ends)
+    with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=models.options.quiet) as bar:
+        naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
+        aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
+    rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
+    before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
+    return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
+
+
+def verdict(comparison: Comparison) -> str:
+    """One honest sentence on two models."""
+    naive, aligned = comparison.naive.barrier, comparison.aligned.barrier
+    if comparison.helps:
+        return f"alignment lowers the barrier from {naive:.3f} to {aligned:.3f}"
+    return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
+
+
+def against_the_mean(basis: Basis, mix: Mix, held_out: Batch) -> str:
+    """One honest sentence on a method that is not the mean."""
+    models, options, (a, b) = basis.models, basis.models.options, basis.weights
+    evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
+    found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
+    mean = evaluator.loss(Computed(names, lambda n: torch.lerp(a[n].float(), b[n].float(), options.weight)))
+    if found < mean:
+        return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
+    return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
+
+
+def of_many(basis: Basis, held_out: Batch) -> str:
+    """One honest sentence on the mean of several models."""
+    models = basis.models
+    evaluator = Evaluator(models.network, held_out)
+
+    def loss(of: Sequence[Mapping[str, Tensor]]) -> float:
+        return evaluator.loss(Computed(models.spec.parameters, Mean(of).__getitem__))
+
+    raw = Basis(models).weights
+    apart = [loss([weights]) for weights in raw]
+    naive, found = loss(raw), loss(basis.weights)
+    losses = f"the models have losses {min(apart):.3f} to {max(apart):.3f}, their plain mean {naive:.3f}"
+    if found < naive:
+        return f"aligned, the mean of {len(apart)} models has loss {found:.3f}; {losses}"
+    return f"alignment does NOT help here: loss {found:.3f} aligned; {losses}; prefer --match none"

@@ -1,0 +1,189 @@
+"""The job of `merge`: models in one basis, mixed, and what that gained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.shards import Source as Entries
+from hf_align.errors import HfAlignError
+from hf_align.jobs.aligned import ALIGNMENT, OpenedJob
+from hf_align.jobs.comparing import against_the_mean, compare, of_many, verdict
+from hf_align.jobs.job import Asked
+from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.matching.descent import State
+from hf_align.matching.find import searching, towards
+from hf_align.matching.universe import Mean
+from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.curve import along, learn_curve
+from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT
+from hf_align.merging.samples import Samples
+from hf_align.ondemand import Computed
+from hf_align.options import Options
+from hf_align.outcome import Report
+from hf_align.publishing.card import document
+from hf_align.publishing.documenting import certified, cosines
+from hf_align.publishing.provenance import FOLDER
+from hf_align.running.data import with_labels
+from hf_align.running.network import Batch
+from hf_align.witness.witness import Moved
+from hf_align.writing import digest, draft_of, entries_of, record
+
+_BENDS = "bends.safetensors"
+
+
+@dataclass(frozen=True)
+class Mixed(Basis):
+    """Models in one basis, and how they are mixed.
+
+    Attributes:
+        make: that is found once, when the witness has seen the models.
+    """
+
+    make: Callable[[Basis], Mix] = field(kw_only=True)
+
+    @cached_property
+    def mix(self) -> Mix:
+        return self.make(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(OpenedJob[Mixed]):
+    """Two models mixed by any method, or the mean of more.
+
+    Attributes:
+        held_out: examples to report on.
+        certificate: of the symmetries that are used, as data.
+    """
+
+    held_out: Batch | None
+    certificate: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, references: Sequence[str], asked: Asked, *, certify: bool) -> Merge:
+        """Open all models.
+
+        Raises:
+            HfAlignError: any bad input.
+        """
+        options, clock = asked.options, asked.clock
+        roles = ["A", "B"]
+        if len(references) > 2:
+            _require_for_many(options)
+            roles = [f"model {number}" for number, _ in enumerate(references, start=1)]
+        models = Opened.open(dict(zip(roles, references, strict=True)), options, asked.say)
+        pair = models.first
+        fit, held_out = examples(pair, options, asked.data)
+        if held_out is not None:
+            with_labels(held_out)
+        if options.method in HOLDING:
+            models.network.must_hold(f"--method {options.method} holds both models in memory")
+        clock.lap("open")
+        certificate = None
+        if certify and options.match != "none":
+            certificate = certified(pair.config, options.specs, asked.say)
+            clock.lap("certify")
+        made_with = {"the command": "merge", "--certify": str(certify)}
+        made_with |= {} if held_out is None else {"the examples of the report": digest(held_out)}
+        return cls(asked=asked, sources=models.sources, record=record(made_with, models, fit),
+                   draft=draft_of(pair, pair.layout(pair.a), options), models=models, fit=fit,
+                   held_out=held_out, certificate=certificate)  # fmt: skip
+
+    @property
+    def is_pair(self) -> bool:
+        return len(self.models.pairs) == 1
+
+    def match(self, claim: Claim) -> Mixed:
+        found = self.models.match(claim, self.fit, self.asked.say)
+        return Mixed(found.models, found.matches, make=partial(self._mix, claim))
+
+    def moved(self, match: Mixed) -> list[Moved]:
+        return match.moved(self.models.names if self.is_pair else ())
+
+    def entries(self, claim: Claim, match: Mixed) -> Entries:
+        pair, options, mix = self.models.first, self.options, match.mix
+        if options.drop_cache:  # not before: matching reads every shard many times
+            self.models.drop_when_read()
+        return entries_of(pair, pair.layout(pair.a), options, lambda name: mix(name, options.weight), self.asked.say)
+
+    def report(self, output: Path, match: Mixed) -> Report:
+        return replace(super().report(output, match), certificate=self.certificate)
+
+    def document(self, folder: Path, match: Mixed, report: Report) -> None:
+        (folder / FOLDER).mkdir(exist_ok=True)
+        for number, found in enumerate(match.matches, start=1):
+            name = ALIGNMENT if self.is_pair else f"alignment-{number}.safetensors"
+            found.save(folder / FOLDER / name, self.models.spec)
+        if self.held_out is not None:
+            report.notes += _judged(report, match, self.held_out)
+            self.asked.clock.lap("evaluate")
+        shown = self.asked.data is not None and self.is_pair
+        agreement = cosines(self.models.first, *match.weights) if shown else {}
+        document(folder, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
+                 agreement=agreement, **report.facts)  # fmt: skip
+
+    def _mix(self, claim: Claim, basis: Basis) -> Mix:
+        """The merge that the options ask for, tensor by tensor."""
+        weights, method = basis.weights, self.options.method
+        if not self.is_pair:
+            mean = Mean(weights)
+            return lambda name, _: mean[name]
+        models = Aligned(self.models.spec, *weights)
+        if method in INEXACT:
+            self.asked.say(f"--method {method} mixes units by maps that are no symmetries: B's function is not kept")
+        if method == CURVE:
+            return along(models, self._curve(claim, models))
+        if method in FROM_WEIGHTS:
+            return FROM_WEIGHTS[method](models)
+        return FROM_SAMPLES[method](models, Samples.of(models, self.models.network, self.fit, self.asked.say))
+
+    def _curve(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
+        """How far the weights leave the line; what a run with the same record has learned is used again."""
+        with claim.processes.together():
+            if claim.processes.leads and claim.kept(_BENDS) is None:
+                state = State(claim.progress, made_of=f"curve {claim.record!r}")
+                claim.keep(_BENDS, partial(save_file, self._bends(models, state)))
+                claim.progress.unlink(missing_ok=True)
+        path = claim.kept(_BENDS)
+        assert path is not None
+        return load_file(path)
+
+    def _bends(self, models: Aligned, state: State) -> dict[str, Tensor]:
+        network, search = self.models.network, self.models.search()
+        parameters = self.models.first.spec.parameters
+        a, b = (network.placed(Computed(parameters, w.__getitem__)) for w in (models.a, models.b))
+        unlabelled = None if self.fit is None else {k: t for k, t in self.fit.items() if k != "labels"}
+        objective = towards((a, b), network, search, unlabelled, self.asked.say)
+        with searching(search, "learning the curve") as progress:
+            return learn_curve(a, b, network, objective, search.schedule, state=state, progress=progress)
+
+
+def _judged(report: Report, match: Mixed, held_out: Batch) -> list[str]:
+    """Whether alignment, and the method, helped; what was measured of two models is added to the report."""
+    if len(match.weights) > 2:
+        return [of_many(match, held_out)]
+    comparison = compare(match, held_out)
+    report.comparison = comparison.as_json()
+    method = match.models.options.method
+    return [verdict(comparison), *([against_the_mean(match, match.mix, held_out)] if method != "linear" else [])]
+
+
+def _require_for_many(options: Options) -> None:
+    """Refuse options that are for two models.
+
+    Raises:
+        HfAlignError: there is one.
+    """
+    if options.method != "linear":
+        raise HfAlignError(f"--method {options.method} merges two models; more are merged by their mean")
+    if options.weight != 0.5:
+        raise HfAlignError("--weight is of the second of two models; more have equal shares")
+    if options.alignment is not None:
+        raise HfAlignError("--alignment is of two models; more are matched anew")

@@ -1,0 +1,267 @@
+"""Two or more models of one architecture, opened, and how they come into one basis: that of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from torch import Tensor
+
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.hub import Source
+from hf_align.devices import Devices
+from hf_align.errors import HfAlignError
+from hf_align.jobs.job import Say, silent
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
+from hf_align.matching.descent import State
+from hf_align.matching.find import Search, find, site_order
+from hf_align.matching.match import Match
+from hf_align.merging.methods import RUNNING
+from hf_align.models import Model, Pair, open_pair
+from hf_align.options import Options
+from hf_align.processes import ALONE, Processes
+from hf_align.progress import waiting
+from hf_align.running.data import load_data, require_fit
+from hf_align.running.network import Batch, Network
+from hf_align.running.offload import network_for
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.alignment import AlignedWeights
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.witness.witness import Moved
+from hf_align.witnessing import moved_model
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Models of one architecture.
+
+    Attributes:
+        pairs: every other model beside the first.
+        options: how they are matched, and where they run.
+        names: the part that each plays, the first one first.
+        jointly: look for all matches at once; else each model is matched with the first, and no other matters to it.
+    """
+
+    pairs: tuple[Pair, ...]
+    options: Options
+    names: Sequence[str] = ("A", "B")
+    jointly: bool = True
+
+    @classmethod
+    def open(cls, named: Mapping[str, str], options: Options, say: Say = silent, *, jointly: bool = True) -> Opened:
+        """Open all models, one of them beside itself, and see that they can be matched as is asked.
+
+        Args:
+            named: the part that a model plays -> folder or Hub reference.
+
+        Raises:
+            HfAlignError: as `open_models`; a choice that changes B's function, a device that is not there.
+        """
+        first, *others = named.values()
+        pairs = tuple(open_models(first, other, options, say) for other in others or [first])
+        opened = cls(pairs, options, tuple(named), jointly)
+        if len(pairs) > 1 or not jointly:
+            for pair in pairs:
+                pair.require_one_size()
+        _ = opened.spec, opened.given, Devices.choose(options.device)
+        if options.match == "learned":
+            opened.network.must_hold("--match learned holds all models in memory")
+        return opened
+
+    @property
+    def first(self) -> Pair:
+        """The first two models."""
+        return self.pairs[0]
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All, the first one first."""
+        return self.first.a, *(pair.b for pair in self.pairs)
+
+    @property
+    def sources(self) -> list[Source]:
+        """Where they came from."""
+        return [model.source for model in self.models]
+
+    @cached_property
+    def spec(self) -> SymmetrySpec:
+        """The spec with the groups and spaces that the options choose."""
+        return search_spec(self.first, self.options)
+
+    @cached_property
+    def network(self) -> Network:
+        """What runs them."""
+        device = Devices.choose(self.options.device).running
+        return network_for(self.first.config, device, self.options.offload)
+
+    @cached_property
+    def given(self) -> Match | None:
+        """The match that the options name."""
+        return Match.load(self.options.alignment, self.spec) if self.options.alignment is not None else None
+
+    def search(self, state: State | None = None) -> Search:
+        """How the options look for a match; `state` is where learned matching keeps how far it got."""
+        options = self.options
+        return Search(options.match, options.schedule, residual=options.residual, heads=options.heads, own=options.own,
+                      state=state, quiet=options.quiet)  # fmt: skip
+
+    def find(
+        self, fit: Batch | None = None, say: Say = silent, *, state: State | None = None, processes: Processes = ALONE
+    ) -> list[Match]:
+        """The match of every model but the first with the first; none under --match none.
+
+        Args:
+            fit: examples to match on; without them the models' own inputs are used.
+            state: where learned matching keeps how far it got.
+            processes: that look for it together.
+        """
+        if self.options.match == "none":
+            return []
+        if self.given is not None:
+            return [self.given]
+        solving = Devices.choose(self.options.device).solving
+        with waiting("matching", quiet=self.options.quiet):
+            models = Balanced.of(self.spec, *(m.weights for m in self.models), processes=processes, device=solving)
+            found, sweeps = find(models, self.network, self.search(state), fit, say)
+            return [models.match(elements, sweeps, i) for i, elements in enumerate(found, start=1)]
+
+    def match(self, claim: Claim, fit: Batch | None, say: Say) -> Basis:
+        """As `find`; what a run with the same record has found before it was killed is used again."""
+        together = [self.pairs] if self.jointly else [(pair,) for pair in self.pairs]
+        matches: list[Match] = []
+        for pairs in together:
+            matches += replace(self, pairs=pairs)._match(claim, len(matches) + 1, fit, say)
+        return Basis(self, matches)
+
+    def _match(self, claim: Claim, number: int, fit: Batch | None, say: Say) -> list[Match]:
+        names = [f"alignment-{n}.safetensors" for n, _ in enumerate(self.pairs, start=number)]
+        with claim.processes.together():
+            kept = [path for path in map(claim.kept, names) if path is not None]
+        with claim.processes.together():  # all have looked before one is kept
+            if len(kept) == len(names):
+                return [Match.load(path, self.spec) for path in kept]
+            state = State(claim.progress, made_of=f"{number} {claim.record!r}")
+            found = self.find(fit, say, state=state, processes=claim.processes)
+            if claim.processes.leads:
+                for name, match in zip(names, found, strict=False):
+                    claim.keep(name, partial(match.save, spec=self.spec))
+                claim.progress.unlink(missing_ok=True)
+        return found
+
+    def drop_when_read(self) -> None:
+        """From now on, take shards from the Hub off the disk as soon as they have been read."""
+        for model in self.models:
+            model.checkpoint.drop_when_read([n for link in model.names.links for n in link.sources])
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Models in the basis of the first; as they are, without matches.
+
+    Attributes:
+        matches: of every model but the first, with the first.
+    """
+
+    models: Opened
+    matches: Sequence[Match] = ()
+
+    @cached_property
+    def weights(self) -> tuple[Weights, ...]:
+        """Of all models, tensor by tensor."""
+        raw = [model.weights for model in self.models.models]
+        if not self.matches:
+            return tuple(raw)
+        device = Devices.choose(self.models.options.device).running
+        return tuple(AlignedWeights(w, self.models.spec, e, device) for w, e in zip(raw, self._elements, strict=True))
+
+    @property
+    def by_name(self) -> dict[str, Weights]:
+        """The weights by the part that each model plays."""
+        return dict(zip(self.models.names, self.weights, strict=False))  # a model that is alone is there twice
+
+    @property
+    def _elements(self) -> tuple[Elements, ...]:
+        return self.matches[0].a, *(match.b for match in self.matches)
+
+    def moved(self, called: Sequence[str] = ()) -> list[Moved]:
+        """All models as they are mixed, the first one last; none without a match.
+
+        Args:
+            called: what messages call them; by default their names.
+        """
+        if not self.matches:
+            return []
+        models, pair = self.models.models, self.models.first
+        names = called or [model.source.name for model in models]
+        first, *others = zip(names, models, self._elements, strict=True)
+        return [moved_model(name, model, pair, self.models.spec, elements, pair.layout(pair.a), self.models.options)
+                for name, model, elements in (*others, first)]  # fmt: skip
+
+
+def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
+    """Two models, and what must be said of their architecture before anything is done.
+
+    Raises:
+        HfAlignError: as `open_pair`; an op without a rule under --strict.
+    """
+    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
+    for model in (pair.a, pair.b):
+        if model.widened is not None:
+            say(f"{model.ref} {model.widened}")
+    if pair.untied:
+        say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
+    if pair.spec.unknown_ops:
+        ops = ", ".join(sorted(pair.spec.unknown_ops))
+        if options.strict:
+            raise HfAlignError(f"no rule for {ops}; without --strict what they touch is pinned")
+        say(f"no rule for {ops}: what they touch is pinned")
+    if pair.spec.unread:
+        say(standing_still(pair.spec))
+    return pair
+
+
+def standing_still(spec: SymmetrySpec) -> str:
+    """What is said of weights that no traced call reads."""
+    first, *others = spec.unread
+    more = f" and {len(others)} more weights" if others else ""
+    return f"no traced call reads {first}{more}: they stand still, and so does every space of their sizes"
+
+
+def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
+    """The spec with the groups and spaces that the options choose.
+
+    Raises:
+        HfAlignError: a choice that changes B's function, without `baseline`.
+    """
+    if (chosen := {options.residual, options.heads} & BASELINES) and not options.baseline:
+        raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
+    if options.residual in BY_SITE and options.match != "activation":
+        raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
+    spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
+    return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
+
+
+def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
+    """What to match and merge on, and what to report on: halves of the data, or all of it where neither runs a model.
+
+    Raises:
+        HfAlignError: the data cannot be read, or one example cannot be halved.
+    """
+    if data is None:
+        return None, None
+    everything = require_fit(load_data(data, pair.a.folder, pair.config), data, pair.config)
+    running = [f"--match {options.match}"] if options.match in ("activation", "learned") else []
+    running += [f"--method {options.method}"] if options.method in RUNNING else []
+    if not running:
+        return None, everything
+    if not everything.keys() & {"labels", "input_ids"}:  # nothing to report on
+        return everything, None
+    half = len(next(iter(everything.values()))) // 2
+    if not half:
+        raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
+    return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}

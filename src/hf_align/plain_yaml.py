@@ -1,0 +1,56 @@
+"""YAML that people write by hand: a few hundred lines, not deep, and no more than what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_align.errors import HfAlignError
+
+_LONGEST, _DEEPEST, _LARGEST = 2**20, 50, 2**16
+"""Characters of a file, levels of nesting, and nodes when every alias stands for a copy."""
+
+
+def read_yaml(path: Path) -> Any:
+    """What a file of YAML holds.
+
+    Raises:
+        OSError: it cannot be read.
+        HfAlignError: it is no YAML, or stands for more than anyone writes.
+    """
+    if path.exists() and not path.is_file():
+        raise HfAlignError(f"{path} is no file")
+    if path.stat().st_size > _LONGEST:
+        raise HfAlignError(f"{path} is larger than {_LONGEST >> 20} MiB")
+    try:
+        text = path.read_text(encoding="utf-8")
+        _require_plain(text, path)
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise HfAlignError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, TypeError, OverflowError) as error:  # of a date, a number or a key that is none
+        raise HfAlignError(f"{path} is no YAML: {error}") from error
+
+
+def _require_plain(text: str, path: Path) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise HfAlignError(f"{path} is nested more than {_DEEPEST} levels deep")
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None and _size(root, {}) > _LARGEST:
+        raise HfAlignError(f"{path}: its aliases stand for more than {_LARGEST} values")
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Nodes below and with this one, every alias counted as a copy; infinite where one is inside itself."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        children = (
+            [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+        )
+        known[id(node)] = 1 + sum(_size(c, known) for c in children if isinstance(c, yaml.Node))
+    return known[id(node)]

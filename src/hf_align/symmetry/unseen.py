@@ -1,0 +1,64 @@
+"""Weights that no traced call reads: what an unseen call may do with them must stay as it is.
+
+Such a weight meets activations of its own sizes. So it stands still itself, and so does every space along which the
+model has an axis of one of these sizes; a gauge that changes such an activation is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hf_align.errors import HfAlignError
+from hf_align.symmetry.gauges.canonical import CentreWriter, FoldNorm, Gauge
+from hf_align.symmetry.patterns import is_named
+from hf_align.symmetry.pin import pin
+from hf_align.symmetry.spec import AxisActions, SymmetrySpec
+from hf_align.tracing.trace import Evidence
+
+
+def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySpec:
+    """The spec with all pinned that a weight which no traced call reads may meet.
+
+    Args:
+        unused: patterns of names of weights that no call reads at all: they meet nothing.
+
+    Raises:
+        HfAlignError: no weight has such a name.
+    """
+    for pattern in unused:
+        if not any(is_named(pattern, name) for name in spec.parameters):
+            raise HfAlignError(f"no parameter matches {pattern}")
+    unread = tuple(n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused))
+    spec = replace(spec, unread=unread)
+    sizes = {size for name in spec.unread for size in spec.shape(name) if size > 1}
+    if not sizes:
+        return spec
+    met = dict.fromkeys(
+        space
+        for axes in spec.parameters.values()
+        for axis in axes
+        if _size(axis) in sizes
+        for segment in axis
+        for factor in segment
+        for space in factor.powers
+    )
+    gauges = tuple(g for g in spec.gauges if not _changes_what_is_met(g, spec, sizes))
+    found = replace(spec, gauges=gauges)
+    why = Evidence("unread", f"{spec.unread[0]} has this size, and no traced call reads it", "", "")
+    for name in met:
+        if found.spaces.get(name) is not None and found.spaces[name].group is not None:
+            found = pin(found, name, why)
+    return found
+
+
+def _size(axis: AxisActions) -> int:
+    return sum(math.prod(factor.size for factor in segment) for segment in axis)
+
+
+def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> bool:
+    """Whether a gauge changes an activation, not only the weights around it: a stream's mean, what a norm gives."""
+    if isinstance(gauge, CentreWriter):
+        return spec.shape(gauge.parameter)[gauge.axis] in sizes
+    return isinstance(gauge, FoldNorm) and spec.shape(gauge.gain)[-1] in sizes

@@ -1,0 +1,159 @@
+"""What a model computes, in a few bytes: two calls of one fingerprint run the same ops on the same constants.
+
+The call is recorded as it runs, with weights and inputs that have no values. Every op counts, with its arguments, and
+every constant by its value; weights count by their names. What leaves all results alone is passed over: dropout that
+is off, and the padding index of a table, which only gradients look at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hf_align.tracing.inputs import Example
+from hf_align.tracing.record import record
+from hf_align.tracing.trace import op_name, quiet
+
+_DROPOUTS = frozenset(("dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"))
+_OFF_AT = 2
+"""Where a dropout is told that it is off."""
+
+
+class CannotRecord(Exception):
+    """A call that fails, or asks for the value of a weight or an input."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A call's.
+
+    Attributes:
+        digest: equal if two calls compute the same.
+        weights: the parameters and saved floating point buffers that bear on the result.
+    """
+
+    digest: str
+    weights: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A way to call a model.
+
+    Attributes:
+        example: the arguments of the first call.
+        steps: calls with one token more each, which go on from the cache of the first.
+        part: the path of the module that is called, the whole model by default.
+    """
+
+    example: Example
+    steps: int = 0
+    part: str = ""
+
+    def fingerprint(
+        self, model: nn.Module, names: Mapping[str, str] | None = None, without_values: Collection[str] = ()
+    ) -> Fingerprint:
+        """What the call computes.
+
+        Args:
+            model: without weights, of the architecture that the example fits.
+            names: other names of some weights, which count instead.
+            without_values: buffers that are taken for weights, whatever they hold.
+
+        Raises:
+            CannotRecord: the call cannot be recorded.
+        """
+        module: nn.Module = model.get_submodule(self.part)
+        saved = module.state_dict(keep_vars=True)
+        weights = {n for n, _ in module.named_parameters()}
+        weights |= {n for n, b in module.named_buffers() if n in saved and b.is_floating_point()}
+        prefix = f"{self.part}." if self.part else ""
+        weights |= {n for n in saved if f"{prefix}{n}" in without_values}
+        if self.steps:
+            module, weights = _Continued(module, self.steps), {f"model.{n}" for n in weights}
+        free = [n for n in self.example.arguments if self.example.is_free(n)]
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), quiet():
+                torch.manual_seed(0)  # noise that is drawn once is a constant
+                recorded = record(module, self.example.arguments, weights, free)
+        except Exception as error:  # recording fails in as many ways as there are models
+            raise CannotRecord(str(error)) from error
+
+        def name(target: str) -> str:
+            found = prefix + (target.removeprefix("model.") if self.steps else target)
+            return (names or {}).get(found, found)
+
+        recorded.graph.eliminate_dead_code()
+        return _of_graph(recorded, {w: name(w) for w in weights})
+
+
+class _Continued(nn.Module):
+    """A model called once, and then for one token after the other with what it has kept."""
+
+    def __init__(self, model: nn.Module, steps: int) -> None:
+        super().__init__()
+        self.model = model
+        self.steps = steps
+
+    def forward(self, **arguments: Tensor) -> list[Any]:
+        result = self.model(**arguments, use_cache=True)
+        results = [result]
+        name = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
+        again = {k: v for k, v in arguments.items() if "mask" not in k and "position" not in k}
+        for _ in range(self.steps):
+            if result.past_key_values is None:
+                raise CannotRecord("nothing is kept")
+            again |= {name: arguments[name][:, -1:], "past_key_values": result.past_key_values}
+            result = self.model(**again, use_cache=True)
+            results.append(result)
+        return [r[0] for r in results]
+
+
+def _of_graph(recorded: fx.GraphModule, weights: Mapping[str, str]) -> Fingerprint:
+    """By the ops in order, each given by what it is and by what it reads: weights by name, constants by value."""
+    digest, known, read, ops = hashlib.sha256(), dict[fx.Node, str](), set[str](), 0
+    for node in recorded.graph.nodes:
+        if node.op == "get_attr" and node.target in weights:
+            known[node] = weights[node.target]
+            read.add(weights[node.target])
+        elif node.op == "get_attr":
+            known[node] = _of_tensor(getattr(recorded, node.target))
+        elif _changes_nothing(node):
+            known[node] = known[node.all_input_nodes[0]]
+        else:
+            known[node] = f"%{ops}"
+            ops += 1
+            args = node.args[:2] if op_name(node) == "embedding" else node.args
+            said = _said((args, node.kwargs), known)
+            digest.update(f"{known[node]} = {node.op} {node.target} {said}\n".encode())
+    return Fingerprint(digest.hexdigest(), frozenset(read))
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    return (
+        node.op == "call_function"
+        and op_name(node) in _DROPOUTS
+        and len(node.args) > _OFF_AT
+        and node.args[_OFF_AT] is False
+    )
+
+
+def _said(arguments: Any, known: Mapping[fx.Node, str]) -> str:
+    return str(fx.node.map_arg(arguments, lambda node: _Word(known[node])))
+
+
+class _Word(str):
+    """Shown without quotes: no argument that is text looks like it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _of_tensor(value: Tensor) -> str:
+    raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw.numpy().tobytes()).hexdigest()}"

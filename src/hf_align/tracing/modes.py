@@ -1,0 +1,228 @@
+"""The ways in which a model is called: with which arguments, at which lengths, with and without a cache.
+
+What a symmetry must leave alone is the answer to every call. So an architecture is traced in all of its modes, and what
+is derived is the meet of what they allow. Modes are found by trying: an optional argument of `forward` belongs to a
+mode if the model runs with it and does something else than before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import CodeType
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_align.errors import HfAlignError, first_line
+from hf_align.tracing.given import GivenCall
+from hf_align.tracing.inputs import Example, parts
+from hf_align.tracing.join import join
+from hf_align.tracing.layer_code import code_of
+from hf_align.tracing.lookups import looks_outside
+from hf_align.tracing.reasons import reason
+from hf_align.tracing.trace import Program, op_name, trace_call, trace_model
+from hf_align.tracing.ways import Mode, NothingNew, at_length, extent, positions, try_parts, try_ways
+
+logger = logging.getLogger(__name__)
+_SHORT = (7, 12)
+"""An odd and an even length."""
+_LONGEST = 600
+"""Positions up to which a call is traced: beyond, the masks alone take seconds."""
+_LENGTHS = 6
+"""Different lengths that are traced at most."""
+_ROWS = (1, 3, 2)
+"""Texts at once at each of them, in turn."""
+_LEAST = 3
+"""Smaller numbers in the modelling code are no lengths."""
+_KEEPS = ("use_cache", "use_mems")
+"""Flags that make a model return what a later call goes on with."""
+
+
+def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
+    """The program of one call alone.
+
+    Raises:
+        Exception: whatever the model raises.
+    """
+    with mode.prepared(model), _in_two_steps(model) if mode.goes_on else nullcontext():
+        return trace_call(model, mode.example)
+
+
+def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _SHORT[0]) -> Program:
+    """All modes of a model of `build_without_weights` as one program.
+
+    Args:
+        calls: modes besides those that are found.
+        length: of the first call, in tokens.
+
+    Raises:
+        IncompatibleModels: as `trace_model`; not even the first mode can be traced.
+    """
+    return join({mode.name: program for mode, program in find_modes(model, calls, length)})
+
+
+def find_modes(
+    model: PreTrainedModel, calls: Sequence[GivenCall] = (), length: int = _SHORT[0]
+) -> list[tuple[Mode, Program]]:
+    """The modes of a model, each with its program; first the call that `trace_model` makes.
+
+    Raises:
+        IncompatibleModels: as `trace_modes`.
+        HfAlignError: one of `calls` fails.
+    """
+    base = trace_model(model, length=length)
+    found = [(Mode(f"{_main(base.example)}, {_extents_of(base.example)}", base.example), base)]
+
+    def attempt(mode: Mode) -> Exception | None:
+        try:
+            program = trace_mode(model, mode)
+        except Exception as error:  # models refuse what they have no use for in as many ways as there are models
+            logger.info("%s: no call with %s (%s)", model.config.model_type, mode.name, first_line(error))
+            return error
+        if not _belongs(program, base, mode) or looks_outside(program):
+            return NothingNew()
+        found.append((mode, program))
+        return None
+
+    for mode in _other_lengths(model, base.example):
+        attempt(mode)
+    try_ways(model, base.example, _extents(base), attempt)
+    for call in calls:
+        mode = call.mode(model, base.example)
+        error = attempt(mode)
+        if error is not None and not isinstance(error, NothingNew):
+            raise HfAlignError(f"{type(model).__name__} cannot be called with {call.name}: {reason(error)}") from error
+    read = frozenset[str]().union(*(program.opened for _, program in found))
+    owners = _owners(name for name in base.shapes if name not in read)
+    try_parts(model, base.example, _extents(base), owners, attempt)
+    return found
+
+
+def _owners(weights: Iterable[str]) -> list[str]:
+    """The modules that hold some weights, the innermost first."""
+    found: dict[str, None] = {}
+    for name in weights:
+        path = name.rpartition(".")[0]
+        while path:
+            found[path] = None
+            path = path.rpartition(".")[0]
+    return list(found)
+
+
+def _belongs(program: Program, base: Program, mode: Mode) -> bool:
+    """Whether a call does something else than the first one, and is part of the function that a symmetry must keep.
+
+    What is given in place of what the model computes by itself (embeddings of its tokens, states of its own encoder)
+    is in a basis of the model's own. Such a call does not read all the weights that the first one reads, or no longer
+    looks up its tokens. A flag stands in place of nothing.
+    """
+    first = base.example.arguments
+    given = [n for n, value in mode.example.arguments.items() if n not in first and isinstance(value, Tensor)]
+    instead = bool(given or mode.part) and not _reads(base) <= _reads(program)
+    return bool(program.interface) and not instead and code_of(program) != code_of(base)
+
+
+def _reads(program: Program) -> set[tuple[str, bool]]:
+    """The weights that are read, each alone and, where it is a table, as one."""
+    uses = {(name, op_name(user) == "embedding") for node, name in program.parameters.items() for user in node.users}
+    return uses | {(name, False) for name in program.parameters.values()}
+
+
+def _main(example: Example) -> str:
+    return " and ".join(example.arguments)
+
+
+def _extents_of(example: Example) -> str:
+    return " × ".join(map(str, extent(example)))
+
+
+def _other_lengths(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
+    """The first call's arguments at other lengths: odd and even, and on both sides of what the code compares with."""
+    if not base.tokens:
+        return
+    thresholds = sorted(_numbers_in_code(model) | _windows(model))
+    room = positions(model.config) or _LONGEST
+    lengths = [_SHORT[1]]
+    for threshold in thresholds:  # one length for each stretch between two of them, odd and even in turn
+        beyond = threshold + 1 + (threshold + len(lengths)) % 2
+        if lengths[-1] <= threshold and beyond <= min(room, _LONGEST):
+            lengths.append(beyond)
+    for i, length in enumerate(_spread(lengths)):
+        example = at_length(base, length, _ROWS[i % len(_ROWS)]) if length <= room else None
+        if example is not None:
+            yield Mode(f"{_main(example)}, {_extents_of(example)}", example)
+
+
+def _spread(lengths: list[int]) -> list[int]:
+    """At most so many of them, the ends included."""
+    if len(lengths) <= _LENGTHS:
+        return lengths
+    return [lengths[round(i * (len(lengths) - 1) / (_LENGTHS - 1))] for i in range(_LENGTHS)]
+
+
+def _windows(model: PreTrainedModel) -> set[int]:
+    """Small numbers in a config that may limit how far a position sees: any of them, where no matrix has that size."""
+    sizes = {size for p in model.parameters() for size in p.shape}
+    found: set[int] = set()
+    for part in parts(model.config):
+        for value in vars(part).values():
+            numbers = value if isinstance(value, (list, tuple)) else (value,)
+            found |= {v for v in numbers if isinstance(v, int) and not isinstance(v, bool)}
+    return {v for v in found - sizes if _LEAST <= v <= _LONGEST}
+
+
+def _numbers_in_code(model: PreTrainedModel) -> set[int]:
+    """Numbers that the `forward` of any module mentions: a length may be compared with them."""
+    found: set[int] = set()
+    for kind in {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")}:
+        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+        found |= set(_constants(code)) if code is not None else set()
+    return {v for v in found if _LEAST <= v <= _LONGEST}
+
+
+def _constants(code: CodeType) -> Iterator[int]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _constants(constant)
+        elif isinstance(constant, int) and not isinstance(constant, bool):
+            yield constant
+
+
+@contextmanager
+def _in_two_steps(model: PreTrainedModel) -> Iterator[None]:
+    """Make `forward` two calls: all tokens but the last, then the last with what the first call returned."""
+    forward = model.forward
+    asked = inspect.signature(forward).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in asked.values())
+    flags = {name: True for name in _KEEPS if name in asked or (takes_all and name == _KEEPS[0])}
+
+    def twice(**arguments: Any) -> Any:
+        main = _last_tokens(arguments)
+        first = forward(**{**arguments, main: arguments[main][:, :-1]}, **flags)
+        kept = {k: v for k, v in first.items() if k in asked and k not in arguments and not isinstance(v, Tensor)}
+        if not kept:
+            raise ValueError("nothing to go on with")
+        second = forward(**{**arguments, main: arguments[main][:, -1:]}, **kept, **flags)
+        return tuple(next(v for v in output.values() if isinstance(v, Tensor)) for output in (first, second))
+
+    with patch.object(model, "forward", twice):
+        yield
+
+
+def _last_tokens(arguments: Mapping[str, Any]) -> str:
+    """The tokens that a model goes on from: the decoder's, where it has one."""
+    return next((n for n in arguments if n.startswith("decoder") and n.endswith("input_ids")), "input_ids")
+
+
+def _extents(base: Program) -> list[int]:
+    """The lengths of what the model computes, [rows, length, width], the most frequent first."""
+    rows = extent(base.example)[0]
+    values = (n.meta.get("val") for n in base.graph.nodes if n.op == "call_function")
+    shapes = [v.shape for v in values if isinstance(v, Tensor) and v.dim() == 3 and v.shape[0] == rows]
+    return [extent for extent, _ in Counter(int(s[1]) for s in shapes).most_common(3)]

@@ -1,0 +1,56 @@
+"""Why a model cannot be built or traced, in one line: which line of its modelling code, and what to do about it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+HELPERS = (
+    f"{Path(__file__).parents[1]}/",
+    f"{Path(torch.__file__).parent}/",
+    *(f"{Path(transformers.__file__).parent}/{part}/" for part in ("exporters", "integrations", "utils")),
+    f"{Path(transformers.__file__).parent}/modeling_utils.py",
+)
+"""Where a frame says less about a model than the frame that called it."""
+
+NEEDS_NUMBERS = (
+    "needs numbers that only a run computes; compute every case and choose with torch.where, or merge with --match none"
+)
+FROM_WEIGHTS = (
+    "what is computed from weights while a model is built cannot be known; take parametrizations out"
+    " (torch.nn.utils.parametrize.remove_parametrizations) and save the model again"
+)
+_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_TAKEN_OUT = (".item()", ".numpy()", "data-dependent")
+"""How torch says in other errors that a number is wanted where there is none."""
+
+
+def is_about_numbers(error: BaseException) -> bool:
+    """Whether tracing failed because a branch, a size or a loop depends on what the model computes."""
+    return isinstance(error, _DATA_DEPENDENT) or any(words in str(error) for words in _TAKEN_OUT)
+
+
+def reason(error: BaseException) -> str:
+    """The line of modelling code, as far as one is known, what is wrong with it, and what to do."""
+    where = place(error)
+    if is_about_numbers(error):
+        return f"{where or 'its code'} {NEEDS_NUMBERS}"
+    lines = str(error).strip().splitlines()
+    found = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    loops = "; torch.vmap does less than the same written out" if "vmap" in found else ""
+    return f"{found}{f', in {where}' if where else ''}{loops}"
+
+
+def place(error: BaseException) -> str:
+    """`modeling_x.py:12 (if x.sum() > 0:)`: where the modelling code was last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = next((i for i, f in enumerate(frames) if f.filename.startswith(HELPERS)), len(frames))
+    own = [f for f in frames[inside:] if f.filename.endswith(".py") and not f.filename.startswith(HELPERS)]
+    if not own:
+        return ""
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" + (f" ({own[-1].line})" if own[-1].line else "")

@@ -1,0 +1,35 @@
+"""What a model remembers from one call to the next besides its weights: tables, masks and biases that it has computed.
+
+Where values are fake such a memory is wrong for the next call, or holds what the next call cannot use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Take back, after the block, what it sets on modules and puts into their dictionaries, lists and sets."""
+    before = [
+        (vars(module), {name: _held(value) for name, value in vars(module).items()}) for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for attributes, held in before:
+            attributes.clear()
+            for name, (value, contents) in held.items():
+                attributes[name] = value
+                if contents is not None:
+                    value.clear()
+                    (value.extend if isinstance(value, list) else value.update)(contents)
+
+
+def _held(value: Any) -> tuple[Any, Any]:
+    """A value, and what it holds where that can change."""
+    return value, value.copy() if isinstance(value, (dict, list, set)) else None

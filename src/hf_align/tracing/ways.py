@@ -1,0 +1,392 @@
+"""The ways in which a model may be called besides its first call: one argument more, media, a step with a cache.
+
+Which of them a model answers is found by trying. Tracing tries them without weights, the witness with those that are
+stored. What an argument looks like is read off the documentation of `forward`, the config and what a call computes;
+what a call lacks, off the error with which it ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import linecache
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.tracing.inputs import Example, Reader, media, parts, reader
+from hf_align.tracing.trace import quiet
+
+_WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
+                     "d_model", "n_embd")  # fmt: skip
+"""Config fields that may say how wide the states of another encoder are; any width of a weight may be it."""
+_NOT_ASKED = re.compile("^(output|return|use)_|labels?$|loss")
+"""Arguments that only ask for more results."""
+_DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILINE)
+_RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
+_PLACES = 4096
+"""Places in a text at most."""
+_ATTEMPTS = 40
+"""Calls that are tried at most before one is given up; most fail at their first line."""
+_TRIALS = 6
+"""Shapes of an argument that a call lacks."""
+_OF_TEXT = ("input_ids", "attention_mask")
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """One way to call a model.
+
+    Attributes:
+        goes_on: a first call is given all but the last token; a second one the last token, and what the first returned
+            to go on with.
+        sure: what is given is known to be no stage of what the model computes by itself.
+        announced: the kind of what is given besides a text, and the token that stands for it there.
+        part: the module of the model that is given `extra`, besides what the model gives it.
+    """
+
+    name: str
+    example: Example
+    goes_on: bool = False
+    sure: bool = False
+    announced: tuple[str, int] | None = None
+    part: str = ""
+    extra: tuple[tuple[str, Tensor], ...] = ()
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows, and tokens of each."""
+        return extent(self.example)
+
+    @contextmanager
+    def prepared(self, model: nn.Module) -> Iterator[None]:
+        """While a part of the model is given its extra arguments."""
+        if not self.part:
+            yield
+            return
+
+        def given(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            device = next(t.device for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+            return args, {**kwargs, **{n: t.to(device) for n, t in self.extra}}
+
+        hook = model.get_submodule(self.part).register_forward_pre_hook(given, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+Attempt = Callable[[Mode], Exception | None]
+"""Tries a call: None if it is one of the model's modes, else what is wrong with it."""
+
+
+class NothingNew(Exception):
+    """A call does no more than one that is known."""
+
+
+def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
+    """Try all ways to call a model besides its first call.
+
+    Args:
+        base: the arguments of the first call.
+        extents: the lengths of what that call computes, the most frequent first.
+    """
+    if base.tokens:
+        attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
+    main = " and ".join(base.arguments)
+    others = list(media(model)) if "input_ids" in base.arguments else []
+    in_texts = {name for _, _, given in others for name in given}.difference(_OF_TEXT)
+    asked = inspect.signature(model.forward).parameters
+    for name, sure, values in _arguments(model, model.forward, base, extents):
+        if name in in_texts:
+            continue
+        mask = name.replace("position_ids", "attention_mask")  # without one, texts that start anew are kept apart
+        beside = {mask: torch.ones(_extent_of(name, base), dtype=torch.long)} if mask in asked and mask != name else {}
+        calls = (Example({**beside, **base.arguments, name: value}, base.tokens) for value in values)
+        _first_that_runs(model, (Mode(f"{main} with {name}", call, sure=sure) for call in calls), attempt)
+    for kind, found in itertools.groupby(others, lambda found: found[0]):
+        modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
+        _first_that_runs(model, modes, attempt)
+
+
+def try_parts(
+    model: PreTrainedModel, base: Example, extents: Sequence[int], paths: Iterable[str], attempt: Attempt
+) -> None:
+    """Try the first call with one argument more of a module in the model, for which the model has no argument itself.
+
+    Args:
+        paths: of modules.
+    """
+    main = " and ".join(base.arguments)
+    own = inspect.signature(model.forward).parameters
+    for path in paths:
+        for name, _, values in _arguments(model, model.get_submodule(path).forward, base, extents):
+            if name in own:
+                continue
+            tensors = (value for value in values if isinstance(value, Tensor))
+            modes = (Mode(f"{main} with {name} of {path}", base, part=path, extra=((name, t),)) for t in tensors)
+            _first_that_runs(model, modes, attempt)
+
+
+def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> None:
+    """Try alternatives until one is a mode, each also with what it turns out to lack."""
+    tried = 0
+    for alternative in alternatives:
+        waiting = [alternative]
+        while waiting and tried < _ATTEMPTS:
+            mode, tried = waiting.pop(0), tried + 1
+            error = attempt(mode)
+            if error is None:
+                return
+            waiting = [*_mended(model, mode, error), *waiting]
+
+
+def _mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
+    """A call that failed, changed as its error suggests: an argument more, more dimensions, more places in a text."""
+    given, asked = mode.example.arguments, inspect.signature(model.forward).parameters
+    if mode.part or isinstance(error, NothingNew):
+        return
+    for name in _named(error, asked.keys() - given.keys()):
+        for value in itertools.islice(_documented(model, name, mode.example), _TRIALS):
+            yield _changed(model, mode, {name: value})
+    unpacked = _RANK.search(str(error))
+    if unpacked is not None and mode.announced is not None:
+        expected, rank = map(int, unpacked.groups())
+        low = {n: t for n, t in given.items() if t.is_floating_point() and t.dim() == rank}
+        for count in (1, 2) if low and expected > rank else ():
+            more = (1,) * (expected - rank - 1) + (count,)
+            yield _changed(model, mode, {n: t.new_zeros(t.shape[0], *more, *t.shape[1:]) for n, t in low.items()})
+    if mode.announced is not None and "token" in str(error):
+        for number in dict.fromkeys(int(n) for n in re.findall(r"\b\d+\b", str(error))):
+            if 1 < number <= _PLACES and (given["input_ids"] == mode.announced[1]).sum() != number:
+                yield replace(mode, example=_with_places(model, given, mode.announced[1], number))
+
+
+def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> Mode:
+    """A call with other arguments, and as many places in its text as those ask for."""
+    arguments = {**mode.example.arguments, **more}
+    if mode.announced is None:
+        return replace(mode, example=Example(arguments, mode.example.tokens))
+    kind, token = mode.announced
+    return replace(mode, example=_with_places(model, arguments, token, _vectors_made(model, kind, arguments) or 1))
+
+
+def _named(error: Exception, missing: Collection[str]) -> list[str]:
+    """The missing arguments that an error names: in its message, or in the line of modelling code that raised it."""
+    said = [name for name in re.findall(r"\w+", str(error)) if name in missing]
+    trace = error.__traceback__
+    lines: list[tuple[FrameType, int]] = []
+    while trace is not None:
+        lines.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    for frame, number in reversed(lines):
+        file = frame.f_code.co_filename
+        if not file.startswith(_TORCH) and Path(file).parent != Path(__file__).parent:
+            said += [n for n in re.findall(r"\w+", linecache.getline(file, number)) if n in missing]
+            break
+    return list(dict.fromkeys(n for n in said if not _NOT_ASKED.search(n)))
+
+
+def _documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[Tensor]:
+    """What the documentation of `forward` says of an argument: sizes that it names otherwise than the config does are
+    looked for among those that are given."""
+    found = next((m for m in _DOCUMENTED.finditer(inspect.getdoc(model.forward) or "") if m[1] == name), None)
+    if found is None:
+        return
+    read = reader(model, *extent(example))
+    kinds = {"Bool": torch.bool, "Float": torch.float32}
+    dtype = next((dtype for word, dtype in kinds.items() if word in found[2]), torch.long)
+    others = [t for n, t in example.arguments.items() if isinstance(t, Tensor) and n not in _OF_TEXT]
+    sizes = sorted({size for t in others for size in t.shape}, reverse=True)
+    pictures = [t for t in others if t.is_floating_point() and t.dim() > 3]
+    choices = [_sizes(dim.strip(), read, sizes) for dim in found[3].split(",") if dim.strip()]
+    for shape in itertools.product(*choices):
+        value = torch.ones(shape, dtype=dtype)
+        if "size" in name and pictures and shape and shape[-1] == 2:
+            value = torch.tensor(pictures[0].shape[-2:]).expand(shape).contiguous()
+        yield value
+
+
+def _sizes(dim: str, read: Reader, others: Sequence[int]) -> list[int]:
+    """What a documented dimension may be."""
+    if dim.isdigit():
+        return [int(dim)]
+    if dim in ("batch_size", "batch", "bsz"):
+        return [read.batch]
+    if dim in ("sequence_length", "seq_length", "seq_len"):
+        return [read.length]
+    number = read.number(dim, default=0)
+    if number:
+        return [number]
+    return [1, *others] if "num" in dim else [*others, 1]
+
+
+def at_length(example: Example, length: int, rows: int) -> Example | None:
+    """An example like another with so many tokens; None where it has none, or other values than tokens depend on where
+    they stand."""
+    if not example.tokens:
+        return None
+    before = next(iter(example.tokens))
+    texts, extent = example.arguments[before].shape
+    arguments = {}
+    for name, value in example.arguments.items():
+        if name in example.tokens:
+            size = length if name == before else max(2, length - extent + value.shape[1])
+            arguments[name] = example.tokens[name][torch.arange(size) % len(example.tokens[name])].expand(rows, size)
+        else:
+            sizes = [length - extent + size if size == extent else size for size in value.shape]
+            sizes[0] = rows if value.shape[0] == texts else value.shape[0]
+            changed = (new != old for new, old in zip(sizes, value.shape, strict=True))
+            kept = value[tuple(slice(1) if new else slice(None) for new in changed)]
+            if value.numel() and not kept.expand_as(value).equal(value):
+                return None
+            arguments[name] = kept.expand(sizes) if value.numel() else value
+    return Example({n: t.contiguous() for n, t in arguments.items()}, example.tokens)
+
+
+def cut(example: Example, length: int) -> Example | None:
+    """An example like another without its last tokens, and what stands beside them; None where it has no more."""
+    whole = extent(example)[1]
+    if length >= whole:
+        return None
+
+    def shorter(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value[tuple(slice(length) if size == whole else slice(None) for size in value.shape)].contiguous()
+
+    return Example({n: shorter(v) for n, v in example.arguments.items()}, example.tokens)
+
+
+def extent(example: Example) -> tuple[int, int]:
+    """Rows, and tokens of each."""
+    tensors = [t for t in example.arguments.values() if isinstance(t, Tensor)]
+    tokens = next((example.arguments[n] for n in ("input_ids", *example.tokens) if n in example.arguments), tensors[0])
+    return tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1
+
+
+def _extent_of(name: str, example: Example) -> tuple[int, int]:
+    """Rows and tokens that an argument is about: the decoder's, if its name says so."""
+    tokens = example.arguments.get("decoder_input_ids") if name.startswith("decoder_") else None
+    return extent(example) if tokens is None else (tokens.shape[0], tokens.shape[1])
+
+
+def _arguments(
+    model: PreTrainedModel, forward: Callable[..., Any], base: Example, extents: Sequence[int]
+) -> Iterator[tuple[str, bool, Iterator[Tensor | bool]]]:
+    """The optional arguments of a function besides what it is given, each with values that it may want, and whether
+    their meaning is known."""
+    for name, parameter in inspect.signature(forward).parameters.items():
+        optional = parameter.default is None or isinstance(parameter.default, bool)
+        if name in base.arguments or not optional or _NOT_ASKED.search(name):
+            continue
+        if isinstance(parameter.default, bool):
+            yield name, False, iter([not parameter.default])
+        elif parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
+            known = _known(model, name, base, extents)
+            yield name, known is not None, known if known is not None else _guesses(model, base, extents)
+
+
+def _known(model: PreTrainedModel, name: str, base: Example, extents: Sequence[int]) -> Iterator[Tensor] | None:
+    """Values of an argument that has one meaning wherever it occurs."""
+    rows, length = _extent_of(name, base)
+    read = reader(model, rows, length)
+    main = next(iter(base.arguments.values()))
+    if name.endswith("global_attention_mask"):
+        return iter([(torch.arange(length) < 1).long().expand(rows, length).contiguous()])
+    if name.endswith("attention_mask"):
+        sizes = dict.fromkeys([length] if base.tokens or main.dim() == 2 else [*extents, *main.shape[1:]])
+        return (padded(rows, size) for size in sizes if size > 2)
+    if name.endswith("position_ids"):
+        stride = max(1, (min(positions(model.config) or 2**17, 2**17) - 1) // max(1, length - 1))
+        places = torch.arange(length) * stride, torch.arange(length).flip(0)
+        return (row.expand(rows, length).contiguous() for row in places)
+    if name.endswith("type_ids"):
+        kinds = read.number("type_vocab_size", default=2)
+        return iter([(torch.arange(length) % max(1, kinds)).expand(rows, length).contiguous()])
+    if name == "encoder_hidden_states":
+        widths = [read.number(n, default=0) for n in _WIDTHS_OF_STATES]
+        widths += sorted({p.shape[-1] for p in model.parameters() if p.dim() == 2})
+        return (read.floats(5, width) for width in dict.fromkeys(widths) if width)
+    return None
+
+
+def padded(rows: int, length: int) -> Tensor:
+    """A mask [rows, length > 2] that hides the first third of the first row, and the end of the last."""
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, : length // 3] = 0
+    mask[-1, -1:] = 0
+    return mask
+
+
+def _guesses(model: PreTrainedModel, base: Example, extents: Sequence[int]) -> Iterator[Tensor]:
+    """What any other argument may want: masks, numbers and vectors."""
+    read = reader(model, *extent(base))
+    rows, length = read.batch, read.length
+    width = read.number("hidden_size", "d_model", "n_embd", default=8)
+    first = torch.zeros(rows, length, dtype=torch.long)
+    first[:, :1] = 1
+    yield first
+    for size in dict.fromkeys((length, *extents)):
+        yield (torch.arange(size) % 3 == 1).expand(rows, size).contiguous()
+    yield read.floats(length)
+    yield read.floats(length, width)
+    yield read.floats(width)
+    yield read.floats(length, length)
+    yield torch.arange(rows)
+
+
+def positions(config: PretrainedConfig) -> int | None:
+    """The fewest positions that a part of a model has, as far as its config says."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    found = [v for p in parts(config) for n in names if isinstance(v := getattr(p, n, None), int) and v > 2]
+    return min(found, default=None)
+
+
+def _announced(model: PreTrainedModel, kind: str, token: int, given: Mapping[str, Tensor]) -> Iterator[Mode]:
+    """Something else in a text, which holds a token for each vector that the model makes of it."""
+    asked = inspect.signature(model.forward).parameters
+    if not given.keys() <= asked.keys():
+        return
+    count = _vectors_made(model, kind, given)
+    marks = {n: torch.ones(1, 1).long() for n in ("mm_token_type_ids", "token_type_ids") if n in asked}
+    mask = {"attention_mask": torch.ones(1, 1).long()} if "attention_mask" in asked else {}
+    for extra in ({**mask, **marks}, mask, marks, {}) if count else ({**mask, **marks},):
+        example = _with_places(model, {"input_ids": torch.ones(1, 1).long(), **given, **extra}, token, count or 1)
+        yield Mode(f"input_ids with {kind}", example, sure=True, announced=(kind, token))
+
+
+def _with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], token: int, count: int) -> Example:
+    """Arguments with a text in which `count` places are kept for something else; these ids are no free input."""
+    around = reader(model, 1, 3).ids(3)
+    ids = torch.cat([around, torch.full((1, count), token), around], 1)
+    texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    marked = {n: (ids == token).long() for n in arguments if n.endswith("token_type_ids")}
+    return Example({**arguments, **{n: t for n, t in texts.items() if n in arguments}, **marked}, {})
+
+
+def _vectors_made(model: PreTrainedModel, kind: str, arguments: Mapping[str, Tensor]) -> int:
+    """How many vectors a model makes of what it is given besides its text; zero where it makes none."""
+    compute = getattr(model, f"get_{kind}_features", None)
+    if compute is None:
+        return 0
+    asked = inspect.signature(compute).parameters
+    seen = {n: torch.rand_like(t) if t.is_floating_point() else t for n, t in arguments.items() if n in asked}
+    try:
+        with torch.no_grad(), quiet():
+            made = compute(**seen)
+    except Exception:
+        return 0
+    if isinstance(made, dict):
+        made = made.get("pooler_output", next(iter(made.values()), None))
+    vectors = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if isinstance(t, Tensor)]
+    return sum(t.numel() // t.shape[-1] for t in vectors)

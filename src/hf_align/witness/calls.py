@@ -1,0 +1,246 @@
+"""The calls that a model is tried with: its modes, as tracing knows them, with real values, and what it answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+
+from hf_align.errors import first_line
+from hf_align.running.network import Batch
+from hf_align.tracing.given import GivenCall
+from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.trace import quiet
+from hf_align.tracing.ways import Mode, NothingNew, at_length, cut, extent, positions, try_parts, try_ways
+
+WRITTEN = 32
+"""Tokens that are written with a cache."""
+_SHORT = 17
+"""Tokens of inputs whose length is not the question: odd, and more than most convolutions see at once."""
+_ROWS = 2
+"""Three of odd lengths, one of long ones: code may depend on how many there are."""
+_STRIDES = (1, 100, 2000)
+_PROMPT = 7
+_MANY = 2**25
+"""Entries of an answer that are kept of each: 128 MiB."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A mode with its inputs.
+
+    Attributes:
+        asked: the length that was asked for, None for the mode's own; the model may have fewer positions.
+        forced: the tokens that the model goes on with, [rows, tokens]; None where it does not write.
+    """
+
+    mode: Mode
+    asked: int | None
+    arguments: Batch
+    forced: Tensor | None = None
+
+    @property
+    def length(self) -> int | None:
+        """In tokens; None of inputs that are none."""
+        tokens = self.arguments.get("input_ids")
+        return None if tokens is None else tokens.shape[1]
+
+    @property
+    def described(self) -> str:
+        return self.mode.name if self.length is None else f"{self.mode.name}, length {self.length}"
+
+    @torch.no_grad()
+    def answers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What the model answers, by name, on the CPU. Whatever it draws at random it draws alike every time."""
+        arguments = {n: t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t
+                     for n, t in self.arguments.items()}  # fmt: skip
+        with torch.random.fork_rng(devices=[]), quiet(), self.mode.prepared(model):
+            torch.manual_seed(0)
+            if self.forced is not None:
+                return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
+            return {name: _few(self._seen(t)) for name, t in _answers(model(**arguments)).items()}
+
+    def _seen(self, answer: Tensor) -> Tensor:
+        """An answer without what it says of padding, where attention has nothing to look at: no number in its place."""
+        mask = self.arguments.get("attention_mask")
+        if mask is None or answer.shape[:2] != mask.shape:
+            return answer
+        hidden = (mask == 0).reshape(*mask.shape, *(1,) * (answer.dim() - 2))
+        return answer.masked_fill(hidden.to(answer.device), torch.nan)
+
+
+def modes(
+    model: PreTrainedModel,
+    traced: Collection[str],
+    answers: Callable[[Case], Mapping[str, Tensor]],
+    given: Iterable[GivenCall] = (),
+) -> tuple[list[Mode], dict[str, str]]:
+    """The ways to call a model that there are inputs for, the plainest first; and those that were traced, but fail.
+
+    Args:
+        traced: names of modes that tracing found. Arguments with a meaning of their own need not be among them.
+        answers: what the model answers, or raises: which of some likely arguments it wants is found by trying.
+        given: calls that were added to those that are found.
+    """
+    failed: dict[str, str] = {}
+    first, lengths = None, list[int]()
+    for example in examples(model, _ROWS, _SHORT):
+        try:
+            with _lengths_computed(_ROWS, lengths):
+                first = answers(_case(Mode("", example), model.config))
+        except Exception as error:
+            failed.setdefault("", f"{type(error).__name__}: {first_line(error)}")
+            lengths.clear()
+            continue
+        break
+    if first is None:
+        return [], failed
+    found = [Mode(" and ".join(example.arguments), example)]
+    failed = {}
+
+    def attempt(mode: Mode) -> Exception | None:
+        if mode.goes_on:
+            if "input_ids" in mode.example.tokens and model.can_generate():
+                found.append(mode)
+            return None
+        if not mode.sure and mode.name not in traced:
+            return NothingNew()
+        try:
+            answer = answers(_case(mode, model.config))
+        except Exception as error:  # models refuse arguments in as many ways as there are models
+            failed.setdefault(mode.name, f"{type(error).__name__}: {first_line(error)}")
+            return error
+        if answer.keys() == first.keys() and all(torch.equal(answer[n], first[n]) for n in first):
+            return NothingNew()
+        found.extend(_strides(model, mode))
+        return None
+
+    for call in given:
+        attempt(replace(call.mode(model, example), sure=True))
+    extents = [n for n, _ in Counter(lengths).most_common(3)]
+    try_ways(model, example, extents, attempt)
+    parts = dict.fromkeys(name.rpartition(" of ")[2] for name in traced if " of " in name)
+    try_parts(model, example, extents, parts, attempt)
+    missed = set(traced) - {mode.name for mode in found}
+    return found, {name: why for name, why in failed.items() if name in missed}
+
+
+@contextmanager
+def _lengths_computed(rows: int, lengths: list[int]) -> Iterator[None]:
+    """Note the lengths of what modules compute, [rows, length, width]."""
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dim() == 3 and len(output) == rows:
+            lengths.append(output.shape[1])
+
+    hook = register_module_forward_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _strides(model: PreTrainedModel, mode: Mode) -> Iterator[Mode]:
+    """A mode with positions once for each of some distances between neighbours."""
+    given = next((n for n in mode.example.arguments if mode.name.endswith(f"with {n}") and "position_ids" in n), None)
+    if given is None:
+        yield mode
+        return
+    rows, length = extent(mode.example)
+    last = positions(model.config)
+    most = max(_STRIDES) if last is None else max(1, (last - 1) // (length - 1))
+    for stride in dict.fromkeys(min(stride, most) for stride in _STRIDES):
+        places = (torch.arange(length) * stride).expand(rows, length).contiguous()
+        example = replace(mode.example, arguments={**mode.example.arguments, given: places})
+        yield replace(mode, name=f"{mode.name} {stride} apart", example=example)
+
+
+def cases(mode: Mode, lengths: tuple[int, ...] | None, config: PretrainedConfig, seed: int = 0) -> Iterator[Case]:
+    """A mode at some lengths, or at its own; each size of inputs once."""
+    seen = set()
+    room = positions(config)
+    for asked in (None,) if lengths is None or mode.goes_on else lengths:
+        rng = Generator().manual_seed(seed)
+        example = mode.example
+        if mode.goes_on:
+            example = at_length(example, _PROMPT, 1) or example
+        elif asked is not None:
+            length = min(asked, room or asked)
+            rows = _ROWS + length % 2 if length <= _SHORT else 1
+            example = at_length(example, length, rows) or cut(example, length) or example
+        arguments = _drawn(example, rng)
+        shapes = tuple(tuple(t.shape) for t in arguments.values() if isinstance(t, Tensor))
+        if shapes in seen:
+            continue
+        seen.add(shapes)
+        forced = None
+        if mode.goes_on:
+            tokens = arguments["input_ids"]
+            count = min(WRITTEN, (room or tokens.shape[1] + WRITTEN) - tokens.shape[1])
+            if count < 1:
+                continue
+            forced = tokens.flatten()[torch.randint(tokens.numel(), (len(tokens), count), generator=rng)]
+        yield Case(mode, asked, arguments, forced)
+
+
+def _case(mode: Mode, config: PretrainedConfig) -> Case:
+    return next(cases(mode, None, config))
+
+
+def _drawn(example: Example, rng: Generator) -> Batch:
+    shapes = {n: tuple(t.shape) for n, t in example.arguments.items() if example.is_free(n)}
+    return {**example.arguments, **example.random(shapes, rng)}
+
+
+def _answers(output: Any) -> dict[str, Tensor]:
+    """The tensors that a model is asked for: its first, all logits, and what is pooled of them.
+
+    What else it returns, hidden states and caches, are stages on the way, in a basis of their own.
+    """
+    if isinstance(output, Tensor):
+        return {"output": output}
+    named = output.items() if isinstance(output, Mapping) else enumerate(output)
+    found = {str(n): t for n, t in named if isinstance(t, Tensor) and t.is_floating_point() and str(n) != "loss"}
+    first = next(iter(found), None)
+    return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"}
+
+
+def _few(answer: Tensor) -> Tensor:
+    """An answer on the CPU; of a large one as many rows as are quickly compared, the last among them."""
+    rows = answer.reshape(-1, answer.shape[-1]) if answer.dim() > 1 else answer[None]
+    if answer.numel() <= _MANY:
+        return answer.cpu()
+    every = -(-answer.numel() // _MANY)
+    return rows.flip(0)[::every].cpu()
+
+
+class _Forced(LogitsProcessor):
+    """The next token is the one that is given, whatever the model would write."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        forced = torch.full_like(scores, -torch.inf).scatter(1, self._tokens[:, self._at, None], 0.0)
+        self._at += 1
+        return forced
+
+
+def _written(model: nn.Module, arguments: Batch, forced: Tensor) -> Tensor:
+    """Logits [rows, tokens, vocabulary] while the model writes what it is given: first all arguments at once, then
+    token by token with the cache."""
+    count = forced.shape[1]
+    settings = GenerationConfig(do_sample=False, use_cache=True, pad_token_id=0, eos_token_id=None, bos_token_id=None,
+                                decoder_start_token_id=0, min_new_tokens=count, max_new_tokens=count,
+                                return_dict_in_generate=True, output_logits=True)  # fmt: skip
+    written = model.generate(**arguments, generation_config=settings,  # type: ignore[operator]
+                             logits_processor=LogitsProcessorList([_Forced(forced)]))  # fmt: skip
+    return torch.stack(written.logits, 1)

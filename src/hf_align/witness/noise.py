@@ -1,0 +1,93 @@
+"""How far two sets of answers are apart, and how far rounding alone takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from zlib import crc32
+
+import torch
+from torch import Generator, Tensor
+
+from hf_align.ondemand import OnDemand
+
+Answers = Mapping[str, Tensor]
+
+FACTOR = 32.0
+"""How much more than a random half unit in the last place of every weight an alignment may cost. Each gauge and each
+axis that moves rounds a weight once, four to six times in all, and a product in float32 errs by a few units of a
+typical entry, not by half a unit; elements that scale are no rotations, and pass errors of large entries to small ones.
+"""
+FLOOR = 16.0
+"""Units in the last place of the largest output, where noise is none by chance: outputs are rounded themselves."""
+JUMP = 16.0
+"""How much farther than half of all rows of outputs rounding moves a row where something jumps: a router that is
+undecided between two experts is ten thousand times farther, and where nothing jumps rows differ by less."""
+FAR = 8.0
+"""How many times as far weights are moved to see where something jumps: at least as far as an alignment rounds them."""
+_EPS = torch.finfo(torch.float32).eps
+"""Also for models of float64, whose code computes norms and angles in float32 all the same."""
+_UNIT = 0.75 * _EPS
+"""An entry that is moved by so much of itself becomes its neighbour."""
+
+
+class Jittered(OnDemand):
+    """Weights with every entry moved by half a unit in the last place on average: to a neighbour, or not at all.
+
+    Args:
+        times: how many times as far, and which way round.
+        alike: move entries of every size as far as those of size one, zeros too, so that no two stay equal.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], times: float = 1.0, *, alike: bool = False) -> None:
+        super().__init__(weights)
+        self._weights = weights
+        self._step = times * _UNIT / 128
+        self._alike = alike
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._weights[name]
+        if not weight.is_floating_point():
+            return weight
+        rng = Generator().manual_seed(crc32(name.encode()))
+        eight = torch.empty(weight.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None, generator=rng)
+        draws = eight.view(torch.int8)[: weight.numel()].view(weight.shape)
+        sizes = torch.ones_like(weight) if self._alike else weight
+        return torch.addcmul(weight, sizes, draws.to(weight.dtype), value=self._step)
+
+
+def bound(rounding: float) -> float:
+    """The largest change that is one of rounding.
+
+    Args:
+        rounding: what half a unit in the last place of every weight changes.
+    """
+    return FACTOR * rounding + FLOOR * _EPS
+
+
+def calm(noise: Tensor, typical: float) -> Tensor:
+    """The rows in which nothing jumps.
+
+    Args:
+        noise: what rounding changes in each row.
+        typical: half of all rows change less.
+    """
+    return noise <= JUMP * max(typical, _EPS)
+
+
+def changes(before: Answers, after: Answers) -> Tensor:
+    """The largest change in each row of all answers, over the largest entry of the same answer; [rows], float64.
+
+    What is no finite number in both is left out; infinite where it is one in one of them only.
+    """
+    if before.keys() != after.keys() or any(before[n].shape != after[n].shape for n in before):
+        return torch.tensor([torch.inf], dtype=torch.float64)
+    return torch.cat([_rows(before[name], after[name]) for name in before])
+
+
+def _rows(before: Tensor, after: Tensor) -> Tensor:
+    finite = before.isfinite()
+    size = before.where(finite, 0.0).abs().max().double()
+    change = (after - before).abs().where(finite, 0.0).double()
+    change = change.where(after.isfinite() == finite, torch.inf)
+    rows = change.reshape(-1, change.shape[-1] if change.dim() > 1 else change.numel()).amax(-1)
+    return rows / size if size > 0 else rows

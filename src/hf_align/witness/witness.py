@@ -1,0 +1,259 @@
+"""The witness: a model before and after it is moved, given the same inputs, and how far its answers change.
+
+Weights are run before the output's dtype rounds them. One model is in memory at a time, and once more what it was moved
+to; where that does not fit, weights are read as they are needed, and moved ones are kept in temporary files.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.errors import HfAlignError, first_line
+from hf_align.ondemand import Computed, OnDemand
+from hf_align.running.network import Network, Weights
+from hf_align.running.offload import OffloadedNetwork, network_for
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.alignment import AlignedWeights
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.trace import build_as_loaded
+from hf_align.tracing.ways import Mode, extent
+from hf_align.witness.blame import first_moved, recorded
+from hf_align.witness.calls import Case, cases, modes
+from hf_align.witness.effort import COPIES, lengths
+from hf_align.witness.findings import Held
+from hf_align.witness.noise import FAR, Answers, Jittered, bound, calm, changes
+
+_DRAWS = 3
+"""Inputs that must all show a change before it is one: where a router is undecided on the first, it is decided on the
+next."""
+_SHORT = 32
+"""Tokens up to which rounding is measured in the plainest mode; it hardly depends on either."""
+
+
+class FunctionChanged(HfAlignError):
+    """A model that was moved answers otherwise than before."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A model, and what it is moved to.
+
+    Attributes:
+        called: what messages call it.
+        config: its own.
+        weights: its own, by name in memory, with the buffers that are stored.
+        written: the config that it has then.
+        elements: that move it.
+        dtype: that it is run in.
+        stored: the dtypes that weights are written in.
+    """
+
+    called: str
+    config: PretrainedConfig
+    weights: Weights
+    written: PretrainedConfig
+    spec: SymmetrySpec
+    elements: Elements
+    dtype: torch.dtype
+    stored: Mapping[str, torch.dtype]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is run: the weights, and buffers that are stored."""
+        return (*self.spec.parameters, *(n for n in self.spec.buffers if n in self.weights))
+
+
+def hold(moved: Moved, device: torch.device, offload: bool | None = None) -> Held:
+    """Run a model before and after it is moved.
+
+    Args:
+        device: where it is run.
+        offload: whether weights are read as they are needed; None where they do not fit.
+
+    Raises:
+        FunctionChanged: it answers otherwise; the message says where.
+        HfAlignError: no inputs are known that it answers.
+    """
+    with tempfile.TemporaryDirectory(prefix="hf-align-") as folder:
+        return _Trial(moved, device, offload, Path(folder)).held()
+
+
+class OnDisk(OnDemand):
+    """Weights that are made once, and kept in files that the system may take out of memory."""
+
+    def __init__(self, weights: Weights, folder: Path) -> None:
+        super().__init__(weights)
+        self._weights = weights
+        self._folder = folder
+        self._made: dict[str, tuple[Path, torch.Size, torch.dtype]] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._made:
+            weight = self._weights[name]
+            self._made[name] = self._folder / str(len(self._made)), weight.shape, weight.dtype
+            self._mapped(name).copy_(weight)
+        return self._mapped(name)
+
+    def _mapped(self, name: str) -> Tensor:
+        file, shape, dtype = self._made[name]
+        return torch.from_file(str(file), shared=True, size=shape.numel(), dtype=dtype).view(shape)
+
+
+class _Trial:
+    """A model before and after."""
+
+    def __init__(self, moved: Moved, device: torch.device, offload: bool | None, folder: Path) -> None:
+        self._moved = moved
+        how = partial(network_for, device=device, offload=offload, copies=COPIES, dtype=moved.dtype,
+                      build=partial(build_as_loaded, dtype=moved.dtype))  # fmt: skip
+        self._own, self._written, self._folder = how(moved.config), how(moved.written), folder
+        self._before = Computed(moved.names, moved.weights.__getitem__)
+
+    @cached_property
+    def _after(self) -> Weights:
+        """Made once: moving weights takes longer than running them."""
+        aligned = self._in_basis(self._moved.elements)
+        return OnDisk(aligned, self._folder) if isinstance(self._written, OffloadedNetwork) else dict(aligned)
+
+    def _in_basis(self, elements: Elements) -> Weights:
+        spec, weights = self._moved.spec, self._moved.weights
+        aligned = AlignedWeights(weights, spec, elements, self._written.device)
+        return Computed(self._moved.names, lambda n: (aligned if n in spec.parameters else weights)[n])
+
+    def held(self) -> Held:
+        """As `hold`."""
+        asked, not_run = self._asked()
+        if not asked:
+            why = next(iter(not_run.values()), "no inputs are known")
+            raise HfAlignError(f"{self._moved.called} cannot be run to see that it stays what it is: {why} "
+                               "(--no-witness leaves that out)")  # fmt: skip
+        first = next(iter(asked)).mode
+        short = {c: answers for c, answers in asked.items() if c.mode is first and (c.length or 0) <= _SHORT}
+        noise = torch.cat(list(self._changes(short, self._own, Jittered(self._before)).values()))
+        typical = float(noise.median())
+        rounding = float(noise[calm(noise, typical)].max())
+        most = bound(rounding)
+        found = {c: float(rows.max()) for c, rows in self._changes(asked, self._written, self._after).items()}
+        for case in [c for c, change in found.items() if change > most]:
+            found[case] = self._looked_at_again(case, typical, most)
+        by_mode: dict[str, dict[str, float]] = {}
+        for case, change in found.items():
+            by_mode.setdefault(case.mode.name, {})[str(case.length or "")] = change
+        tokens = max((c.forced.shape[1] for c in asked if c.forced is not None), default=0)
+        return Held(self._moved.called, max(found.values()), rounding, most, self._rounded(short), by_mode, not_run,
+                    tokens)  # fmt: skip
+
+    def _asked(self) -> tuple[dict[Case, Answers], dict[str, str]]:
+        """What the model answers in its modes; and the modes in which it does not, and why."""
+        asked: dict[Case, Answers] = {}
+        tried: dict[Mode, tuple[Case, Answers]] = {}
+        network, spec = self._own, self._moved.spec
+        model = cast(PreTrainedModel, network.module(network.placed(self._before)))
+
+        def answers(case: Case) -> Answers:
+            found = case.answers(model, network.device, network.dtype)
+            if not found:
+                raise ValueError("no answer is a floating point tensor")
+            tried[case.mode] = case, found
+            return found
+
+        found, not_run = modes(model, spec.modes, answers, spec.given)
+        at = lengths(network.config, spec)
+        for mode in found:
+            if mode in tried:
+                case, answer = tried[mode]
+                asked[case] = answer
+                asked.update(self._one_token_less(mode, answers))
+                continue
+            for case in cases(mode, at if mode is found[0] else None, network.config):
+                try:
+                    asked[case] = answers(case)
+                except Exception as error:  # models refuse arguments in as many ways as there are models
+                    not_run[mode.name] = f"{type(error).__name__}: {first_line(error)}"
+        return asked, not_run
+
+    def _one_token_less(self, mode: Mode, answers: Callable[[Case], Answers]) -> dict[Case, Answers]:
+        """A mode at an even length too, if its own is odd: code may depend on its arguments and on how many there are.
+        Some calls cannot be cut."""
+        found: dict[Case, Answers] = {}
+        with suppress(Exception):
+            for case in cases(mode, (extent(mode.example)[1] - 1,), self._moved.config):
+                found[case] = answers(case)
+        return found
+
+    def _changes(self, before: Mapping[Case, Answers], network: Network, weights: Weights) -> dict[Case, Tensor]:
+        """How far answers move with other weights, by row."""
+        model = network.module(network.placed(weights))
+        return {case: changes(answers, case.answers(model, network.device, network.dtype))
+                for case, answers in before.items()}  # fmt: skip
+
+    def _looked_at_again(self, case: Case, typical: float, most: float) -> float:
+        """A change that is too large, on more inputs; rows that rounding moves far by itself are left out.
+
+        Raises:
+            FunctionChanged: it is too large on more than half of them.
+        """
+        moved, passed, failed = self._moved, list[float](), list[float]()
+        asked = None if case.asked is None else (case.asked,)
+        for draw in range(_DRAWS):
+            drawn = next(cases(case.mode, asked, moved.config, seed=draw))
+            before = {drawn: self._answers(drawn, self._own, self._before)}
+            both = [self._changes(before, self._own, Jittered(self._before, far)) for far in (FAR, -FAR)]
+            noise = torch.maximum(*(rows[drawn] / FAR for rows in both))
+            change = self._changes(before, self._written, self._after)[drawn]
+            still = calm(noise, typical)
+            if not bool(still.any()):  # then it may be no more than rounding makes of it
+                still, most = torch.ones_like(still), float(noise.max()) * FAR
+            largest = float(change[still].max())
+            most = max(most, bound(float(noise[still].max())))
+            (passed if largest <= most else failed).append(largest)
+            if len(failed) > _DRAWS / 2:
+                raise self._changed(drawn, max(failed), most)
+        return max(passed)
+
+    def _changed(self, case: Case, change: float, most: float) -> FunctionChanged:
+        """The refusal, which names the first module whose output moves otherwise than its basis."""
+        moved = self._moved
+        tolerance = math.sqrt(change * most) if change < torch.inf else most
+        outputs, answers = [], []
+        for weights in (self._in_basis({}), self._after):
+            model = self._written.module(self._written.placed(weights))
+            with recorded(model) as found:
+                answers.append(case.answers(model, self._written.device, moved.dtype))
+            outputs.append(found)
+        own = self._answers(case, self._own, self._before)
+        nudged = float(self._changes({case: own}, self._own, Jittered(self._before, alike=True))[case].max())
+        tie = "" if nudged <= tolerance else (
+            f"; {moved.called} itself is undecided (moving its weights by 1e-7 changes them by {nudged:.0e}), as where "
+            "experts score alike and their order decides")  # fmt: skip
+        if float(changes(own, answers[0]).max()) > tolerance:
+            where = "before any basis is changed (by a gauge, or the config that is written)"
+        else:
+            module = first_moved(outputs[0], outputs[1], moved.spec, moved.elements, tolerance)
+            where = f"from {module} on" if module else "in no module with weights"
+        return FunctionChanged(
+            f"aligned {moved.called} is not {moved.called}: with {case.described} its outputs change by {change:.1e} "
+            f"of the largest (rounding explains {most:.0e}), {where}{tie}; nothing is written"
+        )
+
+    def _answers(self, case: Case, network: Network, weights: Weights) -> Answers:
+        return case.answers(network.module(network.placed(weights)), network.device, network.dtype)
+
+    def _rounded(self, short: Mapping[Case, Answers]) -> float | None:
+        """The change with weights as they are written, on short inputs; None where that rounds none."""
+        moved = self._moved
+        if all(dtype == moved.dtype for dtype in moved.stored.values()):
+            return None
+        weights = Computed(moved.names, lambda n: self._after[n].to(moved.stored.get(n)))
+        return max(float(rows.max()) for rows in self._changes(short, self._written, weights).values())

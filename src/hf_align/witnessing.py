@@ -1,0 +1,94 @@
+"""Where the witness is called: after matching, before anything is written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_align.checkpoints.claim import Claim
+from hf_align.devices import Devices
+from hf_align.matching.choices import BASELINES
+from hf_align.models import Model, Pair
+from hf_align.options import Options
+from hf_align.progress import waiting
+from hf_align.publishing.provenance import FOLDER
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.witness.findings import Witness
+from hf_align.witness.witness import Moved, hold
+
+_KEPT = "witness.json"
+
+
+def moved_model(
+    called: str, model: Model, pair: Pair, spec: SymmetrySpec, elements: Elements, like: Model, options: Options
+) -> Moved:
+    """A model as it is loaded, and as it will be.
+
+    Args:
+        called: what messages call it.
+        like: the model whose config and dtypes are written, unless the options have another dtype.
+    """
+
+    def stored(of: Model, name: str) -> torch.dtype:
+        return of.checkpoint.info(of.names.by_memory()[name].sources[0]).dtype
+
+    own, config = pair.config if model.widened is not None else model.config, copy.deepcopy(like.config)
+    if pair.untied:
+        config.tie_word_embeddings = False
+    wide = any(stored(model, name) == torch.float64 for name in spec.parameters)
+    written = {name: options.dtype or stored(like, name) for name in spec.parameters}
+    return Moved(called, own, model.weights, config, spec, elements,
+                 torch.float64 if wide else torch.float32, written)  # fmt: skip
+
+
+def witnessed(moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:
+    """What the witness says of models, as data; None where it is left out, or B's function is not to be kept.
+
+    Raises:
+        HfAlignError: a model is no longer what it was, or cannot be run.
+    """
+    if not options.witness or not moved or (options.baseline and {options.residual, options.heads} & BASELINES):
+        return None
+    device = Devices.choose(options.device).running
+    with waiting("asking the witness", quiet=options.quiet):
+        held = tuple(hold(model, device, options.offload) for model in moved)
+    kinds = {dtype for model in moved for dtype in model.stored.values()}
+    return Witness(held, tuple(sorted(str(kind).removeprefix("torch.") for kind in kinds))).as_json()
+
+
+def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:
+    """As `witnessed`, by the first process; a run that goes on has what the one that was killed has found.
+
+    Raises:
+        HfAlignError: as `witnessed`; the output folder is left as it was found.
+    """
+
+    def find() -> dict[str, Any] | None:
+        if (kept := claim.kept(_KEPT)) is not None:
+            return dict(json.loads(kept.read_text(encoding="utf-8")))
+        with claim.refusing():
+            found = witnessed(moved, options)
+        if found is not None:
+            claim.keep(_KEPT, lambda path: path.write_text(json.dumps(found), encoding="utf-8"))
+        return found
+
+    return claim.processes.by_the_first(find)
+
+
+def note(folder: Path, found: dict[str, Any] | None) -> None:
+    """Leave what the witness said with what it was said of, where no card has it."""
+    (folder / FOLDER).mkdir(exist_ok=True)
+    (folder / FOLDER / _KEPT).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def said_in(folder: Path) -> dict[str, Any] | None:
+    """What `note` left."""
+    file = folder / FOLDER / _KEPT
+    found: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found

@@ -1,0 +1,15 @@
+"""What a process of `forks.py` has loaded, and has derived, before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import forks  # noqa: F401
+import once  # noqa: F401
+
+from hf_align import cli  # noqa: F401
+from hf_align.jobs import aligned, merge  # noqa: F401
+from hf_align.symmetry.overrides import symmetries
+from hf_align.tracing.trace import read_config
+
+symmetries(read_config(str(Path(__file__).parent.parent / "examples" / "models" / "llama" / "0")))

@@ -1,0 +1,286 @@
+"""The library on live models, state dicts, folders: one verb each, the same kind of thing back, its function kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from conftest import DATA, MODELS, run, tiny_gpt2, tiny_llama, tiny_vit
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+import hf_align
+from hf_align import arguments
+from hf_align import choices as choice
+from hf_align.api.given import take
+from hf_align.options import Options
+from hf_align.running.data import with_labels
+from hf_align.tracing.trace import model_class
+
+Model = PreTrainedModel
+
+
+def built(config: PretrainedConfig, seed: int) -> Model:
+    """A live model whose weights all say something."""
+    torch.manual_seed(seed)
+    model = model_class(config).__self__(config)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+    return model.eval()
+
+
+@torch.no_grad()
+def answers(model: Model) -> Tensor:
+    if model.main_input_name == "pixel_values":
+        pixels = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+        return model(pixel_values=pixels.to(model.dtype)).logits.float()
+    return model(input_ids=torch.arange(14).reshape(2, 7) % 11).logits.float()
+
+
+CONFIGS = {"llama": tiny_llama, "tied llama": lambda: tiny_llama(tie_word_embeddings=True), "gpt2": tiny_gpt2,
+           "tied gpt2": lambda: tiny_gpt2(tie_word_embeddings=True), "vit": tiny_vit}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_live_models_keep_their_function_and_meet(family: str) -> None:
+    """A model in another basis is found again: aligned, it has the weights of the reference in its gauge."""
+    a = built(CONFIGS[family](), 0)
+    b = hf_align.randomize(a, seed=1)
+    torch.testing.assert_close(answers(b), answers(a), rtol=1e-3, atol=1e-4)
+    alignment = hf_align.align(b, to=a)
+    moved, reference = alignment.apply(b), alignment.apply_to_reference(a)
+    assert type(moved) is type(a) and alignment.witness is not None and alignment.distance is not None
+    torch.testing.assert_close(answers(moved), answers(a), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(answers(reference), answers(a), rtol=1e-3, atol=1e-4)
+    assert alignment.distance[1] < 0.01 * alignment.distance[0]
+    for (name, x), y in zip(moved.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-3, msg=name)
+
+
+def test_what_goes_in_is_left_as_it_is() -> None:
+    a, b = built(tiny_gpt2(tie_word_embeddings=True), 0), built(tiny_gpt2(tie_word_embeddings=True), 1)
+    before = {n: t.clone() for n, t in b.state_dict().items()}
+    moved = hf_align.align(b, to=a, untie=True).apply(b)
+    assert all(torch.equal(t, before[n]) for n, t in b.state_dict().items())
+    assert b.config.tie_word_embeddings and b.lm_head.weight is b.transformer.wte.weight
+    assert not moved.config.tie_word_embeddings and moved.lm_head.weight is not moved.transformer.wte.weight
+    still_tied = hf_align.align(b, to=a, untie=False).apply(b)
+    assert still_tied.lm_head.weight is still_tied.transformer.wte.weight
+
+
+def test_a_result_loads_again(tmp_path: Path) -> None:
+    a, b = built(tiny_gpt2(tie_word_embeddings=True), 0), built(tiny_gpt2(tie_word_embeddings=True), 1)
+    merged = hf_align.merge([a, b])
+    merged.save_pretrained(tmp_path)
+    torch.testing.assert_close(answers(AutoModelForCausalLM.from_pretrained(tmp_path)), answers(merged))
+
+
+def test_dtype_and_training_stay(tmp_path: Path) -> None:
+    a, b = built(tiny_llama(), 0).bfloat16(), built(tiny_llama(), 1).bfloat16().train()
+    moved = hf_align.align(b, to=a).apply(b)
+    assert moved.dtype == torch.bfloat16 and moved.training and all(p.requires_grad for p in moved.parameters())
+
+
+def test_a_live_merge_is_the_commands(tmp_path: Path) -> None:
+    folders = [str(MODELS / "llama" / seed) for seed in "01"]
+    assert run("merge", *folders, "-o", tmp_path / "out", "--quiet") == 0
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    live = [AutoModelForCausalLM.from_pretrained(folder) for folder in folders]
+    alignment = hf_align.Alignment.from_pretrained(tmp_path / "out")
+    for merged in (hf_align.merge(live, align=alignment), hf_align.merge(folders, witness=False)):
+        for name, tensor in merged.state_dict().items():
+            torch.testing.assert_close(tensor, written[name], rtol=1e-4, atol=1e-5)
+
+
+def test_state_dicts_come_back_as_such() -> None:
+    config = tiny_llama()
+    a, b = built(config, 0), built(config, 1)
+    states = [{n: t.clone() for n, t in m.state_dict().items()} for m in (a, b)]
+    merged = hf_align.merge(states, config=config)
+    assert isinstance(merged, dict) and list(merged) == list(states[0])
+    for name, tensor in hf_align.merge([a, b]).state_dict().items():
+        torch.testing.assert_close(tensor, merged[name])
+    with pytest.raises(ValueError, match="config="):
+        hf_align.merge(states)
+    del states[1]["lm_head.weight"]
+    with pytest.raises(ValueError, match=r"lacks lm_head\.weight"):
+        hf_align.merge(states, config=config)
+
+
+def test_alignments_compose_and_come_undone() -> None:
+    a, b, c = (built(tiny_llama(), seed) for seed in range(3))
+    first, second = hf_align.align(b, to=a, witness=False), hf_align.align(c, to=a, witness=False)
+    torch.testing.assert_close(answers((first @ second).apply(b)), answers(b), rtol=1e-3, atol=1e-4)
+    back = (first.inverse() @ first).apply(b).state_dict()
+    for name, tensor in first.inverse().apply(first.apply(b)).state_dict().items():
+        torch.testing.assert_close(tensor, back[name], rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="different architectures"):
+        first @ hf_align.align(built(tiny_gpt2(), 1), to=built(tiny_gpt2(), 0), witness=False)
+    with pytest.raises(ValueError, match="another architecture"):
+        first.apply(built(tiny_gpt2(), 0))
+
+
+def test_an_alignment_is_saved_and_found(tmp_path: Path) -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    alignment = hf_align.align(b, to=a, witness=False)
+    alignment.save_pretrained(tmp_path)
+    again = hf_align.Alignment.from_pretrained(tmp_path)
+    assert again.distance == alignment.distance
+    for x, y in zip(again.apply(b).parameters(), alignment.apply(b).parameters(), strict=True):
+        assert torch.equal(x, y)
+    with pytest.raises(hf_align.HfAlignError, match="holds no alignment"):
+        hf_align.Alignment.from_pretrained(MODELS / "llama" / "0")
+
+
+def test_an_alignment_goes_to_the_hub_and_back(hub: Any, tmp_path: Path) -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    alignment = hf_align.align(b, to=a, witness=False)
+    assert "alice/b-to-a" in alignment.push_to_hub("alice/b-to-a", token="hf_alice")
+    again = hf_align.Alignment.from_pretrained("alice/b-to-a", token="hf_alice")
+    assert torch.equal(answers(again.apply(b)), answers(alignment.apply(b)))
+
+
+def test_several_models() -> None:
+    models = [built(tiny_llama(), 0)] + [hf_align.randomize(built(tiny_llama(), 0), seed=s) for s in (1, 2)]
+    alignments = hf_align.align(models[1:], to=models[0])
+    assert len(alignments) == 2
+    merged = hf_align.merge(models, align=alignments)
+    torch.testing.assert_close(answers(merged), answers(models[0]), rtol=1e-2, atol=1e-3)
+    weighted = hf_align.merge(models, align="none", weights=[0.5, 0.25, 0.25])
+    name = "model.layers.0.mlp.up_proj.weight"
+    expected = sum(w * m.get_parameter(name) for w, m in zip((0.5, 0.25, 0.25), models, strict=True))
+    torch.testing.assert_close(weighted.get_parameter(name), expected)
+
+
+def test_a_loss_and_a_loader_of_the_callers_own() -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    rows = torch.randint(11, (12, 8), generator=torch.Generator().manual_seed(0))
+    asked: list[float] = []
+
+    def objective(output: Any, batch: dict[str, Tensor]) -> Tensor:
+        assert batch["input_ids"].shape[1] == 8
+        loss: Tensor = output.logits.square().mean()
+        asked.append(float(loss))
+        return loss
+
+    loader = DataLoader([{"input_ids": row} for row in rows], batch_size=4)  # type: ignore[arg-type]
+    alignment = hf_align.align(b, to=a, match="learned", data=loader, objective=objective, steps=3)
+    assert len(asked) == 3
+    torch.testing.assert_close(answers(alignment.apply(b)), answers(b), rtol=1e-3, atol=1e-4)
+
+
+def test_losses_on_the_line() -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    data = {"input_ids": torch.randint(11, (6, 8), generator=torch.Generator().manual_seed(0))}
+    found = hf_align.evaluate(a, b, data, points=5)
+    with torch.no_grad():
+        expected = float(a(**with_labels(data)).loss)
+    assert found.naive.losses[0] == pytest.approx(expected, rel=1e-4) == found.aligned.losses[0]
+    assert len(found.naive.lambdas) == 5 and "loss_a" in found.as_json()
+    pytest.importorskip("matplotlib").use("agg")
+    assert "barrier" in str(found.plot().get_legend_handles_labels()[1])
+
+
+def test_symmetries_and_their_proof() -> None:
+    found = hf_align.symmetries(built(tiny_llama(), 0))
+    assert found.spec == hf_align.symmetries(tiny_llama()).spec
+    assert "spaces" in found.explain("model.layers.0.mlp.up_proj.weight")
+    proof = hf_align.certify(found)
+    assert proof.sound and proof.complete and proof.modes
+    with pytest.raises(ValueError, match="no parameter nowhere"):
+        found.explain("nowhere")
+
+
+def test_folders_are_merged_to_disk(tmp_path: Path) -> None:
+    folders = [MODELS / "vit" / seed for seed in "01"]
+    data = DATA / "eval_digits.safetensors"
+    report = hf_align.merge(folders, output_dir=tmp_path / "out", data=data, witness=False)
+    assert report.comparison["helps"] and (tmp_path / "out" / "README.md").is_file()
+    assert hf_align.merge(folders, align="none").num_parameters() > 0
+
+
+def wrong(**options: Any) -> Callable[[Model, Model], Any]:
+    return lambda a, b: hf_align.align(b, to=a, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (wrong(match="wieght"), "'weight', 'activation', 'learned'"),
+        (wrong(heads="two_stage"), "'two-stage', 'circuits', 'monotonic'"),
+        (wrong(residual="separate"), "'orthogonal', 'permutation', 'identity'"),
+        (wrong(steps=5), "steps are of"),
+        (wrong(match="learned", steps=0), "at least one"),
+        (wrong(objective=lambda output, batch: output.loss), "an objective needs"),
+        (lambda a, b: hf_align.merge([a, b], method="mean"), "'linear', 'slerp'"),
+        (lambda a, b: hf_align.merge([a, b], align="wieght"), "'weight', 'activation', 'learned', 'none'"),
+        (lambda a, b: hf_align.merge([a]), "two models or more"),
+        (lambda a, b: hf_align.merge([a, b], weights=[0.5, 0.6]), "add up to one"),
+        (lambda a, b: hf_align.merge([a, b], weights=[1.0]), "add up to one"),
+        (lambda a, b: hf_align.merge([a, b, a], method="slerp"), "merges two models"),
+        (lambda a, b: hf_align.merge([a, b], push_to_hub="x/y"), "need output_dir"),
+        (lambda a, b: hf_align.merge([a, b], output_dir="out"), "save_pretrained"),
+        (lambda a, b: hf_align.merge([a, b], align=[]), "0 alignments for 2 models"),
+        (lambda a, b: hf_align.evaluate(a, b, [], points=5), "no examples"),
+        (lambda a, b: hf_align.evaluate(a, b, ["a text"]), "tokenizer="),
+        (lambda a, b: hf_align.evaluate(a, b, {}, points=2), "points is 2"),
+        (lambda a, b: hf_align.align([], to=a), "no model to align"),
+    ],
+)
+def test_what_cannot_be_is_said(call: Callable[[Model, Model], Any], said: str) -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    with pytest.raises(ValueError, match=said):
+        call(a, b)
+
+
+@pytest.mark.parametrize("option", [{"match": "wieght"}, {"heads": "two_stage"}, {"residual": "none"}, {"weight": 2}])
+def test_options_of_the_pipeline_are_checked(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is"):
+        Options(**option)
+
+
+def test_the_command_has_the_same_choices() -> None:
+    for enum, choices in ((arguments.Residual, choice.AnyResidual), (arguments.Heads, choice.AnyHeads)):
+        assert [e.value for e in enum] == list(get_args(choices))
+    assert [m.value for m in arguments.Matching] == [*get_args(choice.Match), "none"]
+    assert set(get_args(choice.Method)) <= {m.value for m in arguments.Method}
+
+
+def test_models_that_do_not_belong_together() -> None:
+    a = built(tiny_llama(), 0)
+    with pytest.raises(ValueError, match="another architecture"):
+        hf_align.align(built(tiny_gpt2(), 0), to=a)
+    with pytest.raises(ValueError, match=r"up_proj.weight is \[8, 8\]|gate_proj.weight is \[8, 8\]"):
+        hf_align.align(built(tiny_llama(intermediate_size=8), 0), to=a)
+    with pytest.raises(hf_align.IncompatibleModels, match="hidden_act"):
+        hf_align.align(built(tiny_llama(hidden_act="relu"), 0), to=a)
+    with pytest.raises(TypeError, match="Linear"):
+        hf_align.align(nn.Linear(2, 2), to=a)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("how", ["replaced", "hooked"])
+def test_a_live_model_that_is_not_what_its_config_says(how: str) -> None:
+    model = built(tiny_llama(), 0)
+    if how == "replaced":
+        model.model.layers[0].mlp.act_fn = nn.ReLU()
+    else:
+        model.model.layers[0].register_forward_hook(lambda module, args, output: output + 1)
+    with pytest.raises(hf_align.IncompatibleModels, match="does not compute what its config describes"):
+        take(model)
+
+
+def test_what_is_public() -> None:
+    assert {getattr(hf_align, name) for name in hf_align.__all__} and set(hf_align.__all__) <= set(dir(hf_align))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hf_align.nothing  # noqa: B018
+    loaded = "import hf_align, sys; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout == "set()\n"
+    assert (Path(hf_align.__file__).parent / "py.typed").is_file()

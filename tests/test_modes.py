@@ -1,0 +1,244 @@
+"""What is derived of an architecture holds in all the ways in which it is called."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from torch import Generator, Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from traps import test_modes as families
+
+from hf_align.errors import IncompatibleModels
+from hf_align.symmetry.certificate.certify import certify, soundness
+from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
+from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.explain import explain
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.symmetry.unseen import without_unseen
+from hf_align.tracing.modes import trace_modes
+from hf_align.tracing.reduce import reduced
+from hf_align.tracing.trace import build_without_weights, trace
+
+
+class Config(PretrainedConfig):
+    model_type = "moody"
+
+    def __init__(self, layers: int = 6, kind: str = "length", **rest: object) -> None:
+        super().__init__(**rest)
+        self.layers, self.kind = layers, kind
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int, kind: str) -> None:
+        super().__init__()
+        self.number, self.kind = number, kind
+        self.up, self.down = nn.Linear(8, 6), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.up(x))
+        if self.kind == "layer" and self.number in (2, 3):
+            hidden = hidden + torch.arange(6.0)
+        return x + self.down(hidden)
+
+
+class Moody(PreTrainedModel):
+    """Looks at the order of its hidden units only now and then."""
+
+    config_class = Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.side = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Layer(i, config.kind) for i in range(config.layers))
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        hint: Tensor | None = None,
+        loud: bool = False,
+        past_key_values: list[Tensor] | None = None,
+        use_cache: bool = False,
+        note: object = None,
+    ) -> dict[str, object]:
+        x, kind = self.embed(input_ids), self.config.kind
+        if past_key_values is not None and kind == "cache":
+            x = x + past_key_values[0][:, -1:].flip(-1)
+        for layer in self.layers:
+            if kind == "loop" and layer.number == 4:
+                x = x * torch.arange(8.0)
+            x = layer(x)
+        if (kind == "length" and x.shape[1] > 16) or (kind == "parity" and x.shape[1] % 2 == 0):
+            x = x.flip(-1)
+        if kind == "place":
+            x = x.flip(2 if loud else 1)
+        if (kind == "argument" and hint is not None) or (kind == "flag" and loud) or note is not None:
+            x = self.side(x.flip(-1))
+        if kind == "exporting" and not torch.compiler.is_exporting():
+            x = x.flip(-1)
+        if kind == "question":
+            try:
+                x = x.flip(-1) * float(x.sum() < 1e9)
+            except Exception:
+                x = x * 1.0
+        kept = {"past_key_values": [x]} if use_cache else {}
+        return {"logits": self.head(x), **kept}
+
+
+hf.AutoConfig.register("moody", Config)
+hf.AutoModel.register(Config, Moody)
+
+
+def in_all_modes(config: PretrainedConfig) -> SymmetrySpec:
+    return without_unseen(derive(trace_modes(build_without_weights(config))))
+
+
+def group(spec: SymmetrySpec, parameter: str, axis: int) -> object:
+    (factor,) = spec.parameters[parameter][axis][0]
+    return None if factor.space is None else spec.spaces[factor.space].group
+
+
+def moved(config: Config, spec: SymmetrySpec) -> tuple[Moody, Moody]:
+    """A model, and the same moved by a random element of every group, in float64."""
+    rng = Generator().manual_seed(0)
+    weights = random_weights(spec, rng)
+    canonical = CanonicalWeights(weights, spec.gauges)
+    models = Moody(config).double().eval(), Moody(config).double().eval()
+    models[0].load_state_dict(weights)
+    models[1].load_state_dict(transform(spec, canonical, random_elements(spec, rng)))
+    return models
+
+
+@pytest.mark.parametrize(
+    "kind", ["length", "parity", "cache", "flag", "layer", "loop", "exporting", "argument", "place"]
+)
+def test_a_model_that_is_moved_answers_as_before_however_it_is_called(kind: str) -> None:
+    config = Config(kind=kind, architectures=["Moody"])
+    before, after = moved(config, derive_by_depth(config))
+    ids = torch.arange(24)[None] % 11
+    with torch.no_grad():
+        for length in (1, 6, 7, 17, 24):
+            for more in ({}, {"loud": True}, {"hint": torch.ones(1, length, dtype=torch.long)}):
+                answers = [m(ids[:, :length], **more)["logits"] for m in (before, after)]
+                torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
+        caches = [m(ids[:, :5], use_cache=True)["past_key_values"] for m in (before, after)]
+        answers = [m(ids[:, 5:6], past_key_values=c)["logits"] for m, c in zip((before, after), caches, strict=True)]
+        torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
+
+
+def test_a_question_that_is_swallowed_is_no_answer() -> None:
+    """Without values the model would go another way than it goes when it runs."""
+    with pytest.raises(IncompatibleModels, match="cannot be traced"):
+        derive_by_depth(Config(kind="question", architectures=["Moody"]))
+
+
+def test_what_no_call_reads_stands_still_and_so_does_what_it_may_meet() -> None:
+    """`side` is read only where an object is given that nobody can guess."""
+    config = Config(kind="nothing", architectures=["Moody"])
+    spec = derive_by_depth(config)
+    assert set(spec.unread) == {"side.weight", "side.bias"}
+    assert group(spec, "side.weight", 0) is None
+    assert group(spec, "layers.0.up.weight", 1) is None
+    assert group(spec, "layers.0.up.weight", 0) is not None
+    (why,) = explain(spec, "side.weight")["pinned"]["axis 0"]
+    assert why == "unread: no traced call reads it"
+    before, after = moved(config, spec)
+    ids = torch.arange(7)[None]
+    answers = [m(ids, note=object())["logits"] for m in (before, after)]
+    torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
+
+
+def small(model_type: str, architecture: str) -> PretrainedConfig:
+    config = hf.CONFIG_MAPPING[model_type]()
+    config.architectures = [architecture]
+    found = reduced(config)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        (lambda: tiny_llama(), "a step with a cache"),
+        (lambda: tiny_llama(), "input_ids with attention_mask"),
+        (lambda: tiny_llama(), "input_ids with position_ids"),
+        (lambda: tiny_bert(), "input_ids with token_type_ids"),
+        (lambda: tiny_gpt2(add_cross_attention=True), "input_ids with encoder_hidden_states"),
+        (lambda: small("llava", "LlavaForConditionalGeneration"), "input_ids with image"),
+        pytest.param(lambda: small("t5", "T5ForConditionalGeneration"), "a step with a cache", marks=pytest.mark.slow),
+        pytest.param(lambda: small("xlnet", "XLNetLMHeadModel"), "input_ids with perm_mask", marks=pytest.mark.slow),
+    ],
+)
+def test_modes_are_found_and_the_spec_is_sound_in_all_of_them(config: object, mode: str) -> None:
+    assert callable(config)
+    program = trace_modes(build_without_weights(config()))
+    assert mode in program.modes
+    spec, rng = derive(program), Generator().manual_seed(0)
+    assert not spec.unread
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "mode"),
+    [
+        (families.idefics3(), "Idefics3ForConditionalGeneration", "input_ids with image"),
+        (families.qwen2_vl(), "Qwen2VLForConditionalGeneration", "input_ids with video"),
+        (families.mllama(), "MllamaForConditionalGeneration", "input_ids with image"),
+        (families.qwen2_audio(), "Qwen2AudioForConditionalGeneration", "input_ids with audio"),
+        pytest.param(
+            families.longformer(),
+            "LongformerForMaskedLM",
+            "input_ids with global_attention_mask",
+            marks=pytest.mark.slow,
+        ),
+        (families.trocr(), "TrOCRForCausalLM", "input_ids with encoder_hidden_states"),
+        (families.wav2vec2(), "Wav2Vec2ForCTC", "input_values with mask_time_indices of wav2vec2"),
+        (families.xlm(), "XLMWithLMHeadModel", "input_ids with langs"),
+    ],
+)
+def test_what_a_call_lacks_is_read_off_its_error_and_the_documentation(
+    config: PretrainedConfig, architecture: str, mode: str
+) -> None:
+    """No weight is left that no call reads, so that all of them move."""
+    config.architectures = [architecture]
+    program = trace_modes(build_without_weights(config))
+    assert mode in program.modes
+    spec, rng = derive(program), Generator().manual_seed(0)
+    assert not spec.unread and not spec.unknown_ops
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9
+
+
+def test_a_tower_moves_where_images_are_a_mode() -> None:
+    spec = in_all_modes(small("llava", "LlavaForConditionalGeneration"))
+    assert group(spec, "model.vision_tower.encoder.layers.0.mlp.fc1.weight", 0) is not None
+    assert group(spec, "model.vision_tower.encoder.layers.0.mlp.fc1.weight", 1) is not None
+
+
+@pytest.mark.parametrize("config", [tiny_llama(), tiny_gpt2(), tiny_vit()], ids=["llama", "gpt2", "vit"])
+def test_more_ways_to_call_a_plain_model_take_nothing_from_its_symmetries(config: PretrainedConfig) -> None:
+    one, all_ = derive(trace(config)), in_all_modes(config)
+    assert dict(one.parameters) == dict(all_.parameters)
+    assert one.gauges == all_.gauges
+
+
+def test_the_certificate_says_for_which_calls_it_holds() -> None:
+    found = certify(tiny_llama())
+    assert found.sound and found.complete
+    assert "a step with a cache" in found.modes and found.as_json()["modes"] == list(found.modes)
+
+
+def test_no_mode_is_longer_than_a_table_of_positions_that_the_config_calls_otherwise() -> None:
+    """Without values a table has any row: what would fail when it runs is no call of the model."""
+    config = hf.WhisperConfig(
+        vocab_size=23, d_model=8, decoder_layers=1, encoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=6,
+        encoder_attention_heads=2, encoder_ffn_dim=6, max_target_positions=16, max_source_positions=8, num_mel_bins=4,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3, architectures=["WhisperForCausalLM"],
+    )  # fmt: skip
+    program = trace_modes(build_without_weights(config))
+    spec, rng = derive(program), Generator().manual_seed(0)
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9

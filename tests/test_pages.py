@@ -1,0 +1,69 @@
+"""The pages: their links lead somewhere, their first steps run, and they build without a warning."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from forks import forked, hf_align, script
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FIRST = (ROOT / "docs" / "index.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_rooms_and_files_that_are_named_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+/[a-z_]+\.py)`", text):
+        assert (ROOT / name).exists() or (ROOT / "src" / "hf_align" / name).exists(), name
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", FIRST, re.M | re.S)
+
+
+def test_the_first_steps_in_the_shell_run(tmp_path: Path) -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("hf-align")]
+    assert len(lines) == 2
+    for line in lines:
+        arguments = [str(tmp_path / w) if w.startswith("out/") else w for w in shlex.split(line)[1:]]
+        ran = forked(hf_align, *arguments, cwd=ROOT)
+        assert ran.returncode == 0, ran.stderr
+
+
+def test_the_first_steps_in_python_run(tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    (tmp_path / "first.py").write_text(code.replace("out/merged", str(tmp_path / "merged")))
+    ran = forked(script, str(tmp_path / "first.py"), cwd=ROOT)
+    assert ran.returncode == 0 and "aligned B and A answer as they did" in ran.stdout, ran.stdout + ran.stderr
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
+def test_the_citation_has_the_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert f'__version__ = "{cited["version"]}"' in (ROOT / "src" / "hf_align" / "__init__.py").read_text()
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="pages are built with the extra docs")
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+                         cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "hf_align.api.align.align" in (tmp_path / "reference" / "index.html").read_text()

@@ -1,0 +1,137 @@
+"""What cannot be traced is refused in one line: the line of the modelling code, and what to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from hf_align.errors import IncompatibleModels
+from hf_align.symmetry.certificate.certify import certify
+from hf_align.symmetry.derive import derive
+from hf_align.tracing import trace as tracing
+from hf_align.tracing.trace import trace, trace_model
+
+_WIDTH = 6
+
+
+class Between(nn.Module):
+    """Something between two linear maps."""
+
+    main_input_name = "hidden_states"
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.config = PretrainedConfig(hidden_size=_WIDTH)
+        self.before, self.after, self.middle = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH), middle
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        result: Tensor = self.after(self.middle(self.before(hidden_states)))
+        return result
+
+
+def branch(x: Tensor) -> Tensor:
+    if x.sum() > 0:  # here
+        return x.relu()
+    return x
+
+
+def loop(x: Tensor) -> Tensor:
+    while x.abs().max() > 1:  # here
+        x = x / 2
+    return x
+
+
+class Number(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.abs().max().item()  # here
+
+
+class Size(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x[..., 0] > 0]  # here
+
+
+def vectorised(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row * row.max().item())(x)  # here
+
+
+def array(x: Tensor) -> Tensor:
+    return x * torch.from_numpy(x.detach().numpy()).sum()  # here
+
+
+@pytest.mark.parametrize("middle", [branch, loop, Number(), Size(), vectorised, array])
+def test_the_line_that_needs_numbers_is_named(middle: Callable[[Tensor], Tensor]) -> None:
+    function = middle.forward if isinstance(middle, nn.Module) else middle
+    lines, first = inspect.getsourcelines(function)
+    line = next(first + i for i, text in enumerate(lines) if "# here" in text)
+    with pytest.raises(IncompatibleModels) as refused:
+        derive(trace_model(Between(middle).eval()))  # type: ignore[arg-type]
+    assert f"test_reasons.py:{line}" in str(refused.value)
+    assert "torch.where" in str(refused.value) and "--match none" in str(refused.value)
+
+
+class NormedConfig(PretrainedConfig):
+    model_type = "normed-for-tests"
+
+    def __init__(self, how: str = "", **rest: object) -> None:
+        super().__init__(**rest)
+        self.how, self.hidden_size = how, _WIDTH
+
+
+HOW: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "spectral": parametrizations.spectral_norm,
+    "spectral, by a hook": nn.utils.spectral_norm,
+    "weight": parametrizations.weight_norm,
+    "orthogonal": parametrizations.orthogonal,
+}
+
+
+class Normed(PreTrainedModel):
+    config_class = NormedConfig
+    main_input_name = "hidden_states"
+
+    def __init__(self, config: NormedConfig) -> None:
+        super().__init__(config)
+        self.before, self.after = HOW[config.how](nn.Linear(_WIDTH, _WIDTH)), nn.Linear(_WIDTH, _WIDTH)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """As the layers are made."""
+
+    def forward(self, hidden_states: Tensor) -> CausalLMOutput:
+        return CausalLMOutput(logits=self.after(self.before(hidden_states).relu()))
+
+
+@pytest.fixture
+def normed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PretrainedConfig]:
+    monkeypatch.setattr(tracing.transformers, "NormedForTests", Normed, raising=False)
+    return lambda how: NormedConfig(how, architectures=["NormedForTests"])
+
+
+@pytest.mark.parametrize("how", ["spectral", "spectral, by a hook", "weight"])
+def test_norms_of_weights_are_traced(how: str, normed: Callable[[str], PretrainedConfig]) -> None:
+    assert certify(normed(how)).sound
+
+
+def test_what_is_computed_while_a_model_is_built_is_refused(normed: Callable[[str], PretrainedConfig]) -> None:
+    with pytest.raises(IncompatibleModels, match=r"test_reasons.py:\d+ .*remove_parametrizations"):
+        trace(normed("orthogonal"))
+
+
+def test_any_other_failure_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise NotImplementedError("not yet")
+
+    monkeypatch.setattr(tracing, "examples", lambda *sizes: list(_examples(*sizes))[:1])
+    with pytest.raises(IncompatibleModels, match=r"NotImplementedError: not yet, in test_reasons.py:\d+ \(raise"):
+        trace_model(Between(fails).eval())  # type: ignore[arg-type]
+
+
+_examples = tracing.examples

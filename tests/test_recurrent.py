@@ -1,0 +1,101 @@
+"""Recurrences: a state that a weight maps to itself moves on both sides of that weight at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import matched
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from hf_align.matching import weights
+from hf_align.matching.recurrent import meets_itself, nearest_step
+from hf_align.symmetry.action import act
+from hf_align.symmetry.alignment import AlignedWeights
+from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.execute import execute
+from hf_align.tracing.trace import Program, trace_model
+
+_WIDTH = 7
+_ROUNDING = 1e-5
+"""Of outputs: matched models are in float32."""
+
+
+class Recurrent(nn.Module):
+    """A recurrence between linear maps."""
+
+    main_input_name = "hidden_states"
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: bool) -> None:
+        super().__init__()
+        self.config = PretrainedConfig(hidden_size=_WIDTH)
+        self.up = nn.Linear(_WIDTH, _WIDTH)
+        self.loop = kind(_WIDTH, _WIDTH, batch_first=True, **options)
+        self.down = nn.Linear(_WIDTH * (1 + self.loop.bidirectional), 3)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        result: Tensor = self.down(self.loop(self.up(hidden_states))[0])
+        return result
+
+
+KINDS: dict[str, Callable[[], Recurrent]] = {
+    "LSTM": lambda: Recurrent(nn.LSTM),
+    "LSTM both ways": lambda: Recurrent(nn.LSTM, bidirectional=True),
+    "GRU": lambda: Recurrent(nn.GRU),
+    "RNN": lambda: Recurrent(nn.RNN),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def recurrence(request: pytest.FixtureRequest) -> tuple[Program, SymmetrySpec]:
+    program = trace_model(KINDS[request.param]().eval())  # type: ignore[arg-type]
+    return program, derive(program)
+
+
+def drawn(spec: SymmetrySpec, seed: int) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {n: 0.5 * torch.randn(spec.shape(n), generator=rng, dtype=torch.float64) for n in spec.parameters}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_matching_never_falls_and_leaves_the_function_alone(
+    seed: int, recurrence: tuple[Program, SymmetrySpec]
+) -> None:
+    program, spec = recurrence
+    a, b = drawn(spec, 2 * seed), drawn(spec, 2 * seed + 1)
+    objectives: list[float] = []
+    match = matched(spec, a, b, lambda _, objective: objectives.append(objective))
+    assert objectives == sorted(objectives) or max(objectives) - objectives[-1] < 1e-6 * abs(objectives[-1])
+    assert match.after is not None and match.before is not None and match.after < match.before
+    inputs = {"hidden_states": torch.randn(2, 7, _WIDTH, generator=torch.Generator().manual_seed(seed)).double()}
+    aligned = AlignedWeights(b, spec, match.b)
+    moved = {n: aligned[n].double() for n in b}
+    before, after = (execute(program, w, inputs) for w in (b, moved))
+    assert float((after - before).abs().max() / before.abs().max()) < _ROUNDING
+
+
+def test_where_both_sides_move_the_nearest_element_may_be_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = derive(trace_model(KINDS["LSTM"]().eval()))  # type: ignore[arg-type]
+    monkeypatch.setattr(weights, "meets_itself", lambda spec, space: [])
+    with pytest.raises(AssertionError, match="lowered"):
+        for seed in range(8):
+            matched(spec, drawn(spec, 2 * seed), drawn(spec, 2 * seed + 1))
+
+
+def test_no_step_leads_down(recurrence: tuple[Program, SymmetrySpec]) -> None:
+    _, spec = recurrence
+    a, b = drawn(spec, 0), drawn(spec, 1)
+    spaces = [s for s in spec.spaces if spec.spaces[s].group and meets_itself(spec, s)]
+    assert spaces
+    for seed in range(10):
+        start = random_elements(spec, torch.Generator().manual_seed(seed))
+        for space in spaces:
+            step = nearest_step(spec, space, a, b, start, torch.device("cpu"))
+            before, after = (
+                sum(float((a[n] * act(b[n], n, spec, e)).sum()) for n in a) for e in (start, {**start, space: step})
+            )
+            assert after >= before - 1e-9 * abs(before)

@@ -1,0 +1,285 @@
+"""The witness: what is aligned answers as before, in every mode and at every length; what does not is not written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from hf_align import witnessing
+from hf_align.errors import HfAlignError
+from hf_align.jobs import job
+from hf_align.models import Pair, open_pair
+from hf_align.options import Options
+from hf_align.symmetry import alignment, depth
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing import modes as tracing_modes
+from hf_align.tracing.trace import build_as_loaded, model_class
+from hf_align.witness.calls import WRITTEN, modes
+from hf_align.witness.effort import lengths
+from hf_align.witness.findings import Held
+from hf_align.witness.noise import Jittered, changes
+from hf_align.witness.witness import hold
+from hf_align.witnessing import moved_model
+
+CPU = torch.device("cpu")
+
+
+def save(folder: Path, config: PretrainedConfig, seed: int) -> Path:
+    """A model of generic weights: nothing is zero, so that nothing can hide."""
+    torch.manual_seed(seed)
+    model = model_class(config)(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * (0.3 if weight.dim() > 1 else 0.1) + (weight == 1))
+    model.save_pretrained(folder)
+    return folder
+
+
+def tiny_t5() -> PretrainedConfig:
+    return transformers.T5Config(vocab_size=13, d_model=8, d_kv=4, d_ff=6, num_layers=1, num_heads=2,
+                                 decoder_start_token_id=0, architectures=["T5ForConditionalGeneration"])  # fmt: skip
+
+
+def tiny_mixtral() -> PretrainedConfig:
+    return transformers.MixtralConfig(
+        vocab_size=13, hidden_size=8, intermediate_size=6, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, max_position_embeddings=64, architectures=["MixtralForCausalLM"],
+    )  # fmt: skip
+
+
+def tiny_llava(layers: int = 2) -> PretrainedConfig:
+    vision = dict(model_type="clip_vision_model", hidden_size=8, intermediate_size=6, num_hidden_layers=layers,
+                  num_attention_heads=2, image_size=8, patch_size=4)  # fmt: skip
+    return transformers.LlavaConfig(
+        vision_config=vision, text_config=tiny_llama(max_position_embeddings=64).to_dict(), image_token_index=10,
+        architectures=["LlavaForConditionalGeneration"],
+    )  # fmt: skip
+
+
+def held(pair: Pair, elements: Elements | None = None, **how: Any) -> Held:
+    """B, moved by random elements."""
+    moving = random_elements(pair.spec, torch.Generator().manual_seed(3)) if elements is None else elements
+    return hold(moved_model("B", pair.b, pair, pair.spec, moving, pair.a, Options()), CPU, **how)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_gpt2(),
+        tiny_gpt2(tie_word_embeddings=True),
+        tiny_llama(),
+        tiny_bert(),
+        tiny_vit(),
+        tiny_t5(),
+        tiny_mixtral(),
+    ],
+    ids=["gpt2", "tied", "llama", "bert", "vit", "t5", "mixtral"],
+)
+def test_what_is_a_symmetry_passes(config: PretrainedConfig, tmp_path: Path) -> None:
+    pair = open_pair(*(str(save(tmp_path / n, config, seed)) for seed, n in enumerate("ab")))
+    found = held(pair)
+    assert found.change <= found.bound < 1e-3 and found.rounding < 2e-5
+    assert len(found.cases) > 1 or "pixel_values" in found.cases
+    assert (found.written > 0) == pair.config.architectures[0].endswith(("CausalLM", "LMHeadModel", "Generation"))
+
+
+def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_path: Path) -> None:
+    """Each token goes to the first two: no permutation of experts leaves that alone, and no rounding is behind it."""
+
+    def build(number: int, equal: slice) -> str:
+        folder = save(tmp_path / str(number), tiny_mixtral(), number)
+        model = transformers.MixtralForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.mlp.gate.weight.zero_()
+                for weight in layer.mlp.experts.parameters():
+                    weight[equal] = weight[equal][:1].clone()
+        model.save_pretrained(folder)
+        return str(folder)
+
+    a, apart, alike = build(0, slice(0)), build(1, slice(0)), build(2, slice(None))
+    with pytest.raises(HfAlignError, match=r"undecided.*experts score alike"):
+        held(open_pair(a, apart))
+    assert held(open_pair(a, alike)).change < 1e-4
+
+
+def test_images_in_a_text_are_witnessed(tmp_path: Path) -> None:
+    pair = open_pair(*(str(save(tmp_path / n, tiny_llava(), seed)) for seed, n in enumerate("ab")))
+    assert "input_ids with image" in pair.spec.modes
+    found = held(pair)
+    assert "input_ids with image" in found.cases and found.change <= found.bound < 1e-3
+
+
+def test_an_image_that_is_not_traced_is_not_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the tower were free to move: what is seen of an image is another thing then."""
+    monkeypatch.setattr(tracing_modes, "try_ways", lambda *_: None)
+    monkeypatch.setattr(depth, "without_unseen", lambda spec, unused: spec)
+    pair = open_pair(*(str(save(tmp_path / n, tiny_llava(layers=1), seed)) for seed, n in enumerate("ab")))
+    with pytest.raises(HfAlignError, match="with input_ids with image"):
+        held(pair)
+
+
+def test_modes_and_lengths() -> None:
+    config = tiny_llama(max_position_embeddings=4096, sliding_window=100)
+    model = build_as_loaded(config)
+    answers = iter(range(99))
+    found, failed = modes(model, (), lambda case: {"logits": torch.tensor(next(answers))})
+    assert [mode.name for mode in found] == [
+        "input_ids", "a step with a cache", "input_ids with attention_mask", "input_ids with position_ids 1 apart",
+        "input_ids with position_ids 100 apart", "input_ids with position_ids 255 apart",
+    ]  # fmt: skip
+    assert not failed
+    assert WRITTEN == 32
+
+
+def test_long_inputs_are_as_long_as_is_affordable() -> None:
+    pair = open_pair(str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1"))
+    config = tiny_llama(max_position_embeddings=4096, sliding_window=100)
+    assert lengths(config, pair.spec) == (1, 2, 7, 16, 65, 101, 256, 1023, 2048)
+    assert lengths(tiny_llama(max_position_embeddings=10), pair.spec) == (1, 2, 7, 10)
+    wide = replace(
+        pair.spec, parameters={f"{i}.{n}": axes for i in range(3000) for n, axes in pair.spec.parameters.items()}
+    )
+    assert 16 < lengths(config, wide)[-1] < 2048
+
+
+def test_the_noise_is_half_a_unit_in_the_last_place() -> None:
+    weight = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    steps = Jittered({"w": weight})["w"].view(torch.int32) - weight.view(torch.int32)
+    assert set(steps.tolist()) == {-1, 0, 1} and 0.3 < float(steps.abs().float().mean()) < 0.6
+    assert torch.equal(Jittered({"w": weight})["w"], Jittered({"w": weight})["w"])
+
+
+def test_what_is_no_number_in_both_is_left_out() -> None:
+    nan, inf = torch.nan, torch.inf
+    before = {"logits": torch.tensor([[1.0, nan], [2.0, -inf]])}
+    assert changes(before, {"logits": torch.tensor([[1.5, nan], [2.0, -inf]])}).tolist() == [0.25, 0.0]
+    assert changes(before, {"logits": torch.tensor([[1.0, nan], [nan, -inf]])}).tolist() == [0.0, inf]
+    assert changes(before, {}).tolist() == [inf]
+
+
+@pytest.fixture
+def sabotaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every alignment turns by another element what the first MLP writes to its hidden units, and what reads them."""
+    act = alignment.act
+
+    def wrong(tensor: Tensor, name: str, spec: SymmetrySpec, elements: Elements) -> Tensor:
+        moved = act(tensor, name, spec, elements)
+        return moved.roll(1, 0) if elements and name == "model.layers.1.mlp.up_proj.weight" else moved
+
+    monkeypatch.setattr(alignment, "act", wrong)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line with which a command refuses."""
+    capsys.readouterr()
+    assert run(*arguments, "--quiet") == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+PAIR = (MODELS / "llama" / "0", MODELS / "llama" / "1")
+SAID = r"hf-align: aligned B is not B: with input_ids, length 1 its outputs change by \S+ of the largest " \
+       r"\(rounding explains \S+\), from model.layers.1.mlp.up_proj on; nothing is written"  # fmt: skip
+
+
+def test_what_is_no_symmetry_is_not_written(
+    sabotaged: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("align", "merge"):
+        assert re.fullmatch(SAID, refused(capsys, command, *PAIR, "-o", tmp_path / "out"))
+        assert not (tmp_path / "out").exists()
+    assert run("align", *PAIR, "-o", tmp_path / "out", "--quiet", "--no-witness") == 0
+    before = contents(tmp_path / "out")
+    refused(capsys, "align", *PAIR, "-o", tmp_path / "out", "--overwrite")
+    assert contents(tmp_path / "out") == before
+
+
+def test_nor_is_one_of_several(sabotaged: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(PAIR[1], tmp_path / "third")
+    assert "aligned 1 is not 1" in refused(capsys, "merge", *PAIR, tmp_path / "third", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nor_is_one_of_a_recipe(sabotaged: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mergekit")
+    recipe = tmp_path / "recipe.yml"
+    models = "".join(f"  - model: {m}\n    parameters: {{weight: 0.5}}\n" for m in PAIR)
+    recipe.write_text(f"models:\n{models}merge_method: linear\nalign: true\n")
+    assert "aligned 1 is not 1" in refused(capsys, "mergekit", recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert run("mergekit", recipe, tmp_path / "out", "--quiet", "--no-witness", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["witness"] is None
+
+
+def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--dtype", "bfloat16", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["witness"]
+    assert re.fullmatch(r"witness: aligned B and A answer as they did, largest change \S+ of the largest output "
+                        r"\(rounding alone: \S+; as bfloat16: \S+\), 5 modes, lengths 1 to 64, 32 tokens with a cache",
+                        found["sentence"])  # fmt: skip
+    b, a = found["models"]
+    assert (b["model"], a["model"]) == ("B", "A") and b["written"] == 32 and not b["not_run"]
+    assert b["change"] <= b["bound"] < 1e-4 < b["rounded"] < 0.1
+    assert list(b["cases"]["input_ids"]) == ["1", "2", "7", "16", "64"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert found["sentence"].removeprefix("witness: aligned") in card and "input_ids (1, 2, 7, 16, 64)" in card
+    assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--dtype", "bfloat16", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["witness"] == found  # there is nothing left to do, and it is said again
+    assert run("report", tmp_path / "out") == 0
+    assert "answer as they did" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_what_is_said_of_align(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # the second run has nothing left to do
+        assert run("align", *PAIR, "-o", tmp_path / "out", "--quiet") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "witness: aligned B answers as B does, largest change" in said and "rounding alone" in said
+
+
+def test_without_a_witness_the_card_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--no-witness", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["witness"] is None
+    assert "left out (`--no-witness`)" in (tmp_path / "out" / "README.md").read_text()
+    assert run("merge", *PAIR, "-o", tmp_path / "plain", "--quiet", "--match", "none") == 0
+    assert "Nothing was aligned" in (tmp_path / "plain" / "README.md").read_text()
+
+
+def test_a_run_that_goes_on_still_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "write_with_bar", killed)
+        assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet") != 0
+    monkeypatch.setattr(witnessing, "hold", killed)
+    assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["witness"]["models"]) == 2
+
+
+def test_layer_by_layer_it_says_the_same() -> None:
+    pair = open_pair(*map(str, PAIR))
+    here, there = (held(pair, offload=offload) for offload in (False, True))
+    assert here.written == there.written == 32
+    for mode, found in here.cases.items():
+        assert found == pytest.approx(there.cases[mode], abs=1e-6)

@@ -1,0 +1,86 @@
+"""Another way through the same model: with a cache, under export, by an argument, by what the weights are."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor
+from transformers import PreTrainedModel
+
+from traps import paths as code
+from traps.trap import Call, Calls, Trap, both, cases, check, custom, forward, ids_of, lengths, text
+
+
+def of(name: str, calls: Calls = text, **config: Any) -> Trap:
+    kind: Any = getattr(code, f"{name}Tower", None) or getattr(code, name)
+    return Trap(name, custom(kind, **config), calls, may_refuse=True)
+
+
+def rows(count: int) -> Calls:
+    def calls(model: PreTrainedModel) -> dict[str, Call]:
+        return {f"{count} rows": partial(forward, input_ids=ids_of(model, 9, rows=count))}
+
+    return calls
+
+
+def word(model: PreTrainedModel) -> dict[str, Call]:
+    ids = ids_of(model, 9)
+    return {"without the word": partial(forward, input_ids=ids.clamp(min=4)),
+            "with the word": partial(forward, input_ids=torch.cat([ids, ids[:, :1] * 0 + 3], 1))}  # fmt: skip
+
+
+def padding(ids: Tensor) -> Tensor:
+    return (torch.arange(ids.shape[1]) >= torch.arange(len(ids))[:, None]).long()
+
+
+def halves(ids: Tensor) -> Tensor:
+    return (torch.arange(ids.shape[1]) * 2 // ids.shape[1]).expand_as(ids)
+
+
+def twice(model: PreTrainedModel) -> dict[str, Call]:
+    def again(model: PreTrainedModel) -> Tensor:
+        forward(model, input_ids=ids_of(model, 5))
+        return forward(model, input_ids=ids_of(model, 9))
+
+    return {"the second text": again}
+
+
+def noise(width: int) -> Tensor:
+    return torch.randn(2, width, dtype=torch.float64, generator=Generator().manual_seed(1))
+
+
+TRAPS = [
+    of("Cached"),
+    of("Step"),
+    of("ConfiguredCache"),
+    of("Exporting"),
+    of("Tracing"),
+    of("TryExcept"),
+    of("WholePath"),
+    of("Implementation"),
+    of("Alone", both(text, rows(1))),
+    of("ManyRows", both(text, rows(3))),
+    of("Signed"),
+    of("Words", word),
+    of("Masked", both(text, lengths(attention_mask=padding))),
+    of("Segments", both(text, lengths(token_type_ids=halves))),
+    of("Flag", both(text, lengths(deep=True))),
+    of("Prefix", both(text, lengths(features=noise(5)))),
+    of("Remembers", twice),
+    of("Normed"),
+    of("Spectral"),
+    of("Positive"),
+    of("SymmetricMap"),
+    of("Quantised"),
+    of("Standardised"),
+    of("Largest"),
+]
+
+
+@pytest.mark.parametrize("trap", cases("paths", TRAPS))
+def test_paths(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(trap, tmp_path, capsys)
