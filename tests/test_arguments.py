@@ -34,8 +34,11 @@ _DRAWS, _LIVE = 12, 3
 NO_FUNCTION = {
     ("topk", "sorted"): "in which order the largest entries then come is not said",
     ("_reshape_alias", "size"): "it reads memory that is not the operand's",
-    **{(f"_upsample_{kind}2d_aa", scale): "beside a size that contradicts it, it reads memory that is nobody's"
-       for kind in ("bilinear", "bicubic") for scale in ("scales_h", "scales_w")},
+    **{
+        (f"_upsample_{kind}2d_aa", scale): "beside a size that contradicts it, it reads memory that is nobody's"
+        for kind in ("bilinear", "bicubic")
+        for scale in ("scales_h", "scales_w")
+    },
 }
 """Arguments with which an op's result is not defined."""
 

@@ -12,7 +12,7 @@ from conftest import Tiny, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
-from hf_align.agreement import require_same_function
+from hf_align.agreement import require_alike, require_same_function
 from hf_align.errors import IncompatibleModels
 
 Change = dict[str, object]
@@ -188,6 +188,25 @@ def test_nothing_is_written_of_two_that_compute_differently(
     assert run(*command.split()[:1], a, b, "-o", tmp_path / "out", *command.split()[1:]) == 2
     assert f"compute differently: hidden_act is silu in {a}, gelu in {b}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_two_classes_that_compute_alike_are_one_architecture(tmp_path: Path) -> None:
+    a = save(tmp_path / "a", tiny_llama(num_hidden_layers=2))
+    b = save(tmp_path / "b", mistral(sliding_window=None, max_position_embeddings=16), 1)
+    assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["MistralForCausalLM"]
+    require_same_logits(b, tmp_path / "out")
+    assert run("merge", a, b, "-o", tmp_path / "end", "--weight", 1, "--quiet") == 0
+    assert json.loads((tmp_path / "end" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    require_same_logits(b, tmp_path / "end")
+
+
+@pytest.mark.parametrize("window", [4, 4096])
+@pytest.mark.parametrize("width", [8, 12])
+def test_two_classes_that_compute_differently_do_not_merge(window: int, width: int) -> None:
+    configs = tiny_llama(num_hidden_layers=2), mistral(sliding_window=window, hidden_size=width)
+    with pytest.raises(IncompatibleModels, match=r"a Llama.* but b is a Mistral.*; they do not merge"):
+        require_alike(("a", "b"), *configs, None)
 
 
 def test_aligned_b_has_its_own_config_and_tokenizer(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Whether two configs of one class describe one function of the weights; if not, the field that makes the difference.
+"""Whether two configs describe one function of the weights; if not, the field that makes the difference.
 
-No field is known by its name. Both configs are built, and the same calls of both are recorded: a short input, then a
-step that goes on from it with a cache; and again with every number that does not shape a weight made so small that the
-input reaches beyond it (windows, lengths from which positions are scaled). A field that no code reads makes no
-difference, and neither does one that changes none of these calls.
+No class and no field is known by its name. Both configs are built, and the same calls of both are recorded: a short
+input, then a step that goes on from it with a cache; and again with every number that does not shape a weight made so
+small that the input reaches beyond it (windows, lengths from which positions are scaled). A field that no code reads
+makes no difference, and neither does one that changes none of these calls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
+from hf_align.heads import tied_alike
 from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
 from hf_align.tracing.inputs import examples, parts
@@ -34,6 +35,33 @@ _SHOWN = 40
 Shapes = dict[str, tuple[int, ...]]
 
 
+def require_alike(
+    refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig, untie: bool | None
+) -> tuple[PretrainedConfig, PretrainedConfig]:
+    """The configs of two models that compute the same with the same weights, untied where only one of them is.
+
+    Args:
+        refs: what the user calls them.
+        a, b: as read from disk, with the buffers of their checkpoints noted in them.
+        untie: whether heads may be untied (False: they may not).
+
+    Raises:
+        IncompatibleModels: they compute differently, or nothing tells.
+    """
+    try:
+        alike = tied_alike(refs, (a, b), untie)
+        require_same_buffers(refs, *alike)
+        require_same_function(refs, *alike)
+    except IncompatibleModels as error:
+        kinds = [" ".join(c.architectures or ()) or type(c).__name__ for c in (a, b)]
+        if kinds[0] == kinds[1]:
+            raise
+        raise IncompatibleModels(
+            f"{refs[0]} is a {kinds[0]} but {refs[1]} is a {kinds[1]}, and they compute differently; they do not merge"
+        ) from error
+    return alike
+
+
 def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
     """Refuse two models that compute differently with the same weights.
 
@@ -42,7 +70,7 @@ def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: Pretrai
 
     Args:
         refs: what the user calls them.
-        a, b: of one class, as read from disk.
+        a, b: as read from disk.
 
     Raises:
         IncompatibleModels: they compute differently, or nothing tells; the message names the field.
@@ -253,11 +281,12 @@ class _Comparison:
 def _in_sizes_of(a: _Variant, b: _Variant, differing: dict[Path, tuple[Any, Any]]) -> _Variant:
     """The second config with the sizes of the first.
 
-    Sizes are the fields that change the shape of a weight, and numbers that change a short call beside them.
+    Sizes are the numbers that change the shape of a weight, and those that change a short call beside them.
     """
     theirs = {path: values[0] for path, values in differing.items()}
     whole = {p for p, values in differing.items() if any(type(v) is int for v in values)}
-    sizes = {p for p in differing if b.having({p: theirs[p]}).shapes != b.shapes}
+    numbers = {p for p, values in differing.items() if any(map(_numbers, values))}
+    sizes = {p for p in numbers if b.having({p: theirs[p]}).shapes != b.shapes}
     if b.having({p: theirs[p] for p in sizes}).shapes != a.shapes:
         sizes |= whole
     for call in a.calls(_SHORT):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from hf_align.agreement import require_same_buffers, require_same_function
+from hf_align.agreement import require_alike
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.companions import require_same_vocabulary
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError, IncompatibleModels
-from hf_align.heads import choose_heads, is_tied, loses_ties, tied_alike
+from hf_align.heads import choose_heads, is_tied, loses_ties
 from hf_align.ondemand import Computed
 from hf_align.progress import waiting
 from hf_align.symmetry.spec import SymmetrySpec
@@ -113,21 +113,18 @@ def open_pair(
         specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
-        IncompatibleModels: different architectures or vocabularies, configs that compute differently, or sizes that
-            cannot be brought together.
+        IncompatibleModels: other vocabularies, models that compute differently, or sizes that cannot be brought
+            together.
         CheckpointError: weights that are missing, damaged or not finite.
     """
     sources = [resolve(a), resolve(b)]
     folders = [source.folder for source in sources]
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
-    _require_same_architecture((a, b), configs)
     require_same_vocabulary((a, b), folders)
     stored = [Checkpoint.open(source.folder, source.shards) for source in sources]
     configs = [_with_buffers(*each) for each in zip(configs, sources, stored, strict=True)]
     with waiting("comparing the configs"):
-        alike = tied_alike((a, b), (configs[0], configs[1]), untie)
-        require_same_buffers((a, b), *alike)
-        require_same_function((a, b), *alike)
+        alike = require_alike((a, b), configs[0], configs[1], untie)
     with waiting("deriving the symmetries"):
         config, spec, _ = choose_heads(alike[0], untie, specs)
         first = second = Architecture(config, spec)
@@ -225,13 +222,6 @@ def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
                 f"{ref} holds {name} as {first.sources[0]} and as {second.sources[0]}, and they differ; "
                 "if they are not tied, set tie_word_embeddings to false in its config.json"
             )
-
-
-def _require_same_architecture(refs: tuple[str, str], configs: list[PretrainedConfig]) -> None:
-    kinds = [(type(c).__name__, tuple(c.architectures or ())) for c in configs]
-    if kinds[0] != kinds[1]:
-        described = [" ".join(k[1]) or k[0] for k in kinds]
-        raise IncompatibleModels(f"{refs[0]} is a {described[0]} but {refs[1]} is a {described[1]}; they do not merge")
 
 
 def _require_shapes(ref: str, weights: NamedWeights, spec: SymmetrySpec) -> None:

@@ -19,8 +19,7 @@ from hf_align.progress import waiting
 from hf_align.publishing.provenance import FOLDER
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.witness.findings import Witness
-from hf_align.witness.witness import Moved, hold
+from hf_align.witness.witness import Moved, hold_all
 
 _KEPT = "witness.json"
 
@@ -57,9 +56,7 @@ def witnessed(moved: Sequence[Moved], options: Options) -> dict[str, Any] | None
         return None
     device = Devices.choose(options.device).running
     with waiting("asking the witness", quiet=options.quiet):
-        held = tuple(hold(model, device, options.offload) for model in moved)
-    kinds = {dtype for model in moved for dtype in model.stored.values()}
-    return Witness(held, tuple(sorted(str(kind).removeprefix("torch.") for kind in kinds))).as_json()
+        return hold_all(moved, device, options.offload).as_json()
 
 
 def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:

@@ -10,13 +10,13 @@ import torch
 from torch import Generator, Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from hf_align.agreement import require_same_buffers, require_same_function
+from hf_align.agreement import require_alike
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Given, Model, take
 from hf_align.choices import Heads, Match, Residual, checked
 from hf_align.devices import Devices
-from hf_align.heads import choose_heads, tied_alike
+from hf_align.heads import choose_heads
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.find import Search, find
@@ -26,8 +26,7 @@ from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.witness.findings import Witness
-from hf_align.witness.witness import Moved, hold
+from hf_align.witness.witness import Moved, hold_all
 
 Loss = Callable[[Any, Batch], Tensor]
 """From what the merged model answers, and the batch that it was given, to a scalar."""
@@ -119,8 +118,8 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     alignments = []
     for number, (other, elements) in enumerate(zip(others, found, strict=True), start=1):
         matched = models.match(elements, sweeps, number)
-        moves = ((other, matched.b), (reference, matched.a))
-        said = _witness(aligned_config, spec, moves, devices.running) if witness else None
+        moved = [_moved(g, aligned_config, spec, e) for g, e in ((other, matched.b), (reference, matched.a))]
+        said = hold_all(moved, devices.running).as_json() if witness else None
         distance = None if matched.before is None or matched.after is None else (matched.before, matched.after)
         alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, distance, said))
     return alignments if isinstance(model, list) else alignments[0]
@@ -130,37 +129,24 @@ def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) ->
     """The config that all models can be aligned in.
 
     Raises:
-        ValueError: they are of different architectures or sizes.
+        ValueError: they are of different sizes.
         IncompatibleModels: they compute differently.
     """
     config = reference.config
     for other in others:
         refs = (reference.called, other.called)
-        if (
-            type(other.config) is not type(reference.config)
-            or other.holds.shapes.keys() - reference.holds.shapes.keys()
-        ):
-            raise ValueError(f"{refs[1]} is of another architecture than {refs[0]}")
-        for name, shape in other.holds.shapes.items():
-            if reference.holds.shapes[name] != shape:
-                raise ValueError(f"{name} is {list(shape)} in {refs[1]}, but {list(reference.holds.shapes[name])} in "
-                                 f"{refs[0]}; models of two widths are merged from folders")  # fmt: skip
-        alike = tied_alike(refs, (reference.config, other.config), untie)
-        require_same_buffers(refs, *alike)
-        require_same_function(refs, *alike)
-        config = alike[0]
+        config, _ = require_alike(refs, reference.config, other.config, untie)
+        for name in {**other.sizes, **reference.sizes}:
+            found, wanted = (model.sizes.get(name) for model in (other, reference))
+            if found != wanted:
+                raise ValueError(f"{name} is {found} in {refs[1]}, but {wanted} in {refs[0]}; models of two sizes are "
+                                 "merged from folders")  # fmt: skip
     return config
 
 
-def _witness(
-    written: PretrainedConfig, spec: SymmetrySpec, moves: Sequence[tuple[Given, Elements]], device: torch.device
-) -> dict[str, Any]:
-    """What models answer before and after."""
-    held, kinds = [], set[str]()
-    for given, elements in moves:
-        weights = given.weights
-        stored = {n: torch.float64 if weights[n].dtype == torch.float64 else torch.float32 for n in spec.parameters}
-        wide = torch.float64 if torch.float64 in stored.values() else torch.float32
-        held.append(hold(Moved(given.called, given.config, weights, written, spec, elements, wide, stored), device))
-        kinds |= {str(kind).removeprefix("torch.") for kind in stored.values()}
-    return Witness(tuple(held), tuple(sorted(kinds))).as_json()
+def _moved(given: Given, written: PretrainedConfig, spec: SymmetrySpec, elements: Elements) -> Moved:
+    """A model as it was taken in, and as it will be: weights wider than float32 stay so."""
+    weights = given.weights
+    stored = {n: torch.float64 if weights[n].dtype == torch.float64 else torch.float32 for n in spec.parameters}
+    wide = max(stored.values(), key=lambda dtype: dtype.itemsize)
+    return Moved(given.called, given.config, weights, written, spec, elements, wide, stored)

@@ -11,7 +11,7 @@ from hf_align.api.given import Model, take
 from hf_align.choices import Match, checked
 from hf_align.devices import Devices
 from hf_align.ondemand import Computed
-from hf_align.running.evaluate import Comparison, Evaluator, lambdas
+from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.offload import network_for
 
 
@@ -59,5 +59,4 @@ def evaluate(
     ends = (first.weights, second.weights, align.weights_of(first, align.reference),
             align.weights_of(second, align.elements))  # fmt: skip
     raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(names, w.__getitem__)) for w in ends)
-    at = lambdas(points)
-    return Comparison(evaluator.path(raw_a, raw_b, at), evaluator.path(moved_a, moved_b, at))
+    return evaluator.compare((raw_a, raw_b), (moved_a, moved_b), points)

@@ -55,6 +55,12 @@ class Given:
         found = {n: held[n] if n in held else held[kept] for n, kept in names.items()}
         return Computed(found, lambda name: _wide(found[name].detach().cpu()))
 
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """The shape of every weight; of a tied weight under each of its names."""
+        names = {name: name for name in self.holds.shapes} | dict(self.holds.ties)
+        return {name: list(self.holds.shapes[kept]) for name, kept in names.items()}
+
     def with_weights(self, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> Any:
         """The same kind of thing with other weights, in the dtypes and on the devices of its own.
 
@@ -185,3 +191,4 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
                 " modules replaced, hooked or wrapped (adapters: merge_and_unload first)?"
             )
         return
+    raise IncompatibleModels(f"{given.called} cannot be run on any known inputs, beside what its config describes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from huggingface_hub.utils import tqdm
@@ -13,7 +14,7 @@ from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Mix
 from hf_align.ondemand import Computed
-from hf_align.running.evaluate import Comparison, Evaluator, lambdas
+from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.network import Batch
 
 _FEATURE_ROWS = 64
@@ -27,11 +28,10 @@ def compare(basis: Basis, held_out: Batch, points: int = 21) -> Comparison:
     ends = (*Basis(models).weights, *basis.weights)
     raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(models.spec.parameters, w.__getitem__)) for w in ends)
     with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=models.options.quiet) as bar:
-        naive = evaluator.path(raw_a, raw_b, lambdas(points), bar.update)
-        aligned = evaluator.path(moved_a, moved_b, lambdas(points), bar.update)
+        found = evaluator.compare((raw_a, raw_b), (moved_a, moved_b), points, bar.update)
     rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
     before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
-    return Comparison(naive, aligned, {name: (before[name], after[name]) for name in before})
+    return replace(found, features={name: (before[name], after[name]) for name in before})
 
 
 def verdict(comparison: Comparison) -> str:

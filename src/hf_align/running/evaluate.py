@@ -15,6 +15,9 @@ from hf_align.running.network import Batch, Network, batches
 
 _BATCH = 64
 
+Pair = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+"""The weights of A and of B, by name in memory."""
+
 
 @dataclass(frozen=True)
 class Path1D:
@@ -117,6 +120,16 @@ class Evaluator:
             if tick is not None:
                 tick()
         return Path1D(tuple(at), tuple(losses))
+
+    def compare(self, raw: Pair, moved: Pair, points: int, tick: Callable[[], object] | None = None) -> Comparison:
+        """Both paths between two models.
+
+        Args:
+            raw, moved: the weights of A and of B, as they are and aligned, on the device of the network.
+            points: of λ, on each path.
+        """
+        at = lambdas(points)
+        return Comparison(self.path(*raw, at, tick), self.path(*moved, at, tick))
 
     @torch.no_grad()
     def loss(self, weights: Mapping[str, Tensor]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,7 +31,7 @@ from hf_align.tracing.ways import Mode, extent
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
 from hf_align.witness.effort import COPIES, lengths
-from hf_align.witness.findings import Held
+from hf_align.witness.findings import Held, Witness
 from hf_align.witness.noise import FAR, Answers, Jittered, bound, calm, changes
 
 _DRAWS = 3
@@ -87,6 +87,12 @@ def hold(moved: Moved, device: torch.device, offload: bool | None = None) -> Hel
     """
     with tempfile.TemporaryDirectory(prefix="hf-align-") as folder:
         return _Trial(moved, device, offload, Path(folder)).held()
+
+
+def hold_all(models: Sequence[Moved], device: torch.device, offload: bool | None = None) -> Witness:
+    """As `hold`, of one model after another."""
+    kinds = {str(dtype).removeprefix("torch.") for moved in models for dtype in moved.stored.values()}
+    return Witness(tuple(hold(moved, device, offload) for moved in models), tuple(sorted(kinds)))
 
 
 class OnDisk(OnDemand):
