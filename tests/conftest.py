@@ -20,16 +20,18 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one command of a session has
 
 import once  # noqa: F401
 import pytest
+import torch
 import transformers
 from huggingface_hub import constants
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.cli import main
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.match import Match
 from hf_align.matching.weights import Progress, match_weights
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.trace import model_class
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "examples" / "models"
@@ -60,6 +62,16 @@ def tiny_vit(**changes: object) -> PretrainedConfig:
     sizes = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6, image_size=4,
                  patch_size=2, num_channels=1, num_labels=9)  # fmt: skip
     return transformers.ViTConfig(**{**sizes, "architectures": ["ViTForImageClassification"], **changes})
+
+
+def built(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """A live model whose weights all say something."""
+    torch.manual_seed(seed)
+    model: PreTrainedModel = model_class(config).__self__(config)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+    return model.eval()
 
 
 def run(*arguments: object) -> int:

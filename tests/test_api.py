@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import DATA, MODELS, run, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import DATA, MODELS, built, run, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_align
 from hf_align import arguments
@@ -22,19 +22,8 @@ from hf_align import choices as choice
 from hf_align.api.given import take
 from hf_align.options import Options
 from hf_align.running.data import with_labels
-from hf_align.tracing.trace import model_class
 
 Model = PreTrainedModel
-
-
-def built(config: PretrainedConfig, seed: int) -> Model:
-    """A live model whose weights all say something."""
-    torch.manual_seed(seed)
-    model = model_class(config).__self__(config)  # type: ignore[attr-defined]
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.2 * torch.randn(weight.shape))
-    return model.eval()
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ SAYS = {
     "three_models.sh": r"aligned, the mean of 3 models has loss 3\.\d+",
     "python_api.py": r"alignment lowers the barrier from 2\.\d+ to 1\.\d+",
     "live_models.py": r"changed by \de-0[567]\nbarrier 1\.8\d as they are, 0\.4\d aligned",
+    "federated.py": r"as they are: [45]\.\d+\naligned: 3\.\d+\none client: 2\.\d+",
     "new_architecture.py": r"distance of the weights \S+ -> \d\.?\d*e-\d\d",
     "data_free.sh": r"is written",
     "mergekit_recipe.sh": r"merged by mergekit",
@@ -40,6 +41,7 @@ def test_the_table_has_them_all() -> None:
     assert sorted(re.findall(r"^\| `(.+?)` \|", table, re.M)) == EXAMPLES == sorted(SAYS)
 
 
+IN_MEMORY = ("live_models.py", "federated.py")
 SLOW = set(SAYS) - {"new_architecture.py"}
 
 
@@ -54,7 +56,7 @@ def test_an_example_runs(name: str, environment: dict[str, str], tmp_path: Path)
         done = forked(script, f"examples/{name}", tmp_path / "out", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert re.search(SAYS[name], done.stdout), done.stdout
-    assert name == "live_models.py" or list((tmp_path / "out").rglob("model.safetensors"))
+    assert name in IN_MEMORY or list((tmp_path / "out").rglob("model.safetensors"))
 
 
 def test_hf_finds_the_command(environment: dict[str, str], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hf_align.api.align import align
     from hf_align.api.alignment import Alignment
+    from hf_align.api.callback import BarrierCallback
     from hf_align.api.evaluate import evaluate
     from hf_align.api.merge import interpolate, merge
     from hf_align.api.symmetries import Symmetries, certify, randomize, symmetries
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alignment",
+    "BarrierCallback",
     "CheckpointError",
     "HfAlignError",
     "IncompatibleModels",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "align": "api.align",
     "Alignment": "api.alignment",
+    "BarrierCallback": "api.callback",
     "evaluate": "api.evaluate",
     "interpolate": "api.merge",
     "merge": "api.merge",

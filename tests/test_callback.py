@@ -1,0 +1,57 @@
+"""The barrier to a reference, logged by a real Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import built, tiny_gpt2, tiny_llama
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+import hf_align
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Sequences in which each token follows from the one before."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        tokens = (torch.arange(8) * 3 + at) % 11
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer_of(model: torch.nn.Module, folder: Path) -> Trainer:
+    arguments = TrainingArguments(str(folder), max_steps=30, eval_steps=15, eval_strategy="steps", learning_rate=0.02,
+                                  report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no")  # fmt: skip
+    return Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Rows())
+
+
+def test_the_barrier_is_logged_while_training(tmp_path: Path) -> None:
+    reference, model = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    trainer_of(reference, tmp_path).train()
+    held_out = {"input_ids": torch.stack([row["input_ids"] for row in (Rows()[i] for i in range(8))])}
+    trainer = trainer_of(model, tmp_path)
+    trainer.add_callback(hf_align.BarrierCallback(trainer, reference, held_out, points=3))
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "barrier" in entry]
+    assert [entry["step"] for entry in logged] == [15, 30]
+    last = hf_align.evaluate(reference, model, held_out, points=3)
+    assert logged[-1]["barrier"] == pytest.approx(last.naive.barrier, abs=1e-5)
+    assert logged[-1]["barrier_aligned"] == pytest.approx(last.aligned.barrier, abs=1e-5)
+    assert logged[0]["barrier"] != logged[1]["barrier"] != logged[1]["barrier_aligned"]
+
+
+def test_a_model_that_does_not_merge_ends_training_in_one_line(tmp_path: Path) -> None:
+    trainer = trainer_of(built(tiny_llama(), 1), tmp_path)
+    trainer.add_callback(
+        hf_align.BarrierCallback(trainer, built(tiny_gpt2(), 0), {"input_ids": torch.ones(2, 8).long()})
+    )
+    with pytest.raises(hf_align.IncompatibleModels, match="they do not merge"):
+        trainer.train()
+    with pytest.raises(ValueError, match="match is 'weights'"):
+        hf_align.BarrierCallback(trainer, built(tiny_llama(), 0), {}, match="weights")
