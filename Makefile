@@ -44,7 +44,7 @@ coverage: .venv/coverage  ## the table of all architectures; goes on where it wa
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots,mergekit,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,plots,mergekit,docs,tasks]'
 	touch $@
 
 # Beside the environment and not in it: torchvision's wheels are built for another torch, and break what finds them.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hf_align.api.evaluate import evaluate
     from hf_align.api.merge import interpolate, merge
     from hf_align.api.symmetries import Symmetries, certify, randomize, symmetries
+    from hf_align.api.tasks import score
     from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels, OutputError
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "interpolate",
     "merge",
     "randomize",
+    "score",
     "symmetries",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = {
     "certify": "api.symmetries",
     "randomize": "api.symmetries",
     "symmetries": "api.symmetries",
+    "score": "api.tasks",
     "CheckpointError": "errors",
     "HfAlignError": "errors",
     "IncompatibleModels": "errors",

@@ -1,0 +1,88 @@
+"""What models score on the tasks of the LM Evaluation Harness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_align.api.given import Model, take
+from hf_align.devices import Devices
+
+Scores = dict[str, dict[str, float]]
+"""Task -> metric -> value, as the harness names them."""
+
+
+def score(
+    models: Mapping[str, Model],
+    tasks: Sequence[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    include_path: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+) -> dict[str, Scores]:
+    """Run `lm_eval.simple_evaluate` on each of some models, one after another (Gao et al., zenodo.12608602).
+
+    Args:
+        models: by the name that the result has for them: live models, folders or Hub ids.
+        tasks: names of tasks or groups of tasks.
+        tokenizer: of all models; by default each has that of the folder or repository it was loaded from.
+        num_fewshot: examples in the prompt; the task's own number by default.
+        limit: examples of each task; all by default.
+        include_path: a folder of tasks of your own.
+        device: where models run; an accelerator if there is one.
+
+    Returns:
+        By model, what each task's metrics are, standard errors among them.
+
+    Raises:
+        ImportError: the harness is not installed (`pip install 'hf-align[tasks]'`).
+        ValueError: there is no such task, or no tokenizer.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ImportError("tasks need the LM Evaluation Harness: pip install 'hf-align[tasks]'") from error
+    manager = TaskManager(include_path=None if include_path is None else os.fspath(include_path))
+    if unknown := [task for task in tasks if task not in manager.all_tasks]:
+        raise ValueError(f"there is no task {unknown[0]}; `lm_eval ls tasks` lists those that there are")
+    running = str(Devices.choose(device).running)
+    found = {}
+    for name, model in models.items():
+        live = take(model, called=name).model
+        if not isinstance(live, PreTrainedModel):
+            raise ValueError(f"{name} is a state dict; tasks run live models, folders and Hub ids")
+        words = tokenizer or _tokenizer_of(name, live)
+        harness = HFLM(pretrained=live, tokenizer=words, device=running, batch_size=batch_size,
+                       prefix_token_id=_first_token(name, live, words))  # fmt: skip
+        results = simple_evaluate(harness, tasks=list(tasks), num_fewshot=num_fewshot, limit=limit,
+                                  task_manager=manager, log_samples=False, bootstrap_iters=0)  # fmt: skip
+        found[name] = {task: _numbers(metrics) for task, metrics in (results or {})["results"].items()}
+    return found
+
+
+def _tokenizer_of(name: str, model: PreTrainedModel) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(model.config._name_or_path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer is known of {name}: give tokenizer= beside it") from error
+
+
+def _first_token(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """What stands before a text that has no context."""
+    known = (tokenizer.bos_token_id, tokenizer.eos_token_id, getattr(model.config, "bos_token_id", None))
+    for token in known:
+        if isinstance(token, int):
+            return token
+    raise ValueError(f"the tokenizer of {name} has no token that a text begins with")
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
