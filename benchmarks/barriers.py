@@ -106,7 +106,7 @@ _FINDINGS = (
     "against 2.5547, the midpoint 2.7269 as in float32.",
     "**Path.** Mixing weights from (0.4, 0.6), the default, serve the middle. On a short text and on few images, 400 "
     "steps of 32 bend the path instead: BERT 0.991 and the ViT 0.137, after 0.831 and 0.096 with 150 steps of 16. On "
-    "the whole path (`--mixing uniform`) the ViT has no barrier left, BERT 0.894.",
+    "the whole path (`--lambda-sampling uniform`) the ViT has no barrier left, BERT 0.894.",
     "**Text.** What the models write serves better than a text: 0.209 without one against 0.225 with the text alone "
     "for GPT-2, 0.414 against 0.462 for Llama. So where there is a text they write beside it: 0.207 and 0.412. "
     "(Those rows are of one run, on a busier machine than the others: their seconds compare with each other.)",
@@ -177,7 +177,10 @@ STRATEGIES = {
         Search("learned", LONG), training=True, seeds=(0, 1), families=("bert", "vit")
     ),
     "learned, 400 steps of 32, whole path, data": Strategy(
-        Search("learned", replace(LONG, mixing="uniform")), training=True, seeds=(0, 1), families=("bert", "vit")
+        Search("learned", replace(LONG, lambda_sampling="uniform")),
+        training=True,
+        seeds=(0, 1),
+        families=("bert", "vit"),
     ),
     "learned, 400 steps of 32, no data": Strategy(Search("learned", LONG), seeds=(0, 1), families=("gpt2", "llama")),
     "learned, 800 steps of 32, 2048 sequences, no data": Strategy(

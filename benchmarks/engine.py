@@ -272,7 +272,7 @@ def move(model: list[Path], folder: Path) -> None:
     spec, rng = pair.spec, torch.Generator().manual_seed(0)
     elements = {n: s.group.random(spec.index_shape(n), rng) for n, s in spec.spaces.items() if s.group}
     weights = AlignedWeights(pair.a.weights, spec, elements)
-    options = Options(dtype=torch.bfloat16, max_shard_size="600MB")
+    options = Options(dtype="bfloat16", max_shard_size="600MB")
     draft = draft_of(pair, pair.a, options)
     with claimed(folder, {}) as claim:
         draft.write(claim, entries_of(pair, pair.a, options, weights.__getitem__, silent), silent, quiet=True)

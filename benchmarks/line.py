@@ -51,8 +51,8 @@ READS_UNITS = ("mlp.c_proj.weight", "mlp.down_proj.weight")
 TWO = tuple(BESIDE)[1:]
 MEANS = ("circuits", "fisher", "regmean")
 SEQUENCES = 512
-SCHEDULE = Schedule(steps=400, rows=32, mixing="middle")
-TRAINED = Schedule(steps=100, rows=32, mixing="middle")
+SCHEDULE = Schedule(steps=400, rows=32, lambda_sampling="midpoint")
+TRAINED = Schedule(steps=100, rows=32, lambda_sampling="midpoint")
 RATE = 1e-3
 FAMILIES = ("gpt2", "llama")
 

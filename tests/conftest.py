@@ -26,7 +26,7 @@ from huggingface_hub import constants
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.cli import main
+from hf_align.cli.app import main
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.match import Match
 from hf_align.matching.weights import Progress, match_weights

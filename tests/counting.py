@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import distributed
 
-from hf_align import cli
+from hf_align.cli.app import main as hf_align
 from hf_align.matching import anchors, balanced, cross, weights
 
 COUNTED = {
@@ -39,7 +39,7 @@ def main() -> None:
     rank = os.environ.get("RANK", "0")
     atexit.register(lambda: Path(f"{rank}.end").write_text(str(distributed.is_initialized())))
     try:
-        cli.main()
+        hf_align()
     finally:
         Path(f"{rank}.json").write_text(json.dumps(done))
 

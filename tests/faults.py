@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from huggingface_hub.utils import get_session
 
-from hf_align import cli
+from hf_align import console
+from hf_align.cli.app import main as hf_align
 from hf_align.jobs import aligned, merge  # noqa: F401  (loaded before forks)
 from hf_align.symmetry.overrides import symmetries
 from hf_align.tracing.trace import read_config
@@ -64,7 +65,7 @@ def run(arguments: list[str], out: Path, *, kill_at: int | None = None, most: in
     torch.set_num_threads(1)
     for name in CHANGES:
         setattr(os, name, counted(getattr(os, name), counter, kill_at))
-    cli.emit = counted(cli.emit, counter, kill_at)
+    console.emit = counted(console.emit, counter, kill_at)
     client: Any = type(get_session())
     client.send = requested(client.send, counter, kill_at)
     if most is not None:
@@ -72,7 +73,7 @@ def run(arguments: list[str], out: Path, *, kill_at: int | None = None, most: in
     command = [str(out) if a == "OUT" else a for a in arguments]
     sys.argv = ["hf-align", *command, *([] if "OUT" in arguments else ["-o", str(out)]), "--quiet"]
     try:
-        cli.main()
+        hf_align()
         status = 0
     except SystemExit as stop:
         status = int(stop.code or 0)

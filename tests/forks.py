@@ -57,7 +57,7 @@ def forked(
 
 def hf_align(*arguments: object) -> None:
     """A target: the command line."""
-    from hf_align.cli import main
+    from hf_align.cli.app import main
 
     sys.argv = ["hf-align", *map(str, arguments)]
     main()

@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_align
-from hf_align import arguments
 from hf_align import choices as choice
 from hf_align.api.given import take
+from hf_align.matching.schedule import LAMBDA
+from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS
 from hf_align.options import Options
 from hf_align.running.data import with_labels
 
@@ -236,11 +237,9 @@ def test_options_of_the_pipeline_are_checked(option: dict[str, Any]) -> None:
         Options(**option)
 
 
-def test_the_command_has_the_same_choices() -> None:
-    for enum, choices in ((arguments.Residual, choice.AnyResidual), (arguments.Heads, choice.AnyHeads)):
-        assert [e.value for e in enum] == list(get_args(choices))
-    assert [m.value for m in arguments.Matching] == [*get_args(choice.Match), "none"]
-    assert set(get_args(choice.Method)) <= {m.value for m in arguments.Method}
+def test_the_choices_are_those_that_there_are() -> None:
+    assert {*FROM_WEIGHTS, *FROM_SAMPLES, CURVE} == set(get_args(choice.OwnMethod))
+    assert set(LAMBDA) == set(get_args(choice.LambdaSampling))
 
 
 def test_models_that_do_not_belong_together() -> None:

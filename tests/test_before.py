@@ -111,9 +111,9 @@ def test_examples_without_anything_to_predict(
 # Options --------------------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, tuple[Arguments, str]] = {
-    "a baseline": (["--residual", "separate"], "--baseline"),
+    "a baseline": (["--residual", "separate"], "--allow-inexact"),
     "features": (["--residual", "first"], "needs --match activation"),
-    "no such space": (["--only", "nothing"], "no space is called nothing"),
+    "no such space": (["--spaces", "nothing"], "no space is called nothing"),
     "no such device": (["--device", "cuda:77"], "--device cuda:77 is not there"),
     "shards": (["--max-shard-size", "much"], "no shard size"),
     "shards of a plain merge": (["--max-shard-size", "much", "--match", "none"], "no shard size"),

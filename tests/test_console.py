@@ -9,20 +9,28 @@ import re
 import subprocess
 import sys
 import termios
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any, get_args
 
 import pytest
 from conftest import MODELS, run
 from forks import forked, hf_align
 from typer.main import get_command
 
-from hf_align.cli import app
+from hf_align.choices import AnyHeads, AnyMethod, AnyResidual
+from hf_align.cli import words
+from hf_align.cli.app import app
 
 LLAMA = MODELS / "llama"
 COMMAND = [sys.executable, "-m", "hf_align"]
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def parameters(command: str) -> list[Any]:
+    return list(get_command(app).commands[command].params)  # type: ignore[attr-defined]
 
 
 def on_a_terminal(out: Path, *arguments: object) -> str:
@@ -75,7 +83,7 @@ def test_no_bars_if_the_environment_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_json_and_quiet(command: str) -> None:
-    options = {name for option in get_command(app).commands[command].params for name in option.opts}  # type: ignore
+    options = {name for option in parameters(command) for name in option.opts}
     assert {"--json", "--quiet"} <= options
 
 
@@ -93,11 +101,99 @@ def test_tables_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert lines and max(map(len, lines)) <= 80, max(lines, key=len)
 
 
-def test_help_does_not_wait_for_libraries() -> None:
+def without_libraries(arguments: list[str], env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """A command that must end before anything large is loaded: its status, and what it said."""
+    code = f"""
+        import atexit, sys
+        sys.argv = ["hf-align", *{arguments!r}]
+        slow = {{"torch", "transformers", "numpy", "scipy", "huggingface_hub", "accelerate"}}
+        atexit.register(lambda: print("loaded:", *sorted(slow & sys.modules.keys())))
+        from hf_align.cli.app import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True,
+                          env={**os.environ, **(env or {})})  # fmt: skip
+    said, _, loaded = done.stdout.rpartition("loaded:")
+    assert loaded.split() == []
+    return done.returncode, said, done.stderr
+
+
+HELP = [["--help"], ["-h"], [], ["merge", "--help"], ["certify", "-h"], ["--version"], ["--show-completion", "bash"]]
+
+
+@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
+def test_help_does_not_wait_for_libraries(arguments: list[str]) -> None:
     """A shell that completes runs the program at every key."""
-    code = "import sys; import hf_align.cli; print(*sorted({'transformers', 'scipy.optimize'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == []
+    env = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    status, said, errors = without_libraries(arguments, env)
+    assert status == 0 and said and not errors
+
+
+REFUSED = {
+    "merge a": "Missing argument 'B'",
+    "merge a b --match wieght": "'wieght' is not one of 'weight', 'activation', 'learned', 'none'",
+    "merge a b --nope": "No such option: --nope",
+    "mrege a b": "Did you mean 'merge'",
+    "merge a b --weight 2": "less than or equal to 1",
+    "merge a b --points 2": "greater than or equal to 3",
+    "merge a b --max-shard-size much": "no shard size",
+    "merge a b --residual separate": "changes B's function",
+    "merge a b --residual first": "needs --match activation",
+    "merge a b --steps 3": "--steps is of a descent",
+    "merge a b --base c": "--base and --parameter are for methods of mergekit",
+    "merge a b c --method ties": "merges two models here",
+    "merge a b c --weight 0.3": "more have equal shares",
+    "merge a b c --dry-run": "--dry-run is of two models",
+    "merge a b --private": "need --push",
+    "merge a+b c --revision main": "a@REVISION+b",
+    "align a b -o c --match none": "leaves B as it is",
+    "evaluate a b": "Missing option '--data'",
+    "certify a --layers 0": "greater than or equal to 1",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_options_are_refused_in_one_line_and_at_once(typed: str) -> None:
+    status, said, errors = without_libraries(typed.split())
+    assert status == 2 and not said
+    (line,) = errors.splitlines()
+    assert line.startswith("hf-align: ") and REFUSED[typed] in line
+
+
+def test_old_names_hold_for_one_version_and_say_so() -> None:
+    said: list[str] = []
+    typed = ["--only", "x", "--mixing", "narrow", "--mixing=middle", "--no-untie", "--baseline"]
+    assert words.current_names(typed, said.append) == [
+        "--spaces", "x", "--lambda-sampling", "near-midpoint", "--lambda-sampling=midpoint", "--tie-word-embeddings",
+        "--allow-inexact",
+    ]  # fmt: skip
+    assert len(said) == 5 and all("is called" in line for line in said)
+    there = {name for option in parameters("merge") for name in (*option.opts, *option.secondary_opts)}
+    assert set(words.RENAMED.values()) <= there and not set(words.RENAMED) & there
+
+
+def test_the_card_tells_no_token_and_no_folder(tmp_path: Path) -> None:
+    typed = ["merge", str(tmp_path), "org/b", "--token", "hf_x", f"-o{tmp_path}/out", "--token=hf_y", "-q"]
+    told = words.told(typed, parameters("merge"), frozenset({"output"}))
+    assert told == f"hf-align merge {tmp_path.name} org/b -o out -q"
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_in_panels(
+    command: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(command, "--help") == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= columns
+    shown = parameters(command)
+    assert all(option in page for p in shown if p.param_type_name == "option" for option in p.opts)
+    assert all(p.help for p in shown) and "\nGeneral\n" in page and f"\n  hf-align {command} " in page
+    if columns == 80:
+        assert max(len(panel.splitlines()) for panel in page.split("\n\n")) <= 24, "a panel fits a screen"
+    if command == "merge":
+        assert {*get_args(AnyMethod), *get_args(AnyResidual), *get_args(AnyHeads)} <= set(re.findall(r"[\w-]+", page))
 
 
 @pytest.mark.parametrize("shell", ["bash", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zsh", "fish"))])
@@ -108,6 +204,5 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
     name = "_HF_ALIGN_COMPLETE"
     asked = {"COMP_WORDS": "hf-align mer", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "hf-align mer",
              "_TYPER_COMPLETE_FISH_ACTION": "get-args", name: f"complete_{shell}"}  # fmt: skip
-    code = "import sys; sys.argv = ['hf-align']; from hf_align.cli import app; app(prog_name='hf-align')"
-    found = subprocess.run([sys.executable, "-c", code], env={**env, **asked}, capture_output=True, text=True).stdout
+    _, found, _ = without_libraries([], {**env, **asked})
     assert "merge" in found and "mergekit" in found and "certify" not in found

@@ -141,7 +141,7 @@ def test_barriers(family: str, first: int, second: int, tmp_path: Path) -> None:
     held_out = tmp_path / "data.safetensors"
     save_file({k: t if family == "vit" else t[:128].contiguous() for k, t in load_file(full).items()}, held_out)
     a, b = (str(MODELS / family / str(s)) for s in (first, second))
-    comparison = pipeline.evaluate(a, b, held_out, Options(), points=11)
+    comparison = pipeline.evaluate(a, b, held_out, Options(points=11))
     assert comparison.aligned.barrier <= LIMITS[family, first, second] < comparison.naive.barrier
     for naive, aligned in zip((0, -1), (0, -1), strict=True):
         assert comparison.aligned.losses[aligned] == pytest.approx(comparison.naive.losses[naive], abs=1e-4)
@@ -150,16 +150,16 @@ def test_barriers(family: str, first: int, second: int, tmp_path: Path) -> None:
 
 def test_no_gain_is_said(tmp_path: Path) -> None:
     a, b = (str(MODELS / "vit" / str(s)) for s in (0, 1))
-    options = Options(residual="identity")
-    comparison = pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options, points=5)
+    options = Options(residual="identity", points=5)
+    comparison = pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options)
     assert not comparison.helps
     assert "does NOT help" in verdict(comparison)
 
 
 def test_permutations_start_from_the_rotation_that_they_replace() -> None:
     a, b = (str(MODELS / "vit" / str(s)) for s in (0, 1))
-    options = Options(residual="permutation")
-    assert pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options, points=5).helps  # from tables it does not
+    options = Options(residual="permutation", points=5)
+    assert pipeline.evaluate(a, b, DATA / "eval_digits.safetensors", options).helps  # from tables it does not
 
 
 def test_lowering_the_residual_leaves_the_rest(pairs: dict[str, Pair]) -> None:

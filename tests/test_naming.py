@@ -195,7 +195,7 @@ def test_a_tied_weight_that_is_stored_twice(tmp_path: Path) -> None:
     for seed in (0, 1):
         saved(CONFIGS["tied llama"], tmp_path / str(seed), seed)
         store_twice(tmp_path / str(seed), "model.embed_tokens.weight", "lm_head.weight")
-    merge(tmp_path, "--no-untie")
+    merge(tmp_path, "--tie-word-embeddings")
     file = load_file(tmp_path / "out" / "model.safetensors")
     assert file.keys() == load_file(tmp_path / "0" / "model.safetensors").keys()
     assert torch.equal(file["lm_head.weight"], file["model.embed_tokens.weight"])
@@ -207,14 +207,14 @@ def test_a_tied_weight_stored_twice_with_two_values_is_refused(
     for seed in (0, 1):
         saved(CONFIGS["tied llama"], tmp_path / str(seed), seed)
     store_twice(tmp_path / "1", "model.embed_tokens.weight", "lm_head.weight", 1.0)
-    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--no-untie") == 2
+    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--tie-word-embeddings") == 2
     assert "and they differ" in capsys.readouterr().err
 
 
 def test_an_untied_head_is_written_beside_the_layout_of_the_checkpoint(tmp_path: Path) -> None:
     for seed in (0, 1):
         saved(tiny_mixtral(tie_word_embeddings=True), tmp_path / str(seed), seed)
-    merge(tmp_path, "--untie")
+    merge(tmp_path, "--untie-word-embeddings")
     before = load_file(tmp_path / "0" / "model.safetensors").keys()
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == {*before, "lm_head.weight"}
 

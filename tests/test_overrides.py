@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config
 from typer.testing import CliRunner
 
-from hf_align.cli import app
+from hf_align.cli.app import app
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import certify

@@ -231,7 +231,7 @@ def test_a_tied_head_beside_one_that_is_not(tied: int, tmp_path: Path, capsys: p
         assert run("merge", a, b, "-o", tmp_path / f"{weight}", "--weight", weight, "--quiet") == 0
         require_same_logits(end, tmp_path / f"{weight}")
     capsys.readouterr()
-    assert run("align", a, b, "-o", tmp_path / "no", "--no-untie") == 2
+    assert run("align", a, b, "-o", tmp_path / "no", "--tie-word-embeddings") == 2
     assert f"tie_word_embeddings is true in {(a, b)[tied]} alone" in capsys.readouterr().err
 
 
@@ -246,7 +246,7 @@ def test_what_reads_itself_tied_again_is_not_untied(tmp_path: Path, capsys: pyte
     with torch.no_grad():
         before, after = (m.eval()(input_ids=ids, decoder_input_ids=ids).logits for m in models)
     assert float((after - before).abs().max()) < 1e-4 * float(before.abs().max())
-    assert run("align", a, b, "-o", tmp_path / "no", "--untie") == 2
+    assert run("align", a, b, "-o", tmp_path / "no", "--untie-word-embeddings") == 2
     assert "a head that is not tied" in capsys.readouterr().err
 
 

@@ -47,7 +47,7 @@ def test_mixes_in_float32_and_rounds_once(tmp_path: Path) -> None:
     refs = model(tmp_path / "a", a), model(tmp_path / "b", b)
     for dtype in (None, *FLOATS):
         out = tmp_path / str(dtype)
-        assert plain.merge(*refs, out, asked(dtype=dtype)) is not None
+        assert plain.merge(*refs, out, asked(dtype=dtype and str(dtype).removeprefix("torch."))) is not None
         found = load_file(out / SINGLE)
         for name in a:
             wide = torch.float64 if torch.float64 in (a[name].dtype, b[name].dtype) else torch.float32
@@ -89,7 +89,7 @@ def test_no_modelling_code_is_loaded(tmp_path: Path) -> None:
         import sys
         sys.argv = ["hf-align", "merge", {str(LLAMA / "0")!r}, {str(LLAMA / "1")!r}, "-o", {str(tmp_path / "out")!r},
                     "--match", "none", "--quiet"]
-        from hf_align.cli import main
+        from hf_align.cli.app import main
         try:
             main()
         finally:
@@ -115,7 +115,7 @@ def test_one_bad_entry_is_named(side: int, bad: float, weight: float, tmp_path: 
 def test_what_a_dtype_cannot_hold_is_named(tmp_path: Path) -> None:
     refs = [model(tmp_path / n, {"w": torch.full((5,), 1e6)}) for n in "ab"]
     with pytest.raises(CheckpointError, match=r"w has entries that torch.float16 cannot hold"):
-        plain.merge(*refs, tmp_path / "out", asked(dtype=torch.float16))
+        plain.merge(*refs, tmp_path / "out", asked(dtype="float16"))
     common = ("merge", *refs, "-o", tmp_path / "out", "--quiet", "--match", "none")
     assert run(*common, "--dtype", "float16") == 2 and run(*common, "--dtype", "bfloat16") == 0
 
@@ -148,7 +148,7 @@ def test_checkpoints_of_other_layouts_are_left_to_the_modelling_code(tmp_path: P
 MEASURED = """
 import sys
 from pathlib import Path
-from hf_align.cli import main
+from hf_align.cli.app import main
 try:
     main()
 finally:

@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_derived_again(content: bytes, derived: list[Pret
 
 
 def test_nothing_but_dataclasses_of_the_package_is_made() -> None:
-    for name in ("os:system", "subprocess:Popen", "hf_align.cli:main", "hf_align_of_others:Spec"):
+    for name in ("os:system", "subprocess:Popen", "hf_align.cli.app:main", "hf_align_of_others:Spec"):
         with pytest.raises(ValueError):
             from_plain({"class": name, "fields": {}})
 

@@ -1,11 +1,15 @@
-"""The choices that a caller has, as types and as values that are checked where they enter."""
+"""The choices that a caller has, on the command line and in Python: one type for each, checked where values enter."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+from hf_align.errors import OptionError
+
 Match = Literal["weight", "activation", "learned"]
 """How a model is matched: by its weights, by what both models compute on the same inputs, or by gradient descent."""
+AnyMatch = Literal[Match, "none"]
+"""With leaving models as they are."""
 Residual = Literal["orthogonal", "permutation", "identity"]
 """The group that is searched for the residual stream."""
 AnyResidual = Literal[Residual, "first", "last", "all", "separate"]
@@ -16,6 +20,22 @@ AnyHeads = Literal[Heads, "ignore-heads"]
 """With the one that changes B's function."""
 Method = Literal["linear", "slerp", "circuits", "fisher", "regmean"]
 """How live models in one basis are merged."""
+OwnMethod = Literal[Method, "curve", "transport", "transport-activations", "semi-permutation"]
+"""How models on disk are merged by what is here."""
+MergekitMethod = Literal[
+    "ties", "dare_ties", "dare_linear", "della", "della_linear", "task_arithmetic", "breadcrumbs", "breadcrumbs_ties",
+    "sce", "model_stock", "karcher", "multislerp", "nuslerp", "nearswap", "arcee_fusion", "ram", "ramplus_tl",
+]  # fmt: skip
+"""How they are merged by mergekit."""
+AnyMethod = Literal[OwnMethod, MergekitMethod]
+LambdaSampling = Literal["near-midpoint", "midpoint", "uniform"]
+"""Where between two models a descent takes the loss: λ in (0.4, 0.6), 0.5, or in (0, 1)."""
+BY_SITE = frozenset(("first", "last", "all", "separate"))
+"""Choices of features for the residual stream, which need features to match by."""
+BASELINES = frozenset(("separate", "ignore-heads"))
+"""Choices that change B's function."""
+Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+"""What a result is stored in."""
 
 
 def checked(name: str, value: Any, choices: Any) -> Any:
@@ -26,9 +46,9 @@ def checked(name: str, value: Any, choices: Any) -> Any:
         choices: a `Literal` type, or a collection of strings.
 
     Raises:
-        ValueError: it is none; the message lists them.
+        OptionError: it is none; the message lists them.
     """
     allowed = get_args(choices) or tuple(choices)
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+        raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
     return value

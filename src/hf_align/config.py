@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hf_align.choices import Match
 from hf_align.errors import HfAlignError
 from hf_align.plain_yaml import read_yaml
 
@@ -21,7 +22,7 @@ class Align(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reference: str | None = None
-    match: Literal["weight", "activation", "learned"] = "weight"
+    match: Match = "weight"
     data: Path | None = None
     residual: Literal["orthogonal", "permutation"] = "orthogonal"
     untie: bool | None = None

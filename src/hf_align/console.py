@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
 import textwrap
@@ -46,6 +47,7 @@ def unexpected(error: Exception) -> str:
         return "there is not enough memory for this"
     with tempfile.NamedTemporaryFile("w", prefix="hf-align-", suffix=".log", delete=False, errors="replace") as log:
         log.write("".join(traceback.format_exception(error)))
+    logging.getLogger("hf_align").debug("", exc_info=error)
     what = f"{type(error).__name__}: {first_line(error)}"[:_SHOWN]
     return one_line(f"this is a fault of hf-align ({what}); please report it with {log.name}")
 

@@ -30,6 +30,10 @@ class HfAlignError(Exception):
         return one_line(super().__str__())
 
 
+class OptionError(HfAlignError, ValueError):
+    """An option has no such value, or contradicts another one: choose otherwise."""
+
+
 class IncompatibleModels(HfAlignError):
     """The two models do not merge, or an architecture cannot be built or traced: choose other models."""
 

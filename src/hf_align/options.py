@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, get_args
 
-import torch
-
-from hf_align.choices import AnyHeads, AnyResidual, Match, checked
+from hf_align.checkpoints.sizes import bytes_in
+from hf_align.choices import BASELINES, BY_SITE, AnyHeads, AnyMatch, AnyMethod, AnyResidual, Dtype, checked
+from hf_align.errors import OptionError
 from hf_align.matching.schedule import Schedule
 
+if TYPE_CHECKING:
+    import torch
+
 _NO_RESULT = ("overwrite", "drop_cache", "offload", "quiet")
-_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "strict", "trust_remote_code", "witness")
+_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "points", "strict", "trust_remote_code", "witness")
 
 
 @dataclass(frozen=True)
@@ -21,18 +24,19 @@ class Options:
     """What to do with a pair; the defaults are the command line's.
 
     Attributes:
+        match: how B is matched to A; "none" for plain averaging.
         residual: the group to search for the residual stream, "orthogonal" wherever the spec allows it, or which of
             its features to match by.
-        heads: "two-stage", "circuits", "monotonic" or "ignore-heads".
+        heads: how attention heads are paired.
         spaces: patterns of the names of spaces that may move; all without one.
         baseline: allow choices that change B's function.
-        match: "weight", "activation", "learned", or "none" for plain averaging.
         schedule: of learned matching, and of a curve.
         own: sequences that each model writes itself, where a descent or matching needs inputs and there are no labels;
             0 for the data alone.
         device: where models run; an accelerator if there is one.
         offload: whether models that are run read their weights as they need them; None where they do not fit.
         weight: of B, from 0 to 1.
+        points: mixing weights at which losses are measured.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
         witness: see that what is aligned answers as before, before it is written.
@@ -40,12 +44,12 @@ class Options:
         quiet: no progress bars.
 
     Raises:
-        ValueError: an option has no such choice.
+        OptionError: an option has no such value, or contradicts another one.
     """
 
-    match: str = "weight"
-    residual: str = "orthogonal"
-    heads: str = "two-stage"
+    match: AnyMatch = "weight"
+    residual: AnyResidual = "orthogonal"
+    heads: AnyHeads = "two-stage"
     spaces: tuple[str, ...] = ()
     baseline: bool = False
     schedule: Schedule = field(default_factory=Schedule)
@@ -53,9 +57,10 @@ class Options:
     device: str | None = None
     offload: bool | None = None
     untie: bool | None = None
-    method: str = "linear"
+    method: AnyMethod = "linear"
     weight: float = 0.5
-    dtype: torch.dtype | None = None
+    points: int = 21
+    dtype: Dtype | None = None
     max_shard_size: str = "5GB"
     alignment: Path | None = None
     specs: Path | None = None
@@ -67,11 +72,47 @@ class Options:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        checked("match", self.match, Literal[Match, "none"])
+        checked("match", self.match, AnyMatch)
         checked("residual", self.residual, AnyResidual)
         checked("heads", self.heads, AnyHeads)
+        checked("method", self.method, AnyMethod)
+        checked("dtype", self.dtype, (None, *get_args(Dtype)))
         if not 0 <= self.weight <= 1:
-            raise ValueError(f"weight is {self.weight}; it must lie between 0 and 1")
+            raise OptionError(f"weight is {self.weight}; it must lie between 0 and 1")
+        if self.points < 3:
+            raise OptionError(f"points is {self.points}; the ends and one in between are needed")
+        bytes_in(self.max_shard_size)
+        if (chosen := {self.residual, self.heads} & BASELINES) and not self.baseline:
+            raise OptionError(
+                f"{chosen.pop()} changes B's function; it is there to compare with, under --allow-inexact"
+            )
+        if self.residual in BY_SITE and self.match != "activation":
+            raise OptionError(f"--residual {self.residual} chooses among features; it needs --match activation")
+
+    @property
+    def changes_function(self) -> bool:
+        """Whether B is no longer B when it is aligned."""
+        return bool({self.residual, self.heads} & BASELINES)
+
+    def require_for_many(self) -> None:
+        """Refuse what is for two models.
+
+        Raises:
+            OptionError: there is such an option.
+        """
+        if self.method != "linear":
+            raise OptionError(f"--method {self.method} merges two models; more are merged by their mean")
+        if self.weight != 0.5:
+            raise OptionError("--weight is of the second of two models; more have equal shares")
+        if self.alignment is not None:
+            raise OptionError("--alignment is of two models; more are matched anew")
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """Of the output, as torch has it."""
+        import torch  # here, for options are made before it is known whether it is needed
+
+        return None if self.dtype is None else getattr(torch, self.dtype)
 
     @property
     def result(self) -> dict[str, str]:

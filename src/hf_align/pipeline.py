@@ -65,7 +65,7 @@ def align(a: str, b: str, output: Path, options: Options, data: Path | None = No
     return run(Align.open(a, b, Asked(options, data, say)), output)
 
 
-def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say: Say = silent) -> Comparison:
+def evaluate(a: str, b: str, data: Path, options: Options, say: Say = silent) -> Comparison:
     """Losses along the line between A and B, as they are and aligned.
 
     Raises:
@@ -78,4 +78,4 @@ def evaluate(a: str, b: str, data: Path, options: Options, points: int = 21, say
     models = Opened.open({"A": a, "B": b}, options, say)
     fit, held_out = examples(models.first, options, data)
     held_out = with_labels(held_out or fit or {})
-    return compare(Basis(models, models.find(fit, say)), held_out, points)
+    return compare(Basis(models, models.find(fit, say)), held_out)

@@ -90,7 +90,7 @@ class Same:
 
     def plan(self, options: Options) -> ShardPlan:
         """Which tensor goes into which file."""
-        tensors = [(n, self.a.info(n).shape, self.dtype(n, options.dtype)) for n in sorted(self.a)]
+        tensors = [(n, self.a.info(n).shape, self.dtype(n, options.torch_dtype)) for n in sorted(self.a)]
         return ShardPlan.build(tensors, options.max_shard_size)
 
     def record(self, options: Options) -> dict[str, str]:
@@ -103,9 +103,9 @@ class Same:
         """The entries of the merge."""
         mix, weight = TENSORWISE[options.method], options.weight
         if options.method not in ELEMENTWISE:
-            mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.dtype, sliced=False)
+            mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=False)
             return Source(mixing.entries)
-        mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.dtype, sliced=True)
+        mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=True)
         return Source(mixing.entries, SLICE, torch.get_num_threads())
 
 

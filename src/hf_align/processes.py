@@ -15,8 +15,6 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
-import torch
-
 from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels, OutputError
 
 T = TypeVar("T")
@@ -142,7 +140,8 @@ def current() -> Processes:
     """This process, as the launcher started it; alone without one."""
     if max(int(os.environ.get(size, "1")) for size in _SIZES) == 1:
         return Processes()
-    # Here, for a process that is alone need not wait for it to be loaded.
+    # Here, for a process that is alone need not wait for them to be loaded.
+    import torch
     from accelerate import PartialState
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

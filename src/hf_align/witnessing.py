@@ -12,7 +12,6 @@ import torch
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.devices import Devices
-from hf_align.matching.choices import BASELINES
 from hf_align.models import Model, Pair
 from hf_align.options import Options
 from hf_align.progress import waiting
@@ -41,7 +40,7 @@ def moved_model(
     if pair.untied:
         config.tie_word_embeddings = False
     wide = any(stored(model, name) == torch.float64 for name in spec.parameters)
-    written = {name: options.dtype or stored(like, name) for name in spec.parameters}
+    written = {name: options.torch_dtype or stored(like, name) for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,
                  torch.float64 if wide else torch.float32, written)  # fmt: skip
 
@@ -52,7 +51,7 @@ def witnessed(moved: Sequence[Moved], options: Options) -> dict[str, Any] | None
     Raises:
         HfAlignError: a model is no longer what it was, or cannot be run.
     """
-    if not options.witness or not moved or (options.baseline and {options.residual, options.heads} & BASELINES):
+    if not options.witness or not moved or options.changes_function:
         return None
     device = Devices.choose(options.device).running
     with waiting("asking the witness", quiet=options.quiet):

@@ -24,9 +24,9 @@ def draft_of(pair: Pair, like: Model, options: Options) -> Draft:
     """Every tensor of an architecture, in the names and layout of a model's checkpoint.
 
     Raises:
-        OutputError: the size of shards is not understood.
+        OptionError: the size of shards is not understood.
     """
-    layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.dtype)
+    layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.torch_dtype)
     plan = ShardPlan.build([(name, *layout.info(name)) for name in sorted(layout)], options.max_shard_size)
     return Draft(plan, like.folder, untied(pair))
 
@@ -44,7 +44,9 @@ def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str
     """
     if unused := like.names.unused:
         say(f"left out: {len(unused)} of {like.ref}'s tensors that its architecture does not load ({unused[0]})")
-    return whole(DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.dtype).__getitem__)
+    return whole(
+        DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.torch_dtype).__getitem__
+    )
 
 
 def record(made_with: Mapping[str, str], models: Opened, examples: Batch | None) -> dict[str, str]:

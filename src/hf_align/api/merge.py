@@ -18,7 +18,7 @@ from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Given, Kind, Model, take
-from hf_align.choices import Match, Method, checked
+from hf_align.choices import AnyMatch, Dtype, Match, Method, checked
 from hf_align.devices import Devices
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
@@ -46,7 +46,7 @@ def merge(
     push_to_hub: str | None = None,
     data: Data | None = None,
     device: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype | torch.dtype | None = None,
     overwrite: bool = False,
     config: PretrainedConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -90,7 +90,7 @@ def merge(
         alignments = _alignments(models, align, data, device, config, tokenizer, witness)
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
     of_two = shares[1] if len(shares) == 2 else 0.5
-    options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=dtype,
+    options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=_named(dtype),
                       overwrite=overwrite, witness=witness, quiet=True)  # fmt: skip
     return _to_disk(models, options, Path(output_dir), data, push_to_hub, shares)
 
@@ -114,10 +114,15 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     return list(weights)
 
 
-def _matching(align: Align) -> str:
+def _named(dtype: Dtype | torch.dtype | None) -> Dtype | None:
+    return None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
+
+
+def _matching(align: Align) -> AnyMatch:
     if not isinstance(align, str):
         raise ValueError("alignments that were found before are for live models; give a way to match beside output_dir")
-    return str(checked("align", align, Literal[Match, "none"]))
+    match: AnyMatch = checked("align", align, AnyMatch)
+    return match
 
 
 def _alignments(models: list[Model], align: Align, data: Data | None, device: str | None,

@@ -51,36 +51,45 @@ class Symmetries:
         Raises:
             ValueError: there is no such parameter.
         """
-        if parameter not in self.spec.parameters:
+        name = self.spec.ties.get(parameter, parameter)
+        if name not in self.spec.parameters:
             raise ValueError(f"{self.config.model_type} has no parameter {parameter}")
-        return explain(self.spec, parameter)
+        return explain(self.spec, name)
 
     def as_json(self) -> dict[str, object]:
         """As `hf-align spec --json` prints them."""
         return self.spec.as_json()
 
 
-def symmetries(architecture: Architecture, *, specs: Path | None = None) -> Symmetries:
+def symmetries(architecture: Architecture, *, specs: Path | None = None, trust_remote_code: bool = False) -> Symmetries:
     """The symmetries of an architecture, in all the ways in which it can be called.
 
     Args:
         architecture: a live model, a config, a folder, a Hub id, or a model type such as "llama".
         specs: a folder of reviewed overrides.
+        trust_remote_code: run modelling code that comes with a folder or a repository.
 
     Raises:
         IncompatibleModels: it cannot be traced.
     """
-    config = _config(architecture)
+    config = _config(architecture, trust_remote_code)
     return Symmetries(config, derived(config, specs))
 
 
-def certify(architecture: Architecture | Symmetries, *, layers: int = 2, specs: Path | None = None) -> Certificate:
+def certify(
+    architecture: Architecture | Symmetries,
+    *,
+    layers: int = 2,
+    specs: Path | None = None,
+    trust_remote_code: bool = False,
+) -> Certificate:
     """Prove on a small random copy in float64 that no derived symmetry changes the function, and that none is missing.
 
     Args:
         architecture: as for `symmetries`, or what that gave.
         layers: of the copy.
         specs: a folder of reviewed overrides, which are certified too.
+        trust_remote_code: run modelling code that comes with a folder or a repository.
 
     Returns:
         With `.sound`, `.complete`, `.modes` and `.as_json()`.
@@ -88,7 +97,9 @@ def certify(architecture: Architecture | Symmetries, *, layers: int = 2, specs: 
     Raises:
         IncompatibleModels: no small copy of it runs.
     """
-    config = architecture.config if isinstance(architecture, Symmetries) else _config(architecture)
+    if isinstance(architecture, Symmetries):
+        architecture = architecture.config
+    config = _config(architecture, trust_remote_code)
     return measure(reduced(config, layers) or shrink(config, layers), review=reviewer(config.model_type, specs))
 
 
@@ -109,9 +120,9 @@ def randomize(model: Kind, *, seed: int = 0, config: PretrainedConfig | None = N
     return found
 
 
-def _config(architecture: Architecture) -> PretrainedConfig:
+def _config(architecture: Architecture, trust_remote_code: bool) -> PretrainedConfig:
     if isinstance(architecture, PretrainedConfig):
         return architecture
     if isinstance(architecture, (str, os.PathLike)):
-        return config_of(os.fspath(architecture))
+        return config_of(os.fspath(architecture), trust_remote_code=trust_remote_code)
     return take(architecture).config

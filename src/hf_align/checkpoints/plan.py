@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from hf_align.checkpoints.checkpoint import NAMES, SINGLE, bytes_of
-from hf_align.errors import OutputError
-
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+from hf_align.checkpoints.sizes import bytes_in
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ class ShardPlan:
         """Fill shards in order up to a size such as "5GB", in the file layout of `save_pretrained`.
 
         Raises:
-            OutputError: the size is not understood.
+            OptionError: the size is not understood.
         """
-        limit = _parse_size(max_shard_size)
+        limit = bytes_in(max_shard_size)
         groups: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [[]]
         filled = 0
         for name, shape, dtype in tensors:
@@ -82,12 +80,3 @@ class ShardPlan:
         """The contents of model.safetensors.index.json."""
         weight_map = {name: s.file for s in self.shards for name, _, _ in s.tensors}
         return {"metadata": {"total_size": self.nbytes}, "weight_map": dict(sorted(weight_map.items()))}
-
-
-def _parse_size(size: str) -> int:
-    number, unit = size[:-2], size[-2:].upper()
-    if unit in _UNITS and number.strip().replace(".", "", 1).isdigit():
-        return int(float(number) * _UNITS[unit])
-    if size.isdigit():
-        return int(size)
-    raise OutputError(f"{size!r} is no shard size; write 500MB or 5GB")

@@ -8,10 +8,8 @@ from typing import TypeVar
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
-from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, examples, standing_still
-from hf_align.matching.choices import BASELINES
 from hf_align.matching.match import Match
 from hf_align.outcome import Report
 from hf_align.running.network import Batch
@@ -48,8 +46,8 @@ class OpenedJob(Job[B]):
             report.notes.append(standing_still(first.spec))
         if len(matches) == 1:
             report.distance_before, report.distance_after = matches[0].before, matches[0].after
-        if options.baseline and {options.residual, options.heads} & BASELINES:
-            report.notes.append("a baseline: B's function is NOT preserved")
+        if options.changes_function:
+            report.notes.append("--allow-inexact: B's function is NOT preserved")
         return report
 
 
@@ -65,8 +63,6 @@ class Align(OpenedJob[Basis]):
             HfAlignError: any bad input.
         """
         options = asked.options
-        if options.match == "none":
-            raise HfAlignError("align needs a matching; --match none leaves B as it is")
         models = Opened.open({"A": a, "B": b}, options, asked.say)
         pair = models.first
         fit, _ = examples(pair, options, asked.data)

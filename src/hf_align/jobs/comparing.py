@@ -21,9 +21,9 @@ _FEATURE_ROWS = 64
 """Examples on which features are compared."""
 
 
-def compare(basis: Basis, held_out: Batch, points: int = 21) -> Comparison:
+def compare(basis: Basis, held_out: Batch) -> Comparison:
     """Losses along the line between two models, as they are and aligned."""
-    models, network = basis.models, basis.models.network
+    models, network, points = basis.models, basis.models.network, basis.models.options.points
     evaluator = Evaluator(network, held_out)
     ends = (*Basis(models).weights, *basis.weights)
     raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(models.spec.parameters, w.__getitem__)) for w in ends)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
-from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import ALIGNMENT, OpenedJob
 from hf_align.jobs.comparing import against_the_mean, compare, of_many, verdict
 from hf_align.jobs.job import Asked
@@ -26,7 +25,6 @@ from hf_align.merging.curve import along, learn_curve
 from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT
 from hf_align.merging.samples import Samples
 from hf_align.ondemand import Computed
-from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
@@ -76,7 +74,7 @@ class Merge(OpenedJob[Mixed]):
         options, clock = asked.options, asked.clock
         roles = ["A", "B"]
         if len(references) > 2:
-            _require_for_many(options)
+            options.require_for_many()
             roles = [f"model {number}" for number, _ in enumerate(references, start=1)]
         models = Opened.open(dict(zip(roles, references, strict=True)), options, asked.say)
         pair = models.first
@@ -173,17 +171,3 @@ def _judged(report: Report, match: Mixed, held_out: Batch) -> list[str]:
     report.comparison = comparison.as_json()
     method = match.models.options.method
     return [verdict(comparison), *([against_the_mean(match, match.mix, held_out)] if method != "linear" else [])]
-
-
-def _require_for_many(options: Options) -> None:
-    """Refuse options that are for two models.
-
-    Raises:
-        HfAlignError: there is one.
-    """
-    if options.method != "linear":
-        raise HfAlignError(f"--method {options.method} merges two models; more are merged by their mean")
-    if options.weight != 0.5:
-        raise HfAlignError("--weight is of the second of two models; more have equal shares")
-    if options.alignment is not None:
-        raise HfAlignError("--alignment is of two models; more are matched anew")

@@ -15,7 +15,7 @@ from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.choices import BASELINES, BY_SITE, as_chosen, separated
+from hf_align.matching.choices import as_chosen, separated
 from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
@@ -60,7 +60,7 @@ class Opened:
             named: the part that a model plays -> folder or Hub reference.
 
         Raises:
-            HfAlignError: as `open_models`; a choice that changes B's function, a device that is not there.
+            HfAlignError: as `open_models`; a choice that the architecture does not have, a device that is not there.
         """
         first, *others = named.values()
         pairs = tuple(open_models(first, other, options, say) for other in others or [first])
@@ -236,12 +236,8 @@ def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
     """The spec with the groups and spaces that the options choose.
 
     Raises:
-        HfAlignError: a choice that changes B's function, without `baseline`.
+        HfAlignError: a choice that this architecture does not have.
     """
-    if (chosen := {options.residual, options.heads} & BASELINES) and not options.baseline:
-        raise HfAlignError(f"{chosen.pop()} changes B's function; it is there to compare with, under --baseline")
-    if options.residual in BY_SITE and options.match != "activation":
-        raise HfAlignError(f"--residual {options.residual} chooses among features; it needs --match activation")
     spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
     return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 

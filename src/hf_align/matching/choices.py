@@ -17,10 +17,6 @@ from hf_align.matching.trees import trees
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 
-BY_SITE = frozenset(("first", "last", "all", "separate"))
-BASELINES = frozenset(("separate", "ignore-heads"))
-"""Choices that change B's function."""
-
 
 def as_chosen(spec: SymmetrySpec, residual: str, heads: str, spaces: Sequence[str]) -> SymmetrySpec:
     """The spec with all choices but "separate", which needs the order of the sites.

@@ -5,23 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Generator
+from hf_align.choices import LambdaSampling, checked
+from hf_align.errors import OptionError
 
-Draw = Callable[[Generator], float]
+if TYPE_CHECKING:
+    from torch import Generator
+
+Draw = Callable[["Generator"], float]
 
 
 def _uniform(low: float, high: float) -> Draw:
-    return lambda rng: low + (high - low) * float(torch.rand((), generator=rng))
+    def draw(rng: Generator) -> float:
+        import torch  # here, for the options of a command are read without it
+
+        return low + (high - low) * float(torch.rand((), generator=rng))
+
+    return draw
 
 
-MIXING: dict[str, Draw] = {
-    "narrow": _uniform(0.4, 0.6),
+LAMBDA: dict[LambdaSampling, Draw] = {
+    "near-midpoint": _uniform(0.4, 0.6),
+    "midpoint": lambda rng: 0.5,
     "uniform": _uniform(0.0, 1.0),
-    "middle": lambda rng: 0.5,
 }
-"""Where on the line the loss is taken: around the middle, anywhere, or at the middle alone."""
+"""Where on the line the loss is taken: around the middle, at the middle alone, or anywhere."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,11 @@ class Schedule:
         order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
         bend_rate: of curves: how far the entries of a weight go per step, for how far they are apart in A and B.
         rows: examples for each step.
-        mixing: a key of `MIXING`.
+        lambda_sampling: where on the line the loss is taken.
         checkpoint_every: steps between two states on disk.
+
+    Raises:
+        OptionError: there is no such sampling, or no step.
     """
 
     steps: int = 150
@@ -44,10 +56,15 @@ class Schedule:
     order_rate: float = 0.0
     bend_rate: float = 0.007
     rows: int = 16
-    mixing: str = "narrow"
+    lambda_sampling: LambdaSampling = "near-midpoint"
     seed: int = 0
     warmup: int = 10
     checkpoint_every: int = 50
+
+    def __post_init__(self) -> None:
+        checked("lambda_sampling", self.lambda_sampling, LambdaSampling)
+        if self.steps < 1:
+            raise OptionError(f"steps is {self.steps}; there must be at least one")
 
     @property
     def stretching(self) -> float:
@@ -57,7 +74,7 @@ class Schedule:
 
     def draw(self, rng: Generator) -> float:
         """A mixing weight."""
-        return MIXING[self.mixing](rng)
+        return LAMBDA[self.lambda_sampling](rng)
 
     def pace(self, step: int) -> float:
         """The share of the rate at a step."""

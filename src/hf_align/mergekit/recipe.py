@@ -18,6 +18,7 @@ from hf_align.checkpoints.digests import of_data
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import match_names
 from hf_align.checkpoints.own_files import own_json
+from hf_align.choices import Dtype, checked
 from hf_align.config import Align, read_recipe
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Asked, Job, Say, run, silent
@@ -178,7 +179,9 @@ class _Recipe(Job[_Making]):
     def _loop(self, pair: Pair) -> Loop:
         """Our own, as the recipe says."""
         config, seed = parse(self.recipe), self.seed or 0
-        options = replace(self.options, dtype=dtype_of(config, "out_dtype", "dtype"))
+        dtype = dtype_of(config, "out_dtype", "dtype")
+        named = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
+        options = replace(self.options, dtype=named)
         if config.slices and whole_slice(config, pair.spec.parameters) is None:
             return stack_here(config, pair, options, seed)
         return merge_here(config, pair, options, self.asked.say, seed)

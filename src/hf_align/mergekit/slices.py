@@ -144,7 +144,7 @@ def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
             out = stack.named(name, place)
             return mixed(config, weights, sources, stack.parameters(name, place), settings.base, out, f"{seed} {out}")
 
-        return _Stacked(stack, pair, produce, options.dtype)
+        return _Stacked(stack, pair, produce, options.torch_dtype)
 
     laid_out = tensors(None)
     plan = ShardPlan.build([(name, *laid_out.info(name)) for name in sorted(laid_out)], options.max_shard_size)

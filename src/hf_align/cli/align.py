@@ -1,0 +1,57 @@
+"""`hf-align align`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_align import console
+from hf_align.cli import options as opt
+from hf_align.errors import OptionError
+from hf_align.options import Options
+
+
+def align(
+    a: opt.A,
+    b: opt.B,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="DIR", rich_help_panel=opt.OUTPUT, help="Folder for B in A's basis."),
+    ],
+    match: opt.Match = Options.match,
+    data: opt.DataToMatch = None,
+    steps: opt.Steps = None,
+    lambda_sampling: opt.LambdaSampling = None,
+    residual: opt.Residual = Options.residual,
+    heads: opt.Heads = Options.heads,
+    spaces: opt.Spaces = None,
+    baseline: opt.AllowInexact = False,
+    untie: opt.Untie = None,
+    specs: opt.Specs = None,
+    strict: opt.Strict = False,
+    overwrite: opt.Overwrite = False,
+    revision: opt.Revision = None,
+    token: opt.Token = None,
+    trust_remote_code: opt.Remote = False,
+    device: opt.Device = None,
+    offload: opt.Offload = None,
+    witness: opt.Witness = True,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Write B in A's basis, its function unchanged, and the alignment that took it there.
+
+    $ hf-align align org/a org/b -o b-in-a
+    """
+    options = opt.chosen(locals())
+    if options.match == "none":
+        raise OptionError("align needs a matching; --match none leaves B as it is")
+    a, b = (opt.at_revision(model, revision) for model in (a, b))
+    console.bars(quiet)
+    from hf_align import pipeline
+
+    report = pipeline.align(a, b, output, options, data, console.speaker(quiet)).as_json()
+    console.emit(report, as_json, console.merge_lines(report))

@@ -1,0 +1,57 @@
+"""`hf-align certify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hf_align import console
+from hf_align.cli import options as opt
+
+if TYPE_CHECKING:
+    from hf_align.symmetry.certificate.certify import Certificate
+
+
+def certify(
+    model: opt.Model,
+    layers: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=opt.GENERAL, help="Of the small copy.")
+    ] = 2,
+    specs: opt.Specs = None,
+    revision: opt.Revision = None,
+    token: opt.Token = None,
+    trust_remote_code: opt.Remote = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Prove the derived symmetries on a small copy: none changes the function, none is missing. Reads no weights.
+
+    Exit status 1 if a symmetry is unsound or missing.
+
+    $ hf-align certify llama
+    """
+    model = opt.at_revision(model, revision)
+    console.bars(quiet)
+    from hf_align.api.symmetries import certify as prove
+    from hf_align.progress import waiting
+
+    with waiting("certifying on a small copy", quiet=quiet):
+        result = prove(model, layers=layers, specs=specs, trust_remote_code=trust_remote_code)
+    console.emit(result.as_json(), as_json, _lines(result))
+    if not (result.sound and result.complete):
+        raise typer.Exit(1)
+
+
+def _lines(result: Certificate) -> list[str]:
+    whole = "complete" if result.complete else "NOT COMPLETE"
+    return [
+        f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",
+        f"{whole}: {result.found} of {result.nullity} continuous dimensions",
+        *(f"  missing {amount:g} in {name}" for name, amount in result.missing.items()),
+        *(f"  no rule for {op}" for op in result.unknown_ops),
+        *(f"  no call reads {name}, so it stands still" for name in result.unread),
+        f"in {len(result.modes)} ways to call it:",
+        *(f"  {mode}" for mode in result.modes),
+    ]

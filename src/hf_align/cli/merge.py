@@ -1,0 +1,156 @@
+"""`hf-align merge`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from hf_align import console
+from hf_align.choices import OwnMethod
+from hf_align.cli import options as opt
+from hf_align.cli import words
+from hf_align.errors import OptionError
+from hf_align.options import Options
+
+if TYPE_CHECKING:
+    from hf_align.outcome import Report
+
+
+def merge(
+    ctx: typer.Context,
+    a: opt.A,
+    b: opt.B,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="MORE", help="More models: all are merged by their mean.")
+    ] = None,
+    match: opt.Match = Options.match,
+    steps: opt.Steps = None,
+    lambda_sampling: opt.LambdaSampling = None,
+    residual: opt.Residual = Options.residual,
+    heads: opt.Heads = Options.heads,
+    spaces: opt.Spaces = None,
+    baseline: opt.AllowInexact = False,
+    untie: opt.Untie = None,
+    alignment: opt.AlignmentFile = None,
+    specs: opt.Specs = None,
+    strict: opt.Strict = False,
+    method: opt.Method = Options.method,
+    weight: opt.Weight = Options.weight,
+    base: opt.Base = None,
+    parameter: opt.Parameter = None,
+    data: opt.Data = None,
+    points: opt.Points = Options.points,
+    output: opt.Output = Path("merged"),
+    dtype: opt.Dtype = None,
+    max_shard_size: opt.MaxShardSize = Options.max_shard_size,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    push: opt.Push = None,
+    private: opt.Private = False,
+    create_pr: opt.CreatePr = False,
+    commit_message: opt.CommitMessage = None,
+    revision: opt.Revision = None,
+    token: opt.Token = None,
+    drop_cache: opt.DropCache = False,
+    trust_remote_code: opt.Remote = False,
+    device: opt.Device = None,
+    offload: opt.Offload = None,
+    witness: opt.Witness = True,
+    certify: opt.Certify = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Align B with A and merge the two into one checkpoint.
+
+    $ hf-align merge org/a org/b -o merged --data held_out.txt
+    $ hf-align merge org/a org/b --match learned --push
+
+    On several processes, with the same bytes:
+
+    $ accelerate launch --multi_gpu --num_processes 4 -m hf_align merge A B
+
+    accelerate needs --multi_gpu to start more than one process on a machine, also where there is no GPU.
+    """
+    if push is None and (private or create_pr or commit_message):
+        raise OptionError("--private, --create-pr and --commit-message need --push")
+    options = opt.chosen(locals())
+    _require_for_method(options, base, parameter, len(more or ()))
+    models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
+    if dry_run:
+        return _plan(models, output, options, as_json)
+    console.bars(quiet)
+    owner = _uploader(push, create_pr) if push is not None else ""
+    done = _merged(models, output, options, base, parameter, data, push is not None if certify is None else certify,
+                   _command(ctx))  # fmt: skip
+    report = done.as_json()
+    lines = console.merge_lines(report)
+    if push is not None:
+        from hf_align.publishing import push as upload
+
+        names = [_base(model) for model in models]
+        message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
+        name = push or upload.default_name(owner, names)
+        pushed = upload.push(output, upload.Destination(name, private, create_pr, message))
+        report["pushed"] = asdict(pushed)
+        lines.append(f"uploaded to {pushed.url}")
+    console.emit(report, as_json, lines)
+
+
+def _require_for_method(options: Options, base: str | None, parameter: list[str] | None, more: int) -> None:
+    """Refuse what does not go with a method, or with more than two models."""
+    own = options.method in get_args(OwnMethod)
+    if own and (base is not None or parameter):
+        raise OptionError(f"--base and --parameter are for methods of mergekit, not for --method {options.method}")
+    if more and not own:
+        raise OptionError(f"--method {options.method} merges two models here; hf-align mergekit takes a recipe of more")
+    if more:
+        options.require_for_many()
+
+
+def _merged(models: list[str], output: Path, options: Options, base: str | None, parameter: list[str] | None,
+            data: Path | None, certify: bool, command: str) -> Report:  # fmt: skip
+    say, (a, b, *more) = console.speaker(options.quiet), models
+    if options.method in get_args(OwnMethod):
+        from hf_align import pipeline
+
+        return pipeline.merge(a, b, output, options, data, say, more=more, certify=certify, command=command)
+    from hf_align.mergekit.pair import merge_pair, read_parameters
+
+    return merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,
+                      say=say, command=command)  # fmt: skip
+
+
+def _uploader(repository: str, create_pr: bool) -> str:
+    """Who is logged in, and may write there: asked before anything is computed."""
+    from hf_align.publishing import push as upload
+
+    return upload.user(repository, create_pr=create_pr)
+
+
+def _plan(models: list[str], output: Path, options: Options, as_json: bool) -> None:
+    if len(models) > 2:
+        raise OptionError("--dry-run is of two models; what it says of each pair of more holds for the pair")
+    from hf_align import dry_run
+
+    found = dry_run.dry_run(models[0], models[1], output, options)
+    console.emit(found.as_json(), as_json, dry_run.lines(found))
+    if not found.compatible:
+        raise typer.Exit(2)
+
+
+def _command(ctx: typer.Context) -> str:
+    """This command, for the card."""
+    kinds: dict[str, Any] = get_type_hints(merge)
+    paths = frozenset(name for name, kind in kinds.items() if Path in (kind, *get_args(kind)))
+    return words.told(words.with_values(sys.argv[1:]), ctx.command.params, paths)
+
+
+def _base(model: str) -> str:
+    """A model's name without its revision, a folder's without its path; of a model with an adapter, the adapter's."""
+    model = model if Path(model).is_dir() else model.rpartition("+")[2]
+    return Path(model).resolve().name if Path(model).is_dir() else model.removeprefix("hf://").partition("@")[0]

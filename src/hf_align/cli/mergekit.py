@@ -1,0 +1,44 @@
+"""`hf-align mergekit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_align import console
+from hf_align.cli import options as opt
+
+
+def mergekit(
+    config: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A mergekit recipe (YAML), with or without the key align.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the merged model.")],
+    random_seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Of methods that draw random numbers."),
+    ] = None,
+    overwrite: opt.Overwrite = False,
+    token: opt.Token = None,
+    trust_remote_code: opt.Remote = False,
+    witness: opt.Witness = True,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Merge as a mergekit recipe says, with all models moved into one basis first.
+
+    The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
+    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+
+    $ hf-align mergekit recipe.yml merged
+    """
+    console.bars(quiet)
+    from hf_align.mergekit.recipe import run_recipe
+
+    found = run_recipe(config, output, say=console.speaker(quiet), seed=random_seed, quiet=quiet, witness=witness,
+                       trust_remote_code=trust_remote_code, overwrite=overwrite)  # fmt: skip
+    said = console.wrapped(found["witness"]["sentence"]) if found["witness"] else []
+    console.emit({"output": str(output), **found}, as_json, [*found["notes"], *said, f"{output} is written"])

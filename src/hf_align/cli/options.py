@@ -1,0 +1,333 @@
+"""Arguments and options of the commands: each one's type, name and help, and the panel of `--help` that it stands in.
+
+Defaults are those of `Options`; choices are those of `choices.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hf_align import choices
+from hf_align.errors import OptionError
+from hf_align.matching.schedule import Schedule
+from hf_align.options import Options
+
+MATCHING, MOVING = "How models are matched", "What may move"
+MERGING, JUDGING = "How they are merged", "How the result is judged"
+OUTPUT, HUB, RUNNING, GENERAL = "Output", "Hub", "How it runs", "General"
+PANELS = (MATCHING, MOVING, MERGING, JUDGING, OUTPUT, HUB, RUNNING, GENERAL)
+"""In the order in which `--help` shows them; each fits a screen of 80 columns."""
+
+
+def _with_token(token: str | None) -> None:
+    """Everything that speaks to the Hub looks for the token there, transformers too."""
+    if token is not None:
+        os.environ["HF_TOKEN"] = token
+
+
+def _verbose(wanted: bool) -> None:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "info" if wanted else "error")  # read when it is loaded
+    logging.getLogger("transformers").setLevel(logging.INFO if wanted else logging.ERROR)
+    logging.getLogger("hf_align").setLevel(logging.DEBUG if wanted else logging.WARNING)
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A folder, org/name or org/name@revision; a LoRA adapter likewise, or MODEL+ADAPTER."
+    ),
+]
+A = Annotated[str, typer.Argument(metavar="A", help="The model whose basis is used: a folder or org/name[@revision].")]
+B = Annotated[
+    str,
+    typer.Argument(metavar="B", help="The other model, likewise. Either may be a LoRA adapter, or MODEL+ADAPTER."),
+]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What a merge has written.")]
+
+# How models are matched -----------------------------------------------------------------------------------------------
+
+Match = Annotated[
+    choices.AnyMatch,
+    typer.Option(
+        metavar="HOW",
+        rich_help_panel=MATCHING,
+        help="By their weights (seconds), by what both compute on the same inputs, or by descent on the loss of the "
+        "merged model (best, slowest; needs no data). none merges them as they are.",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=MATCHING,
+        show_default=str(Schedule.steps),
+        help="Of the descent of --match learned, and of --method curve.",
+    ),
+]
+LambdaSampling = Annotated[
+    choices.LambdaSampling | None,
+    typer.Option(
+        metavar="WHERE",
+        rich_help_panel=MATCHING,
+        show_default=Schedule.lambda_sampling,
+        help="Where between the models a descent takes the loss: λ in (0.4, 0.6), 0.5, or in (0, 1).",
+    ),
+]
+Residual = Annotated[
+    choices.AnyResidual,
+    typer.Option(
+        metavar="GROUP",
+        rich_help_panel=MATCHING,
+        help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
+        "(identity); with --match activation, permutations by its first, last or all features, or by each apart "
+        "(separate, which changes B).",
+    ),
+]
+Heads = Annotated[
+    choices.AnyHeads,
+    typer.Option(
+        metavar="HOW",
+        rich_help_panel=MATCHING,
+        help="How attention heads are paired: by the best fit of their weights, by what they compute (circuits), in "
+        "their order (monotonic), or as if there were none (ignore-heads, which changes B).",
+    ),
+]
+AlignmentFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--alignment", metavar="FILE", rich_help_panel=MATCHING, help="Use a saved alignment; nothing is matched."
+    ),
+]
+
+# What may move --------------------------------------------------------------------------------------------------------
+
+Spaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spaces",
+        metavar="PATTERN",
+        rich_help_panel=MOVING,
+        help="Move only spaces of such names (*.layers.3.*); may be given again. hf-align spec lists them.",
+    ),
+]
+AllowInexact = Annotated[
+    bool,
+    typer.Option("--allow-inexact", rich_help_panel=MOVING, help="Allow choices that change B, to compare with."),
+]
+Untie = Annotated[
+    bool | None,
+    typer.Option(
+        "--untie-word-embeddings/--tie-word-embeddings",
+        rich_help_panel=MOVING,
+        show_default="untied where that lets more of the model move",
+        help="Whether a head that shares the embedding's weights gets its own.",
+    ),
+]
+Specs = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        rich_help_panel=MOVING,
+        help="Reviewed overrides of derived symmetries, before those that ship.",
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", rich_help_panel=MOVING, help="Refuse architectures with ops that have no rule.")
+]
+
+# How they are merged --------------------------------------------------------------------------------------------------
+
+Method = Annotated[
+    choices.AnyMethod,
+    typer.Option(
+        metavar="METHOD",
+        rich_help_panel=MERGING,
+        help="linear and slerp go entry by entry; circuits averages what heads do; fisher and regmean weigh by what "
+        "the models compute; curve trains the middle (lowest loss, slowest); transport and semi-permutation mix B's "
+        "units first, which is inexact; from ties on they are mergekit's (pip install 'hf-align[mergekit]').",
+    ),
+]
+Weight = Annotated[float, typer.Option(min=0.0, max=1.0, metavar="T", rich_help_panel=MERGING, help="Share of B.")]
+Base = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", rich_help_panel=MERGING, help="What A and B started from, for ties and the like."),
+]
+Parameter = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", rich_help_panel=MERGING, help="Of a method of mergekit; may be given again."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=JUDGING,
+        help="Held-out examples (text, .jsonl, .safetensors) that the report is measured on. What runs the models "
+        "takes the first half of them.",
+    ),
+]
+DataToMatch = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=MATCHING,
+        help="Examples to match on; half of them are used.",
+    ),
+]
+HeldOut = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=JUDGING,
+        help="Held-out examples: text, .jsonl, or .safetensors of forward's arguments.",
+    ),
+]
+Points = Annotated[
+    int, typer.Option(min=3, metavar="N", rich_help_panel=JUDGING, help="λ from 0 to 1 at which losses are measured.")
+]
+
+# Output ---------------------------------------------------------------------------------------------------------------
+
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="DIR", rich_help_panel=OUTPUT, help="Folder for the result.")
+]
+Dtype = Annotated[
+    choices.Dtype | None,
+    typer.Option(metavar="DTYPE", rich_help_panel=OUTPUT, show_default="that of A", help="Of the output."),
+]
+MaxShardSize = Annotated[str, typer.Option(metavar="SIZE", rich_help_panel=OUTPUT, help="Of the largest file.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", rich_help_panel=OUTPUT, help="Replace what is in the output folder.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", rich_help_panel=OUTPUT, help="Say what would be read, written and needed; reads headers only."
+    ),
+]
+
+# Hub ------------------------------------------------------------------------------------------------------------------
+
+Push = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ORG/NAME]", rich_help_panel=HUB, help="Upload the result with its card; by default to USER/A-B-merge."
+    ),
+]
+Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Where to; it is made if it is not there.")]
+Private = Annotated[bool, typer.Option("--private", rich_help_panel=HUB, help="Make the repository private.")]
+CreatePr = Annotated[
+    bool, typer.Option("--create-pr", rich_help_panel=HUB, help="Propose the files as a pull request.")
+]
+CommitMessage = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=HUB, help="Of the upload.")]
+Revision = Annotated[
+    str | None,
+    typer.Option(metavar="REV", rich_help_panel=HUB, help="Branch, tag or commit of every model that names none."),
+]
+Branch = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="REV", rich_help_panel=HUB, help="Branch, or refs/pr/N to go on with a pull request."
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN",
+        rich_help_panel=HUB,
+        callback=_with_token,
+        show_default="HF_TOKEN, or that of hf auth login",
+        help="To read and write with.",
+    ),
+]
+DropCache = Annotated[
+    bool,
+    typer.Option("--drop-cache", rich_help_panel=HUB, help="Take shards off the disk once they have been merged."),
+]
+Remote = Annotated[
+    bool, typer.Option("--trust-remote-code", rich_help_panel=HUB, help="Run modelling code that comes with a model.")
+]
+
+# How it runs ----------------------------------------------------------------------------------------------------------
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        rich_help_panel=RUNNING,
+        show_default="an accelerator if there is one",
+        help="Where models run and weights are moved, such as cpu or cuda:1.",
+    ),
+]
+Offload = Annotated[
+    bool | None,
+    typer.Option(
+        "--offload/--no-offload",
+        rich_help_panel=RUNNING,
+        show_default="where models do not fit into memory",
+        help="Run models module by module, with weights read from their files.",
+    ),
+]
+Witness = Annotated[
+    bool,
+    typer.Option(
+        "--witness/--no-witness",
+        rich_help_panel=RUNNING,
+        show_default="--witness",
+        help="Run what is aligned before it is written, and refuse it if it does not answer as before.",
+    ),
+]
+Certify = Annotated[
+    bool | None,
+    typer.Option(
+        "--certify/--no-certify",
+        rich_help_panel=RUNNING,
+        show_default="with --push",
+        help="Prove the symmetries on a small copy first.",
+    ),
+]
+
+# General --------------------------------------------------------------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", rich_help_panel=GENERAL, help="Print the result as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=GENERAL, help="No progress on stderr.")]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", rich_help_panel=GENERAL, callback=_verbose, help="What transformers says, and tracebacks."
+    ),
+]
+
+
+def chosen(given: Mapping[str, Any]) -> Options:
+    """What was typed, by the names that `Options` and its schedule have for it.
+
+    Raises:
+        OptionError: two of the options contradict each other.
+    """
+    typed = {name: value for name, value in given.items() if value is not None}
+    own, scheduled = ({f.name: typed[f.name] for f in fields(of) if f.name in typed} for of in (Options, Schedule))
+    options = Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": Schedule(**scheduled)})
+    if scheduled and options.match != "learned" and options.method != "curve":
+        name = "--" + next(iter(scheduled)).replace("_", "-")
+        raise OptionError(f"{name} is of a descent: it needs --match learned or --method curve")
+    return options
+
+
+def at_revision(model: str, revision: str | None) -> str:
+    """A model at a revision, if it is on the Hub and names none itself.
+
+    Raises:
+        OptionError: it is a model and an adapter, which have a revision each.
+    """
+    if revision is None or Path(model).exists() or "@" in model:
+        return model
+    if "+" in model:
+        raise OptionError(f"--revision is of one repository; write {model.replace('+', '@REVISION+')}")
+    return f"{model}@{revision}"

@@ -1,0 +1,38 @@
+"""`hf-align report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_align import console
+from hf_align.cli import options as opt
+
+
+def report(
+    folder: opt.Folder,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", rich_help_panel=opt.OUTPUT, show_default="report.html in DIR",
+                     help="The page."),
+    ] = None,
+    specs: opt.Specs = None,
+    trust_remote_code: opt.Remote = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:  # fmt: skip
+    """Draw a merge on one page (HTML): losses on the way, what moved and how far, what could not move and why.
+
+    $ hf-align report merged
+    """
+    console.bars(quiet)
+    from hf_align.progress import waiting
+    from hf_align.publishing.report import write_report
+
+    page = output or folder / "report.html"
+    with waiting("drawing", quiet=quiet):
+        write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
+    console.emit({"output": str(page)}, as_json, [f"{page} is written"])
