@@ -415,7 +415,7 @@ def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "none of the recipe's models"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {refrence: x/y}", "align: refrence: Extra inputs"),
-        ("merge_method: linear\nmodels: [{model: {model: {path: x/y}}}]", "names x/y as a mapping"),
+        ("merge_method: linear\nmodels: [{model: {model: {path: x/y}, override_architecture: X}}]", "as a mapping"),
         ("merge_method: linear\nmodels: [{model: x/y}, {model: x/z}]\ndtype: float5\nalign: true", "float5 is none"),
     ],
 )

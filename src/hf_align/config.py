@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from hf_align.choices import Match
+from hf_align.choices import Heads, Match
 from hf_align.errors import HfAlignError
-from hf_align.plain_yaml import read_yaml
+from hf_align.plain_yaml import read_documents
 
 
 class Align(BaseModel):
@@ -25,29 +28,78 @@ class Align(BaseModel):
     match: Match = "weight"
     data: Path | None = None
     residual: Literal["orthogonal", "permutation"] = "orthogonal"
+    heads: Heads = "two-stage"
+    spaces: tuple[str, ...] = ()
+    steps: PositiveInt | None = None
+    seed: int | None = None
+    device: str | None = None
     untie: bool | None = None
     specs: Path | None = None
 
 
-def read_recipe(path: Path) -> tuple[dict[str, Any], Align | None]:
-    """A recipe without its key `align`, and that key; None without one. A bare `align: true` takes all defaults.
+@dataclass(frozen=True)
+class Recipe:
+    """A document of a recipe.
+
+    Attributes:
+        name: what the documents after it call the model that it makes; None for one that none of them needs.
+        body: as mergekit reads it, every model as `PATH@REVISION+ADAPTER`.
+        align: its key `align`; None without one.
+    """
+
+    name: str | None
+    body: Mapping[str, Any]
+    align: Align | None
+
+
+def read_recipes(path: Path) -> list[Recipe]:
+    """The documents of a recipe, as `mergekit-multi` reads them. A bare `align: true` takes all defaults.
 
     Raises:
         HfAlignError: there is no such file, or it is no YAML of that kind.
     """
     try:
-        recipe = read_yaml(path)
+        found = read_documents(path)
     except OSError as error:
         raise HfAlignError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(recipe, dict):
+    return [_recipe(path, document) for document in found or [None]]
+
+
+def _recipe(path: Path, document: Any) -> Recipe:
+    if not isinstance(document, dict):
         raise HfAlignError(f"{path} holds no mapping; a mergekit recipe has merge_method, models, …")
-    asked = recipe.pop("align", None)
+    name, asked = document.pop("name", None), document.pop("align", None)
+    if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
+        raise HfAlignError(f"{path}: name is {name!r}; letters, digits, dots and dashes make a folder's name")
+    body = written_out(document)
     if asked in (None, False):
-        return recipe, None
+        return Recipe(name, body, None)
     try:
-        return recipe, Align.model_validate({} if asked is True else asked)
+        return Recipe(name, body, Align.model_validate({} if asked is True else asked))
     except ValidationError as error:
         raise HfAlignError(f"{path}: align: {first_fault(error)}") from error
+
+
+def written_out(value: Any) -> Any:
+    """A recipe in which a model that is written as a mapping of path, revision and adapter is one string."""
+    if isinstance(value, list):
+        return [written_out(inner) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _reference(inner) if key in ("model", "base_model") else written_out(inner)
+            for key, inner in value.items()}  # fmt: skip
+
+
+def _reference(value: Any) -> Any:
+    """`PATH@REVISION+ADAPTER@REVISION` for `{path, revision}`, or for `{model: …, lora: …}` of two such mappings."""
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(value.get("path"), str) and value.keys() <= {"path", "revision"}:
+        return f"{value['path']}@{value['revision']}" if value.get("revision") else value["path"]
+    if "model" not in value or not value.keys() <= {"model", "lora"}:
+        return written_out(value)
+    parts = [_reference(part) for part in (value["model"], value.get("lora")) if part is not None]
+    return "+".join(parts) if all(isinstance(part, str) for part in parts) else written_out(value)
 
 
 def first_fault(error: ValidationError) -> str:

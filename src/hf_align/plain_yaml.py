@@ -14,7 +14,19 @@ _LONGEST, _DEEPEST, _LARGEST = 2**20, 50, 2**16
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file of YAML holds.
+    """What a file of YAML holds that is one document.
+
+    Raises:
+        OSError, HfAlignError: as `read_documents`; there are several.
+    """
+    found = read_documents(path)
+    if len(found) > 1:
+        raise HfAlignError(f"{path} holds {len(found)} documents; one is needed")
+    return found[0] if found else None
+
+
+def read_documents(path: Path) -> list[Any]:
+    """What a file of YAML holds, by its documents.
 
     Raises:
         OSError: it cannot be read.
@@ -27,7 +39,7 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         _require_plain(text, path)
-        return yaml.safe_load(text)
+        return list(yaml.safe_load_all(text))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise HfAlignError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except (ValueError, TypeError, OverflowError) as error:  # of a date, a number or a key that is none
@@ -40,8 +52,7 @@ def _require_plain(text: str, path: Path) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise HfAlignError(f"{path} is nested more than {_DEEPEST} levels deep")
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None and _size(root, {}) > _LARGEST:
+    if sum(_size(root, {}) for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root is not None) > _LARGEST:
         raise HfAlignError(f"{path}: its aliases stand for more than {_LARGEST} values")
 
 

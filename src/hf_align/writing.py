@@ -62,6 +62,11 @@ def record(made_with: Mapping[str, str], models: Opened, examples: Batch | None)
     return {**made_with, **models.options.result, **ran_on, **symmetries_of(models.first.spec), **inputs}
 
 
+def reported_on(held_out: Batch | None) -> dict[str, str]:
+    """The part of a record that the report depends on."""
+    return {} if held_out is None else {"the examples of the report": digest(held_out)}
+
+
 def symmetries_of(spec: SymmetrySpec) -> dict[str, str]:
     """The part of a record that reviewed overrides, and another version of a library, would change."""
     return {"the derived symmetries": sha256(json.dumps(spec.as_json()).encode()).hexdigest()}

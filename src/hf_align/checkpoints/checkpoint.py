@@ -115,6 +115,16 @@ class Checkpoint(OnDemand):
             raise CheckpointError(f"{folder} has no {file}; other formats must be converted first")
         return cls(folder, _read_header(folder / file, file, remote), remote)
 
+    @classmethod
+    def of_files(cls, files: Collection[Path]) -> Checkpoint:
+        """Shards in one folder, without an index.
+
+        Raises:
+            CheckpointError: one is truncated or damaged.
+        """
+        tensors = {n: info for file in files for n, info in _read_header(file, file.name, None).items()}
+        return cls(next(iter(files)).parent, tensors)
+
     def drop_when_read(self, names: Collection[str]) -> None:
         """From now on, take a shard off this disk as soon as those of these tensors that it holds have been read.
 

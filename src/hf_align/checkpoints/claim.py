@@ -68,6 +68,15 @@ class Claim:
         return self.work / _SCRATCH
 
     @property
+    def written(self) -> list[Path]:
+        """The shards of the result, where they are while it is not complete."""
+        return sorted(self.documents.glob("*.safetensors")) or [self.folder / name for name in sorted(self._planned)]
+
+    @property
+    def _planned(self) -> list[str]:
+        return [name for name in _sizes(_parsed(self.work / _PLAN)) if name.endswith(".safetensors")]
+
+    @property
     def resumes(self) -> bool:
         """Whether the shards in the folder are those of a run with the same record that was killed."""
         return _parsed(self.work / _PLAN).get("made_from") == self._asked

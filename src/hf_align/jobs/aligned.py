@@ -12,6 +12,7 @@ from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, examples, standing_still
 from hf_align.matching.match import Match
 from hf_align.outcome import Report
+from hf_align.publishing.provenance import FOLDER
 from hf_align.running.network import Batch
 from hf_align.witness.witness import Moved
 from hf_align.witnessing import moved_model, note, said_in
@@ -19,6 +20,14 @@ from hf_align.writing import draft_of, entries_of, record
 
 B = TypeVar("B", bound=Basis)
 ALIGNMENT = "alignment.safetensors"
+
+
+def save_matches(folder: Path, basis: Basis) -> None:
+    """Leave what took the models into one basis beside their merge."""
+    (folder / FOLDER).mkdir(exist_ok=True)
+    for number, found in enumerate(basis.matches, start=1):
+        name = ALIGNMENT if len(basis.matches) == 1 else f"alignment-{number}.safetensors"
+        found.save(folder / FOLDER / name, basis.models.spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +91,9 @@ class Align(OpenedJob[Basis]):
         pair = self.models.first
         return entries_of(pair, pair.layout(pair.b), self.options, match.weights[1].__getitem__, self.asked.say)
 
-    def document(self, folder: Path, match: Basis, report: Report) -> None:
-        match.matches[0].save(folder / ALIGNMENT, self.models.spec)
-        note(folder, report.witness)
+    def document(self, claim: Claim, match: Basis, report: Report) -> None:
+        match.matches[0].save(claim.documents / ALIGNMENT, self.models.spec)
+        note(claim.documents, report.witness)
 
     def again(self, output: Path) -> Report:
         made = Basis(self.models, [Match.load(output / ALIGNMENT, self.models.spec)])

@@ -8,14 +8,20 @@ from dataclasses import replace
 import torch
 from huggingface_hub.utils import tqdm
 from torch import Tensor
+from transformers import PretrainedConfig
 
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.naming import NamedWeights, match_names
 from hf_align.jobs.opened import Basis
 from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Mix
 from hf_align.ondemand import Computed
+from hf_align.outcome import Report
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.network import Batch
+from hf_align.running.offload import network_for
+from hf_align.tracing.trace import build_without_weights, inventory
 
 _FEATURE_ROWS = 64
 """Examples on which features are compared."""
@@ -32,6 +38,15 @@ def compare(basis: Basis, held_out: Batch) -> Comparison:
     rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
     before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
     return replace(found, features={name: (before[name], after[name]) for name in before})
+
+
+def judged(basis: Basis, held_out: Batch, report: Report) -> str:
+    """Whether alignment helped; what was measured of two models is added to the report."""
+    if len(basis.weights) > 2:
+        return of_many(basis, held_out)
+    comparison = compare(basis, held_out)
+    report.comparison = comparison.as_json()
+    return verdict(comparison)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -51,6 +66,27 @@ def against_the_mean(basis: Basis, mix: Mix, held_out: Batch) -> str:
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
     return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
+
+
+def of_result(basis: Basis, held_out: Batch, called: str, config: PretrainedConfig, written: Checkpoint) -> str:
+    """One honest sentence on a result that others have computed, beside the models and their mean in this basis.
+
+    Args:
+        called: what made the result.
+        config: of the result; slices have another depth than the models.
+        written: the result.
+    """
+    models = basis.models
+    evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
+    apart = [evaluator.loss(Computed(names, weights.__getitem__)) for weights in Basis(models).weights]
+    mean = evaluator.loss(Computed(names, Mean(basis.weights).__getitem__))
+    network = network_for(config, models.network.device)
+    architecture = build_without_weights(config)
+    known = inventory(architecture)
+    found = NamedWeights(written, match_names(architecture, written, known.ties, {}))
+    loss = Evaluator(network, held_out).loss(Computed(known.shapes, found.__getitem__))
+    return (f"{called} merges to a loss of {loss:.3f}; its models have {min(apart):.3f} to {max(apart):.3f}, "
+            f"their plain mean {mean:.3f}")  # fmt: skip
 
 
 def of_many(basis: Basis, held_out: Batch) -> str:

@@ -143,9 +143,9 @@ class Job(ABC, Generic[M]):
     def report(self, output: Path, match: M) -> Report:
         """What there is to say of the result, but for the witness and for what is measured on data."""
 
-    def document(self, folder: Path, match: M, report: Report) -> None:
+    def document(self, claim: Claim, match: M, report: Report) -> None:
         """Write all that is said of the result beside it, in the process that leads."""
-        document(folder, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
+        document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
                  **report.facts)  # fmt: skip
 
     def again(self, output: Path) -> Report:
@@ -174,7 +174,7 @@ def run(job: Job[M], output: Path) -> Report:
         report = job.report(output, match)
         report.witness = seen
         if claim.processes.leads:
-            job.document(claim.documents, match, report)
+            job.document(claim, match, report)
     report.seconds = clock.laps
     return report
 

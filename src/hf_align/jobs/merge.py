@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
-from hf_align.jobs.aligned import ALIGNMENT, OpenedJob
-from hf_align.jobs.comparing import against_the_mean, compare, of_many, verdict
+from hf_align.jobs.aligned import OpenedJob, save_matches
+from hf_align.jobs.comparing import against_the_mean, judged
 from hf_align.jobs.job import Asked
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.matching.descent import State
@@ -28,11 +28,10 @@ from hf_align.ondemand import Computed
 from hf_align.outcome import Report
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
-from hf_align.publishing.provenance import FOLDER
 from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
 from hf_align.witness.witness import Moved
-from hf_align.writing import digest, draft_of, entries_of, record
+from hf_align.writing import draft_of, entries_of, record, reported_on
 
 _BENDS = "bends.safetensors"
 
@@ -88,8 +87,7 @@ class Merge(OpenedJob[Mixed]):
         if certify and options.match != "none":
             certificate = certified(pair.config, options.specs, asked.say)
             clock.lap("certify")
-        made_with = {"the command": "merge", "--certify": str(certify)}
-        made_with |= {} if held_out is None else {"the examples of the report": digest(held_out)}
+        made_with = {"the command": "merge", "--certify": str(certify), **reported_on(held_out)}
         return cls(asked=asked, sources=models.sources, record=record(made_with, models, fit),
                    draft=draft_of(pair, pair.layout(pair.a), options), models=models, fit=fit,
                    held_out=held_out, certificate=certificate)  # fmt: skip
@@ -114,17 +112,16 @@ class Merge(OpenedJob[Mixed]):
     def report(self, output: Path, match: Mixed) -> Report:
         return replace(super().report(output, match), certificate=self.certificate)
 
-    def document(self, folder: Path, match: Mixed, report: Report) -> None:
-        (folder / FOLDER).mkdir(exist_ok=True)
-        for number, found in enumerate(match.matches, start=1):
-            name = ALIGNMENT if self.is_pair else f"alignment-{number}.safetensors"
-            found.save(folder / FOLDER / name, self.models.spec)
+    def document(self, claim: Claim, match: Mixed, report: Report) -> None:
+        save_matches(claim.documents, match)
         if self.held_out is not None:
-            report.notes += _judged(report, match, self.held_out)
+            report.notes.append(judged(match, self.held_out, report))
+            if self.options.method != "linear":
+                report.notes.append(against_the_mean(match, match.mix, self.held_out))
             self.asked.clock.lap("evaluate")
         shown = self.asked.data is not None and self.is_pair
         agreement = cosines(self.models.first, *match.weights) if shown else {}
-        document(folder, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
+        document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
                  agreement=agreement, **report.facts)  # fmt: skip
 
     def _mix(self, claim: Claim, basis: Basis) -> Mix:
@@ -161,13 +158,3 @@ class Merge(OpenedJob[Mixed]):
         objective = towards((a, b), network, search, unlabelled, self.asked.say)
         with searching(search, "learning the curve") as progress:
             return learn_curve(a, b, network, objective, search.schedule, state=state, progress=progress)
-
-
-def _judged(report: Report, match: Mixed, held_out: Batch) -> list[str]:
-    """Whether alignment, and the method, helped; what was measured of two models is added to the report."""
-    if len(match.weights) > 2:
-        return [of_many(match, held_out)]
-    comparison = compare(match, held_out)
-    report.comparison = comparison.as_json()
-    method = match.models.options.method
-    return [verdict(comparison), *([against_the_mean(match, match.mix, held_out)] if method != "linear" else [])]

@@ -180,6 +180,11 @@ class Basis:
         return tuple(AlignedWeights(w, self.models.spec, e, device) for w, e in zip(raw, self._elements, strict=True))
 
     @property
+    def of_first(self) -> Basis:
+        """The first two models alone."""
+        return Basis(replace(self.models, pairs=self.models.pairs[:1], names=self.models.names[:2]), self.matches[:1])
+
+    @property
     def by_name(self) -> dict[str, Weights]:
         """The weights by the part that each model plays."""
         return dict(zip(self.models.names, self.weights, strict=False))  # a model that is alone is there twice

@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
-from hf_align.jobs.aligned import OpenedJob
+from hf_align.jobs.aligned import OpenedJob, save_matches
+from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.mergekit.extra import parse, require_known
 from hf_align.mergekit.methods import Loop, merge_here
 from hf_align.options import Options
 from hf_align.outcome import Report
-from hf_align.writing import record
+from hf_align.running.data import with_labels
+from hf_align.running.network import Batch
+from hf_align.writing import record, reported_on
 
 
 def merge_pair(
@@ -38,7 +42,7 @@ def merge_pair(
     Args:
         base: what the models are taken as changes of; methods of two models that need one take A.
         parameters: of the method, by name, for all models and tensors.
-        data: examples for matching that runs the models.
+        data: examples to report on, half of them for matching that runs the models.
 
     Raises:
         HfAlignError: mergekit is not there, or a model or a parameter is not usable; nothing is written then.
@@ -59,26 +63,44 @@ def merge_pair(
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
     models = Opened.open(named, options, say, jointly=False)
     loop = merge_here(config, models.first, options, say)
-    fit, _ = examples(models.first, options, data)
+    fit, held_out = examples(models.first, options, data)
+    if held_out is not None:
+        with_labels(held_out)
     asked.clock.lap("open")
     chosen = {**parameters, **({"base": models.sources[2].name} if base is not None else {})}
-    made_with = {"the command": "merge", "--parameter": json.dumps(parameters)}
+    made_with = {"the command": "merge", "--parameter": json.dumps(parameters), **reported_on(held_out)}
     job = _ByMethod(asked=asked, sources=models.sources, record=record(made_with, models, fit), draft=loop.draft,
-                    chosen=chosen, models=models, fit=fit, loop=loop)  # fmt: skip
+                    chosen=chosen, models=models, fit=fit, held_out=held_out, loop=loop)  # fmt: skip
     return run(job, output)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ByMethod(OpenedJob[Basis]):
-    """By our own loop over tensors."""
+    """By our own loop over tensors.
+
+    Attributes:
+        held_out: examples to report on.
+    """
 
     loop: Loop
+    held_out: Batch | None
 
     def match(self, claim: Claim) -> Basis:
         return self.models.match(claim, self.fit, self.asked.say)
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         return self.loop.entries(match)
+
+    def document(self, claim: Claim, match: Basis, report: Report) -> None:
+        save_matches(claim.documents, match)
+        if self.held_out is not None:
+            pair = match.models.first
+            method = f"--method {self.options.method}"
+            report.notes.append(judged(match.of_first, self.held_out, report))
+            report.notes.append(
+                of_result(match, self.held_out, method, pair.config, Checkpoint.of_files(claim.written))
+            )
+        super().document(claim, match, report)
 
 
 def read_parameters(written: list[str]) -> dict[str, Any]:

@@ -19,10 +19,13 @@ from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import match_names
 from hf_align.checkpoints.own_files import own_json
 from hf_align.choices import Dtype, checked
-from hf_align.config import Align, read_recipe
+from hf_align.config import Align, read_recipes
 from hf_align.errors import HfAlignError
+from hf_align.jobs.aligned import save_matches
+from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Job, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
 from hf_align.mergekit.folders import run_command, write_inputs
 from hf_align.mergekit.loaders import renamed, run_mergekit
@@ -32,6 +35,7 @@ from hf_align.models import Pair
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.publishing.card import document
+from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
 from hf_align.tracing.trace import build_without_weights, inventory, read_config
 from hf_align.witness.witness import Moved
@@ -51,7 +55,8 @@ def run_recipe(
 ) -> dict[str, Any]:
     """Merge as a mergekit recipe says, with all models in one basis if it has the key `align`.
 
-    Without the key the result is mergekit's own, tensor for tensor, wherever mergekit gives all tensors.
+    Without the key the result is mergekit's own, tensor for tensor, wherever mergekit gives all tensors. Of a recipe of
+    several documents the last one is written to the output, the others into a folder beside it.
 
     Args:
         seed: of methods that draw random numbers.
@@ -63,10 +68,15 @@ def run_recipe(
         HfAlignError: mergekit is not there, the recipe or a model is not usable; nothing is written then.
     """
     version()  # none is said before anything else
-    recipe, align = read_recipe(path)
     common = Options(trust_remote_code=trust_remote_code, quiet=quiet, overwrite=overwrite, witness=witness)
-    asked = Asked(_options(align, common), align.data if align else None, say)
-    report = run(_Recipe.open(path, recipe, align, seed, asked), output)
+    ordered, report = in_order(read_recipes(path), output), Report(str(output), "")
+    if is_known():
+        for recipe, _ in ordered:
+            _require_sound(recipe.body)
+    for recipe, folder in ordered:
+        align = recipe.align
+        asked = Asked(_options(align, common), align.data if align else None, say)
+        report = run(_Recipe.open(path, recipe.body, align, seed, asked), folder)
     return {"notes": report.notes, "witness": report.witness}
 
 
@@ -91,6 +101,7 @@ class _Recipe(Job[_Making]):
         names: what it calls its models, that whose basis is used first.
         models: they, where mergekit cannot read them by itself.
         fit: examples to match on.
+        held_out: examples to report on.
     """
 
     path: Path
@@ -100,22 +111,25 @@ class _Recipe(Job[_Making]):
     names: Sequence[str]
     models: Opened | None
     fit: Batch | None = None
+    held_out: Batch | None = None
 
     @classmethod
-    def open(cls, path: Path, recipe: dict[str, Any], align: Align | None, seed: int | None, asked: Asked) -> _Recipe:
+    def open(
+        cls, path: Path, recipe: Mapping[str, Any], align: Align | None, seed: int | None, asked: Asked
+    ) -> _Recipe:
         """See that all that the recipe asks can be done, and open the models that are moved.
 
         Raises:
             HfAlignError: it cannot.
         """
         known, options = is_known(), asked.options
-        if known:
-            _require_sound(recipe)
         reference = _reference(recipe, align)
         named = {name: resolve(name) for name in models_of(recipe)}
         names = [reference, *(name for name in named if name != reference)]
         models = _open(names, asked) if _needs_us(align, named.values()) else None
-        fit = examples(models.first, options, asked.data)[0] if models is not None else None
+        fit, held_out = examples(models.first, options, asked.data) if models is not None else (None, None)
+        if held_out is not None:
+            with_labels(held_out)
         if known:
             on_disk = names_of(models.first) if models is not None else _stored(named[reference], options)
             require_bound(parse(recipe), on_disk)
@@ -125,7 +139,7 @@ class _Recipe(Job[_Making]):
         record |= symmetries_of(models.first.spec) if models is not None else {}
         record |= {k: v for name, source in named.items() for k, v in source.record(name).items()}
         return cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
-                   seed=seed, names=names, models=models, fit=fit)  # fmt: skip
+                   seed=seed, names=names, models=models, fit=fit, held_out=held_out)  # fmt: skip
 
     @property
     def reads(self) -> list[Path]:
@@ -142,19 +156,38 @@ class _Recipe(Job[_Making]):
 
     def report(self, output: Path, match: _Making) -> Report:
         moved = [f"all models are in the basis of {self.names[0]}"] if self.align and match.inputs else []
-        return Report(str(output), "", notes=[match.how, *moved])
+        report = Report(str(output), "", notes=[match.how, *moved])
+        if self.models is not None:
+            report.untied = self.models.first.untied
+        if match.inputs is not None and len(match.inputs.matches) == 1:
+            (found,) = match.inputs.matches
+            report.distance_before, report.distance_after = found.before, found.after
+        return report
 
-    def document(self, folder: Path, match: _Making, report: Report) -> None:
+    def document(self, claim: Claim, match: _Making, report: Report) -> None:
         """Card, provenance and the recipe, without local paths, and where its models came from."""
+        folder, inputs = claim.documents, match.inputs
         asked = self.align.model_dump(mode="json", exclude_none=True) if self.align else {}
         public = {name: source.name for name, source in zip(models_of(self.recipe), self.sources, strict=True)}
         shown = without_paths(renamed({**self.recipe, **({"align": asked} if self.align else {})}, public))
         (folder / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
+        if inputs is not None and inputs.matches:
+            save_matches(folder, inputs)
+            report.notes += self._judged(claim, inputs, report)
         config = own_json(folder, "config.json") or {}
-        document(folder, self.sources, self.asked.say, model_type=str(config.get("model_type")),
-                 untied=match.inputs is not None and match.inputs.models.first.untied,
-                 command="hf-align mergekit mergekit_config.yml OUT", witness=report.witness,
-                 strategy={"method": self.recipe["merge_method"], **without_paths(renamed(asked, public))})  # fmt: skip
+        report.model_type = str(config.get("model_type"))
+        document(folder, self.sources, self.asked.say, command="hf-align mergekit mergekit_config.yml OUT",
+                 strategy={"method": self.recipe["merge_method"], **without_paths(renamed(asked, public)),
+                           "spaces": " ".join(self.options.spaces)},
+                 **report.facts)  # fmt: skip
+
+    def _judged(self, claim: Claim, inputs: Basis, report: Report) -> list[str]:
+        """Whether alignment helped, and what the recipe came to."""
+        if self.held_out is None:
+            return []
+        config = read_config(claim.documents, trust_remote_code=self.options.trust_remote_code)
+        written, method = Checkpoint.of_files(claim.written), str(self.recipe["merge_method"])
+        return [judged(inputs, self.held_out, report), of_result(inputs, self.held_out, method, config, written)]
 
     def again(self, output: Path) -> Report:
         return replace(Report.again(output), notes=["it was complete already"])
@@ -262,7 +295,10 @@ def _take(folder: Path, claim: Claim) -> None:
 def _options(align: Align | None, common: Options) -> Options:
     if align is None:
         return replace(common, match="none", untie=False)
-    return replace(common, match=align.match, residual=align.residual, untie=align.untie, specs=align.specs)
+    given = align.model_dump(include={"match", "residual", "heads", "spaces", "device", "untie", "specs"})
+    schedule = common.schedule
+    drawn = replace(schedule, steps=align.steps or schedule.steps, seed=align.seed or schedule.seed)
+    return replace(common, schedule=drawn, **given)
 
 
 def without_paths(value: Any) -> Any:

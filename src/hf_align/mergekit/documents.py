@@ -1,0 +1,53 @@
+"""Recipes of several documents, as `mergekit-multi` takes them: one may name the result of another as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from hf_align.config import Recipe
+from hf_align.errors import HfAlignError
+from hf_align.mergekit.extra import models_of
+
+
+def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path]]:
+    """Documents and where each is written, none before those whose results it takes.
+
+    The one without a name is written to the output; if all have names, the last one is. The others go to
+    `OUTPUT.parts/NAME`.
+
+    Raises:
+        HfAlignError: two have the same name or none, or they wait for each other.
+    """
+    names = [recipe.name for recipe in recipes]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise HfAlignError(
+            f"two documents of the recipe are called {twice.pop() or 'nothing: give all but one a name'}"
+        )
+    final = recipes[names.index(None)] if None in names else recipes[-1]
+    parts = output.with_name(f"{output.name}.parts")
+    folders = {name: output if name == final.name else parts / str(name) for name in names}
+    ordered = _sorted({recipe.name: [m for m in models_of(recipe.body) if m in folders] for recipe in recipes})
+    found = [recipes[names.index(name)] for name in ordered]
+    return [(replace(recipe, body=_with_models(recipe.body, folders)), folders[recipe.name]) for recipe in found]
+
+
+def _with_models(value: Any, folders: Mapping[str | None, Path]) -> Any:
+    """A recipe in which the results of other documents are models on disk."""
+    if isinstance(value, list):
+        return [_with_models(inner, folders) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {key: str(folders[inner]) if key in ("model", "base_model") and isinstance(inner, str) and inner in folders
+            else _with_models(inner, folders) for key, inner in value.items()}  # fmt: skip
+
+
+def _sorted(needed: Mapping[str | None, Sequence[str]]) -> list[str | None]:
+    try:
+        return list(TopologicalSorter(needed).static_order())
+    except CycleError as error:
+        waiting = " and ".join(sorted({str(name) for name in error.args[1]}))
+        raise HfAlignError(f"the documents {waiting} of the recipe wait for each other") from error

@@ -1,0 +1,132 @@
+"""What a recipe says beside mergekit's own: mappings, several documents, the key align, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import DATA, MODELS, run, tiny_llama
+from safetensors.torch import load_file, save_file
+from test_pairs import save
+from transformers import AutoModelForCausalLM
+
+from hf_align.publishing.provenance import Provenance
+
+pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
+
+Document = dict[str, Any]
+
+
+def linear(*models: object, **more: Any) -> Document:
+    each = [{"model": m if isinstance(m, (str, dict)) else str(m), "parameters": {"weight": 1.0}} for m in models]
+    return {"models": each, "merge_method": "linear", **more}
+
+
+def merged(folder: Path, *documents: Document) -> dict[str, torch.Tensor]:
+    """What a recipe gives."""
+    recipe = folder.parent / f"{folder.name}.yml"
+    recipe.write_text(yaml.safe_dump_all(documents))
+    assert run("mergekit", recipe, folder, "--quiet") == 0
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Path]:
+    return [save(tmp_path / f"model{seed}", tiny_llama(), seed) for seed in range(3)]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_models_may_be_written_as_mappings(models: list[Path], tmp_path: Path) -> None:
+    a, b = map(str, models[:2])
+    plain = merged(tmp_path / "plain", linear(a, b))
+    for number, mapping in enumerate(
+        ({"path": b}, {"path": b, "revision": None}, {"model": {"path": b}, "lora": None})
+    ):
+        assert same(merged(tmp_path / f"mapping{number}", linear(a, mapping)), plain)
+
+
+@pytest.mark.parametrize("align", [None, True])
+@pytest.mark.parametrize("last", [None, "last"])
+def test_a_document_takes_the_result_of_another(
+    last: str | None, align: bool | None, models: list[Path], tmp_path: Path
+) -> None:
+    a, b, c = models
+    final: Document = {"align": align, **linear("first", c)} | ({"name": last} if last else {})
+    first = {"align": align, "name": "first", **linear(a, b)}
+    found = merged(tmp_path / "out", first, final)
+    by_hand = merged(tmp_path / "one", {"align": align, **linear(a, b)})
+    assert same(load_file(tmp_path / "out.parts" / "first" / "model.safetensors"), by_hand)
+    assert same(merged(tmp_path / "two", {"align": align, **linear(tmp_path / "one", c)}), found)
+    if last is None:  # the order in which they are written does not matter then
+        assert same(merged(tmp_path / "turned", final, first), found)
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([{"name": "x", **linear("y", "a/b")}, {"name": "y", **linear("x", "a/b")}], "x and y of the recipe wait"),
+        ([linear("a/b", "a/c"), linear("a/b", "a/c")], "called nothing"),
+        ([{"name": "x", **linear("a/b")}, {"name": "x", **linear("a/b")}], "called x"),
+        ([{"name": "../x", **linear("a/b")}], "name is '../x'"),
+        ([{"name": "x", **linear("a/b")}, linear("x", merge_method="magic")], "magic"),
+        ([linear("a/b", "a/c", align={"heads": "two_stage"})], "align: heads: Input should be 'two-stage', 'circuits'"),
+        ([linear("a/b", "a/c", align={"steps": 0})], "align: steps"),
+    ],
+    ids=["cycle", "two without a name", "one name twice", "a path", "method of a later one", "heads", "steps"],
+)
+def test_documents_that_are_none(
+    documents: list[Document], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.yml").write_text(yaml.safe_dump_all(documents))
+    assert run("mergekit", tmp_path / "recipe.yml", tmp_path / "out") == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and message in error[0]
+    assert [p.name for p in tmp_path.iterdir()] == ["recipe.yml"]
+
+
+def test_how_it_is_aligned_is_the_recipes_choice(tmp_path: Path) -> None:
+    heads = tiny_llama(num_attention_heads=4, num_key_value_heads=4)
+    models = [save(tmp_path / f"model{seed}", heads, seed) for seed in range(2)]
+    asked = [{"match": "weight"}, {"spaces": ["*mlp*"]}, {"heads": "monotonic"}, {"match": "learned", "steps": 1},
+             {"match": "learned", "steps": 2}, {"match": "learned", "steps": 2, "seed": 1}]  # fmt: skip
+    found = [merged(tmp_path / f"out{n}", linear(*models, align=align)) for n, align in enumerate(asked)]
+    assert not any(same(one, other) for i, one in enumerate(found) for other in found[:i])
+    assert Provenance.load(tmp_path / "out1").strategy["spaces"] == "*mlp*"
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Sixteen rows of held-out text."""
+    rows = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:16]
+    save_file({"input_ids": rows.clone()}, tmp_path / "few.safetensors")
+    return tmp_path / "few.safetensors"
+
+
+def test_what_came_of_a_recipe_is_measured_and_reported(few: Path, tmp_path: Path) -> None:
+    gpt2 = MODELS / "gpt2"
+    merged(tmp_path / "out", linear(gpt2 / "0", gpt2 / "1", align={"data": str(few)}))
+    made = Provenance.load(tmp_path / "out")
+    said = next(note for note in made.notes if note.startswith("linear merges to a loss of"))
+    tokens = load_file(few)["input_ids"].long()
+    with torch.no_grad():
+        loss = float(AutoModelForCausalLM.from_pretrained(tmp_path / "out")(tokens, labels=tokens).loss)
+    assert f"a loss of {loss:.3f};" in said and f"their plain mean {loss:.3f}" in said
+    assert made.comparison is not None and made.comparison["aligned"]["losses"][10] == pytest.approx(loss, abs=1e-4)
+    assert any("alignment lowers the barrier from 1." in note for note in made.notes)
+    assert run("report", tmp_path / "out", "-o", tmp_path / "report.html") == 0
+    assert "barrier" in (tmp_path / "report.html").read_text()
+
+
+def test_a_method_of_mergekit_is_measured_too(few: Path, tmp_path: Path) -> None:
+    llama = MODELS / "llama"
+    assert run("merge", llama / "0", llama / "1", "-o", tmp_path / "out", "--method", "nuslerp", "--data", few,
+               "--quiet") == 0  # fmt: skip
+    notes = Provenance.load(tmp_path / "out").notes
+    assert any(note.startswith("--method nuslerp merges to a loss of 3.") for note in notes)
+    assert any(note.startswith("alignment lowers the barrier") for note in notes)
