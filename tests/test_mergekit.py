@@ -415,7 +415,10 @@ def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "none of the recipe's models"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {refrence: x/y}", "align: refrence: Extra inputs"),
-        ("merge_method: linear\nmodels: [{model: {model: {path: x/y}, override_architecture: X}}]", "as a mapping"),
+        (
+            "merge_method: linear\nmodels: [{model: {model: {path: x/y}, override_architecture: X}}]",
+            "names a model by model, override_",
+        ),
         ("merge_method: linear\nmodels: [{model: x/y}, {model: x/z}]\ndtype: float5\nalign: true", "float5 is none"),
     ],
 )

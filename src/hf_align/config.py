@@ -81,7 +81,11 @@ def _recipe(path: Path, document: Any) -> Recipe:
 
 
 def written_out(value: Any) -> Any:
-    """A recipe in which a model that is written as a mapping of path, revision and adapter is one string."""
+    """A recipe in which a model that is written as a mapping of path, revision and adapter is one string.
+
+    Raises:
+        HfAlignError: a model is written in another way.
+    """
     if isinstance(value, list):
         return [written_out(inner) for inner in value]
     if not isinstance(value, Mapping):
@@ -96,10 +100,11 @@ def _reference(value: Any) -> Any:
         return value
     if isinstance(value.get("path"), str) and value.keys() <= {"path", "revision"}:
         return f"{value['path']}@{value['revision']}" if value.get("revision") else value["path"]
-    if "model" not in value or not value.keys() <= {"model", "lora"}:
-        return written_out(value)
-    parts = [_reference(part) for part in (value["model"], value.get("lora")) if part is not None]
-    return "+".join(parts) if all(isinstance(part, str) for part in parts) else written_out(value)
+    parts = [_reference(value[key]) for key in ("model", "lora") if value.get(key) is not None]
+    if not parts or not value.keys() <= {"model", "lora"} or not all(isinstance(part, str) for part in parts):
+        raise HfAlignError(f"the recipe names a model by {', '.join(map(str, value))}; write it as "
+                           "PATH@REVISION+ADAPTER")  # fmt: skip
+    return "+".join(parts)
 
 
 def first_fault(error: ValidationError) -> str:
