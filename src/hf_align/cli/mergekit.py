@@ -31,7 +31,9 @@ def mergekit(
     """Merge as a mergekit recipe says, with all models moved into one basis first.
 
     The recipe is an ordinary one with one more key, `align: true`, or a mapping with any of `reference` (the model
-    whose basis is used), `match`, `data`, `residual`, `untie` and `specs`, which are options of hf-align merge.
+    whose basis is used), `match`, `data`, `residual`, `heads`, `spaces`, `steps`, `seed`, `device`, `untie` and
+    `specs`, which are options of hf-align merge. A recipe of several documents, as mergekit-multi takes them, is
+    followed in the order in which they need each other; all but the last result go to a folder beside DIR.
 
     $ hf-align mergekit recipe.yml merged
     """

@@ -155,7 +155,8 @@ class _Recipe(Job[_Making]):
         match.how = (self._by_loaders if is_known() else self._by_folders)(claim, match)
 
     def report(self, output: Path, match: _Making) -> Report:
-        moved = [f"all models are in the basis of {self.names[0]}"] if self.align and match.inputs else []
+        first = match.inputs.models.sources[0].name if match.inputs is not None else ""
+        moved = [f"all models are in the basis of {first}"] if self.align and first else []
         report = Report(str(output), "", notes=[match.how, *moved])
         if self.models is not None:
             report.untied = self.models.first.untied
