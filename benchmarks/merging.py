@@ -16,7 +16,7 @@ import typer
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.fusion import transport
+from hf_align.merging.fusion import fused
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.samples import Samples
@@ -84,7 +84,7 @@ class Bench:
         for share in OFF_DIAGONALS:
             yield f"regmean, {share:g} off the diagonal", self.loss(regression_mean(self.models, self.samples, share))
         for temperature in TEMPERATURES:
-            yield _label(f"transport, {temperature:g}"), self.loss(transport(self.models, temperature))
+            yield _label(f"ot-fusion, {temperature:g}"), self.loss(fused(self.models, temperature))
 
 
 def _aligned(pair: Pair, matches: list[Match]) -> Aligned:
@@ -121,7 +121,7 @@ def main(rows: int = 48, output: Path = TABLE) -> None:
         "aligned by their weights with an orthogonal residual. Statistics are of the first half of the held-out",
         f"examples (at most {rows}), losses of as many of the other half. `no data`: inputs that the models write, or",
         "noise for images. The regression mean keeps 0.9 of what is off the diagonal of its Gram matrices, and "
-        "transport",
+        "fusion by optimal transport",
         "has temperature 0.05, where nothing else is said. The wide Llama's partner is widened first, which leaves its",
         "loss as it is. One pair each: differences of 0.01 mean nothing.",
         "",

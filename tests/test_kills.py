@@ -41,6 +41,7 @@ COMMANDS: dict[str, Callable[[list[str], Path], list[object]]] = {
     "align": lambda m, t: ["align", *m[:2]],
     "learned": lambda m, t: ["merge", *m[:2], "--match", "learned", "--steps", "52", "--data", m[3]],
     "curve": lambda m, t: ["merge", *m[:2], "--method", "curve", "--steps", "52", "--data", m[3]],
+    "regression": lambda m, t: ["merge", *m[:2], "--method", "regression", "--data", m[3]],
     "method": lambda m, t: ["merge", *m[:2], "--method", "ties", "--base", m[2], *SMALL],
     "several": lambda m, t: ["merge", *m[:3], *SMALL],
     "aligned recipe": lambda m, t: ["mergekit", recipe_of(Path(m[0]), Path(m[1]), t / "r.yml", align=True), "OUT"],

@@ -18,7 +18,7 @@ from hf_align.matching.soft import favourites, likeness, sinkhorn
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import best_split, circuits
 from hf_align.merging.fisher import information
-from hf_align.merging.fusion import semi_permuted, transport, transport_of_activations
+from hf_align.merging.fusion import fused, fused_by_activations, semi_permuted
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import OFF_DIAGONAL, grams, regress, regression_mean
 from hf_align.merging.samples import Samples
@@ -68,7 +68,7 @@ def cases() -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", [m for m in METHODS if "transport" not in m])
+@pytest.mark.parametrize("method", [m for m in METHODS if "fusion" not in m])
 def test_copies_of_one_model_merge_to_it(method: str, family: str, cases: dict[str, Case]) -> None:
     case = cases[family]
     mix = case.merger(method, Aligned(case.pair.spec, case.models.a, case.models.a))
@@ -88,7 +88,8 @@ def test_the_ends_are_the_models(method: str, family: str, cases: dict[str, Case
 @pytest.mark.parametrize(
     ("method", "family", "gain"),
     [("regmean", "vit", 0.3), ("regmean", "gpt2", 0.08), ("regmean", "llama", 0.04), ("fisher", "llama", 0.015),
-     ("fisher", "gpt2", 0.01), ("circuits", "gpt2", 0.02)],
+     ("fisher", "gpt2", 0.01), ("circuits", "gpt2", 0.02), ("regression", "vit", 1.3), ("regression", "gpt2", 0.2),
+     ("regression", "llama", 0.45)],
 )  # fmt: skip
 def test_midpoints_are_lower(method: str, family: str, gain: float, cases: dict[str, Case]) -> None:
     case = cases[family]
@@ -251,7 +252,7 @@ def test_low_precision_stays(method: str, cases: dict[str, Case]) -> None:
 # Inexact maps ------------------------------------------------------------------------------------------------------
 
 
-def test_transport_is_doubly_stochastic_and_sharpens_into_an_assignment() -> None:
+def test_ot_fusion_is_doubly_stochastic_and_sharpens_into_an_assignment() -> None:
     fit = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for temperature in (0.1, 1.0):
         soft = sinkhorn(fit, temperature)
@@ -265,13 +266,13 @@ def test_transport_is_doubly_stochastic_and_sharpens_into_an_assignment() -> Non
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_cold_transport_of_copies_leaves_them_and_warm_transport_does_not(family: str, cases: dict[str, Case]) -> None:
+def test_cold_fusion_of_copies_leaves_them_and_warm_fusion_does_not(family: str, cases: dict[str, Case]) -> None:
     case = cases[family]
     models = Aligned(case.pair.spec, case.models.a, case.models.a)
     loss = case.evaluator.loss(case.models.a)
-    assert case.loss(transport(models, 0.002), 1.0) == pytest.approx(loss, abs=1e-2)
-    assert case.loss(transport_of_activations(models, case.samples, 0.002), 1.0) == pytest.approx(loss, abs=2e-2)
-    assert case.loss(transport(models, 1.0), 1.0) > loss + 0.5
+    assert case.loss(fused(models, 0.002), 1.0) == pytest.approx(loss, abs=1e-2)
+    assert case.loss(fused_by_activations(models, case.samples, 0.002), 1.0) == pytest.approx(loss, abs=2e-2)
+    assert case.loss(fused(models, 1.0), 1.0) > loss + 0.5
 
 
 def test_a_semi_permutation_in_which_nobody_is_left_out_is_exact(cases: dict[str, Case]) -> None:
@@ -309,6 +310,10 @@ def test_what_reads_a_unit_is_shared_by_all_that_take_it(cases: dict[str, Case])
 
 
 def test_inexact_methods_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the name that they had before, too."""
     models = MODELS / "llama" / "0", MODELS / "llama" / "1"
     assert run("merge", *models, "--method", "transport", "-o", tmp_path / "out") == 0
-    assert "no symmetries" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no symmetries" in said and "transport is called ot-fusion now" in said
+    with pytest.warns(FutureWarning, match="ot-fusion-activations"):
+        assert Options(method="transport-activations").method == "ot-fusion-activations"

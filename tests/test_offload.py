@@ -80,6 +80,7 @@ def test_nothing_is_held() -> None:
     [
         ("--match", "activation"),
         pytest.param(("--match", "weight", "--method", "regmean"), marks=pytest.mark.slow),
+        pytest.param(("--match", "weight", "--method", "regression"), marks=pytest.mark.slow),
     ],
 )
 def test_a_merge_has_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal, get_args
 
 from hf_align.errors import OptionError
@@ -18,9 +19,9 @@ Heads = Literal["two-stage", "circuits", "monotonic"]
 """How attention heads are paired."""
 AnyHeads = Literal[Heads, "ignore-heads"]
 """With the one that changes B's function."""
-Method = Literal["linear", "slerp", "circuits", "fisher", "regmean"]
+Method = Literal["linear", "slerp", "circuits", "fisher", "regmean", "regression"]
 """How live models in one basis are merged."""
-OwnMethod = Literal[Method, "curve", "transport", "transport-activations", "semi-permutation"]
+OwnMethod = Literal[Method, "curve", "ot-fusion", "ot-fusion-activations", "semi-permutation"]
 """How models on disk are merged by what is here."""
 MergekitMethod = Literal[
     "ties", "dare_ties", "dare_linear", "della", "della_linear", "task_arithmetic", "breadcrumbs", "breadcrumbs_ties",
@@ -36,6 +37,17 @@ BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 """What a result is stored in."""
+
+RENAMED_METHODS = {"transport": "ot-fusion", "transport-activations": "ot-fusion-activations"}
+"""Names that methods had; they go with version 0.2."""
+
+
+def present_method(name: Any) -> Any:
+    """The name that a method has today; a warning says so of an old one."""
+    if name not in RENAMED_METHODS:
+        return name
+    warnings.warn(f"{name} is called {RENAMED_METHODS[name]} now; the old name goes with version 0.2", FutureWarning, 3)
+    return RENAMED_METHODS[name]
 
 
 def checked(name: str, value: Any, choices: Any) -> Any:

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from hf_align.checkpoints.sizes import bytes_in
-from hf_align.choices import BASELINES, BY_SITE, AnyHeads, AnyMatch, AnyMethod, AnyResidual, Dtype, checked
+from hf_align.choices import (
+    BASELINES,
+    BY_SITE,
+    AnyHeads,
+    AnyMatch,
+    AnyMethod,
+    AnyResidual,
+    Dtype,
+    checked,
+    present_method,
+)
 from hf_align.errors import OptionError
 from hf_align.matching.schedule import Schedule
 
@@ -72,6 +82,7 @@ class Options:
     quiet: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "method", present_method(self.method))
         checked("match", self.match, AnyMatch)
         checked("residual", self.residual, AnyResidual)
         checked("heads", self.heads, AnyHeads)

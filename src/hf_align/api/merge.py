@@ -164,7 +164,7 @@ def _in_memory(
             return functools.reduce(torch.add, (share * w[name] for share, w in zip(shares, moved, strict=True)))
 
         return given[0].with_weights(Computed(spec.parameters, mean), config, spec)
-    pair = Aligned(spec, moved[0], moved[1])
+    pair = Aligned(spec, *(Computed(spec.parameters, w.__getitem__) for w in moved))  # tied weights once
     if method in FROM_WEIGHTS:
         mix = FROM_WEIGHTS[method](pair)
     else:

@@ -150,8 +150,9 @@ Method = Annotated[
         metavar="METHOD",
         rich_help_panel=MERGING,
         help="linear and slerp go entry by entry; circuits averages what heads do; fisher and regmean weigh by what "
-        "the models compute; curve trains the middle (lowest loss, slowest); transport and semi-permutation mix B's "
-        "units first, which is inexact; from ties on they are mergekit's (pip install 'hf-align[mergekit]').",
+        "the models compute; regression solves for what both compute, weight by weight; curve trains the middle "
+        "(lowest loss, slowest); ot-fusion and semi-permutation mix B's units first, which is inexact; from ties on "
+        "they are mergekit's (pip install 'hf-align[mergekit]').",
     ),
 ]
 Weight = Annotated[float, typer.Option(min=0.0, max=1.0, metavar="T", rich_help_panel=MERGING, help="Share of B.")]

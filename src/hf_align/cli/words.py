@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_align.choices import RENAMED_METHODS
+
 RENAMED = {
     "--only": "--spaces",
     "--baseline": "--allow-inexact",
@@ -35,6 +37,9 @@ def current_names(words: Sequence[str], say: Callable[[str], None]) -> list[str]
         elif name in RENAMED:
             say(f"{name} is called {RENAMED[name]} now; the old name goes with version 0.2")
             value = _SAMPLINGS.get(value, value) if name == "--mixing" else value
+        if "--method" in (old, name) and (method := value or word) in RENAMED_METHODS:
+            say(f"--method {method} is called {RENAMED_METHODS[method]} now; the old name goes with version 0.2")
+            name, value = (name, RENAMED_METHODS[method]) if equals else (RENAMED_METHODS[method], "")
         old = "" if equals else name
         found.append(f"{RENAMED.get(name, name)}{equals}{value}")
     return found

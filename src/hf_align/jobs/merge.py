@@ -16,16 +16,19 @@ from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import against_the_mean, judged
 from hf_align.jobs.job import Asked
+from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, learn_curve
-from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT
+from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT, REGRESSION
+from hf_align.merging.regression import Regressed, regress
 from hf_align.merging.samples import Samples
 from hf_align.ondemand import Computed
 from hf_align.outcome import Report
+from hf_align.progress import waiting
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.data import with_labels
@@ -114,6 +117,8 @@ class Merge(OpenedJob[Mixed]):
 
     def document(self, claim: Claim, match: Mixed, report: Report) -> None:
         save_matches(claim.documents, match)
+        if isinstance(match.mix, Regressed):
+            report.notes.append(match.mix.note)
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
             if self.options.method != "linear":
@@ -135,9 +140,22 @@ class Merge(OpenedJob[Mixed]):
             self.asked.say(f"--method {method} mixes units by maps that are no symmetries: B's function is not kept")
         if method == CURVE:
             return along(models, self._curve(claim, models))
+        if method == REGRESSION:
+            return Regressed(models, self._regression(claim, models))
         if method in FROM_WEIGHTS:
             return FROM_WEIGHTS[method](models)
         return FROM_SAMPLES[method](models, Samples.of(models, self.models.network, self.fit, self.asked.say))
+
+    def _regression(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
+        """The weights that are solved for; what a run with the same record has found is used again."""
+        found = KeptWeights(claim, tuple(models.spec.parameters))
+        with claim.processes.together():
+            if claim.processes.leads and not found.is_whole:
+                samples = Samples.of(models, self.models.network, self.fit, self.asked.say)
+                with waiting("regression", quiet=self.options.quiet):
+                    regress(models, samples, self.options.weight, found)
+                found.close()
+        return found
 
     def _curve(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
         """How far the weights leave the line; what a run with the same record has learned is used again."""

@@ -22,13 +22,13 @@ TEMPERATURE = 0.05
 """Of cosines and correlations."""
 
 
-def transport(models: Aligned, temperature: float = TEMPERATURE) -> Mix:
+def fused(models: Aligned, temperature: float = TEMPERATURE) -> Mix:
     """Units mixed by doubly stochastic maps that follow how alike their weights are."""
     likes = likeness(models.spec, models.a, models.b)
     return _mean_with(models, blends(models.spec, {n: sinkhorn(m, temperature) for n, m in likes.items()}))
 
 
-def transport_of_activations(models: Aligned, samples: Samples, temperature: float = TEMPERATURE) -> Mix:
+def fused_by_activations(models: Aligned, samples: Samples, temperature: float = TEMPERATURE) -> Mix:
     """Units mixed by doubly stochastic maps that follow how their activations correlate; both models on A's samples."""
     a, b = (samples.network.placed(w) for w in (models.a, models.b))
     spec, first, second = as_weights(models.spec, compare(samples.network, a, b, batches(samples.a)))

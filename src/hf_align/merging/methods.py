@@ -9,8 +9,9 @@ from torch import Tensor
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import circuit_mean
 from hf_align.merging.fisher import fisher_mean
-from hf_align.merging.fusion import semi_permuted, transport, transport_of_activations
+from hf_align.merging.fusion import fused, fused_by_activations, semi_permuted
 from hf_align.merging.regmean import regression_mean
+from hf_align.merging.regression import sequential_regression
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import TENSORWISE, TensorMethod
 
@@ -28,15 +29,18 @@ def _by_tensor(method: TensorMethod) -> FromWeights:
     return merge
 
 
+REGRESSION = "regression"
+"""The method that is kept weight by weight as it goes (`regression.py`)."""
 FROM_WEIGHTS: dict[str, FromWeights] = {
     **{name: _by_tensor(method) for name, method in TENSORWISE.items()},
     "circuits": circuit_mean,
-    "transport": transport,
+    "ot-fusion": fused,
 }
 FROM_SAMPLES: dict[str, FromSamples] = {
     "fisher": fisher_mean,
     "regmean": regression_mean,
-    "transport-activations": transport_of_activations,
+    REGRESSION: sequential_regression,
+    "ot-fusion-activations": fused_by_activations,
     "semi-permutation": semi_permuted,
 }
 """Methods that run both models, and so need something to run them on."""
@@ -46,5 +50,5 @@ RUNNING = frozenset((*FROM_SAMPLES, CURVE))
 """All methods for which models must run."""
 HOLDING = frozenset(("fisher", CURVE))
 """Methods for which both models must fit into memory at once."""
-INEXACT = frozenset({"transport", "transport-activations", "semi-permutation"})
+INEXACT = frozenset({"ot-fusion", "ot-fusion-activations", "semi-permutation"})
 """Methods that mix the units of B by maps that are no symmetries: what they make of B alone is not B."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from hf_align.merging.aligned import Aligned
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Batch, Network
@@ -26,6 +28,13 @@ class Samples:
     network: Network
     a: Batch
     b: Batch
+
+    @property
+    def all(self) -> Batch:
+        """Those of both; once where they are the same."""
+        if self.a is self.b:
+            return self.a
+        return {k: torch.cat([t, self.b[k]]) for k, t in self.a.items()}
 
     @classmethod
     def of(cls, models: Aligned, network: Network, data: Batch | None, say: Callable[[str], None]) -> Samples:

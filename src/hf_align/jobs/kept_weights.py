@@ -1,0 +1,62 @@
+"""Weights that are found one by one, each put aside as it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_align.checkpoints.claim import Claim
+
+_WHOLE = "solved.safetensors"
+
+
+class KeptWeights(MutableMapping[str, Tensor]):
+    """Weights by name, in files of a claim: a run with the same record finds those that were found before.
+
+    Args:
+        names: that there may be.
+    """
+
+    def __init__(self, claim: Claim, names: Sequence[str]) -> None:
+        self._claim = claim
+        self._files = {name: f"solved-{number}.safetensors" for number, name in enumerate(names)}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no more will be found."""
+        return self._claim.kept(_WHOLE) is not None
+
+    def close(self) -> None:
+        """Note that no more will be found."""
+        self._claim.keep(_WHOLE, partial(save_file, {}))
+
+    def __getitem__(self, name: str) -> Tensor:
+        path = self._path(name)
+        if path is None:
+            raise KeyError(name)
+        return load_file(path)[name]
+
+    def __setitem__(self, name: str, weight: Tensor) -> None:
+        self._claim.keep(self._files[name], partial(save_file, {name: weight.contiguous()}))
+
+    def __delitem__(self, name: str) -> None:
+        path = self._path(name)
+        if path is None:
+            raise KeyError(name)
+        path.unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._files if self._path(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._path(name) is not None
+
+    def _path(self, name: str) -> Path | None:
+        return self._claim.kept(self._files[name]) if name in self._files else None

@@ -1,0 +1,154 @@
+"""Models of one architecture, run side by side through its graph, as far as the weights of each are known.
+
+Nodes run as soon as their operands are there, part by part of the inputs; a value is held until everything that reads
+it has run, and each weight is asked for once in a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.errors import HfAlignError
+from hf_align.running.network import Batch, Network, Weights, batches, in_dtype, predictions
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.inputs import Example
+from hf_align.tracing.trace import Program, build_without_weights, trace_call
+
+ROWS = 32
+"""Examples that run at once."""
+_ALIKE = 1e-2
+"""How far the graph and the modelling code may be apart, against the largest output: both are in float32."""
+
+Values = dict[fx.Node, Any]
+Lookup = Callable[[fx.Node], Any]
+"""The value of a node in one model, on one part of the inputs."""
+
+
+class Lockstep:
+    """The values of several models on the same inputs.
+
+    Args:
+        program: of one part of the inputs.
+        parts: the inputs, each part as many examples.
+        needed: the nodes that are of any use; all others are never run.
+    """
+
+    def __init__(
+        self, program: Program, network: Network, parts: Sequence[Batch], models: Sequence[Weights],
+        needed: Collection[fx.Node],
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.parts = parts
+        self._network = network
+        self._models = models
+        wanted = _upstream(needed, program)
+        self._left = [n for n in program.graph.nodes if n in wanted and n.op == "call_function"]
+        self._values: list[list[Values]] = [[{} for _ in parts] for _ in models]
+        self._constants = {n: self._placed(v) for n, v in program.constants.items() if isinstance(v, Tensor)}
+        self._known = {*program.parameters, *program.inputs, *program.constants}
+
+    def _placed(self, value: Tensor) -> Tensor:
+        return in_dtype(value.to(self._network.device), self._network.dtype)
+
+    def is_known(self, node: fx.Node) -> bool:
+        """Whether a value can be looked up in the next stage, or now."""
+        return node in self._known
+
+    def stage(self, stop: Collection[fx.Node]) -> list[fx.Node]:
+        """The nodes that run next: all that do not depend on those to stop at."""
+        run = []
+        for node in self._left:
+            if node not in stop and all(a in self._known for a in node.all_input_nodes):
+                self._known.add(node)
+                run.append(node)
+        taken = set(run)
+        self._left = [n for n in self._left if n not in taken]
+        return run
+
+    @torch.no_grad()
+    def run(
+        self, nodes: Sequence[fx.Node], ahead: Sequence[fx.Node] = (), keep: Collection[fx.Node] = ()
+    ) -> Iterator[list[Lookup]]:
+        """Run a stage: for every part of the inputs, what looks values up in each model.
+
+        Args:
+            ahead: nodes that all models but the last run already.
+            keep: nodes whose values are looked up in a later stage.
+        """
+        named = {a for node in (*nodes, *ahead) for a in node.all_input_nodes if a in self.program.parameters}
+        weights = [{n: self._placed(m[self.program.parameters[n]]) for n in named} for m in self._models]
+        held = {*keep, *(a for n in self._left for a in n.all_input_nodes)}
+        for number, part in enumerate(self.parts):
+            placed = {k: self._placed(t) for k, t in part.items()}
+            lookups = []
+            for model, (values, own) in enumerate(zip(self._values, weights, strict=True), start=1):
+                lookups.append(self._lookup(values[number], own, placed))
+                for node in (*nodes, *ahead) if model < len(self._models) else nodes:
+                    if node not in values[number]:
+                        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookups[-1])
+                        values[number][node] = call_wide(node, args, kwargs)
+            yield lookups
+            for values in self._values:
+                values[number] = {n: v for n, v in values[number].items() if n in held}
+
+    def _lookup(self, values: Values, weights: Mapping[fx.Node, Tensor], part: Batch) -> Lookup:
+        def lookup(node: fx.Node) -> Any:
+            for known in (values, weights, self._constants, self.program.constants):
+                if node in known:
+                    return known[node]
+            return part[self.program.inputs[node]]
+
+        return lookup
+
+
+def _upstream(nodes: Collection[fx.Node], program: Program) -> set[fx.Node]:
+    found, stack = set[fx.Node](), list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found and node not in program.constants:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def divided(inputs: Batch) -> list[Batch]:
+    """Parts of as many examples each; the first ones come again where the last part would be short."""
+    count = len(next(iter(inputs.values())))
+    rows = min(ROWS, count)
+    missing = -count % rows
+    filled = {k: torch.cat([t, t[:missing]]) if missing else t for k, t in inputs.items()}
+    return list(batches(filled, rows))
+
+
+def program_of(network: Network, part: Batch) -> Program:
+    """The graph of a call with one part of the inputs, in which every argument is free.
+
+    Raises:
+        HfAlignError: there is none.
+    """
+    tokens = {k: torch.unique(t) for k, t in part.items() if not t.is_floating_point()}
+    model = build_without_weights(network.config)
+    try:
+        return trace_call(model, Example(dict(part), tokens))
+    except Exception as error:  # tracing fails in as many ways as there are models
+        raise HfAlignError(f"{type(model).__name__} has no graph for {', '.join(part)}: {error}") from error
+
+
+@torch.no_grad()
+def require_same(program: Program, network: Network, weights: Weights, part: Batch) -> None:
+    """See that the graph computes what the modelling code computes.
+
+    Raises:
+        HfAlignError: it does not.
+    """
+    alone = Lockstep(program, network, [part], [weights], [program.output])
+    (lookups,) = alone.run(alone.stage(()))
+    found: Tensor = lookups[0](program.output)
+    expected = predictions(network(network.placed(weights), {k: t.to(network.device) for k, t in part.items()}))
+    apart = float((found - expected).abs().max() / expected.abs().max()) if found.shape == expected.shape else 1.0
+    if not apart < _ALIKE:
+        raise HfAlignError(f"the graph of this model does not compute what the model computes (apart by {apart:.1e})")

@@ -1,0 +1,218 @@
+"""Where a program multiplies a weight by what it reads, and what is added to the result further on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.passing import stored_matrix
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import Program, op_name, operand
+
+_CASTS = frozenset(("to", "_to_copy", "alias", "detach", "contiguous", "clone", "dropout"))
+_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"))
+_ORDERS = frozenset(("transpose", "permute", "movedim", "t"))
+_OPERANDS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "mm": (0, 1, None), "matmul": (0, 1, None),
+             "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}  # fmt: skip
+"""Where an op takes what is read, the weight, and the bias."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is added to the result of a site on its way.
+
+    Attributes:
+        value: the other summand.
+        way: ops between the result and the sum, each of which only lays the entries out anew.
+    """
+
+    value: fx.Node
+    way: tuple[fx.Node, ...]
+
+    def brought_back(self, added: Tensor, result: Tensor, lookup: Callable[[fx.Node], Any]) -> Tensor:
+        """What is added, [as the sum], laid out as the result of the site."""
+
+        def forward(y: Tensor) -> Tensor:
+            for node in self.way:
+                y = _laid_out(node, y, lookup)
+            return y
+
+        back: Tensor = torch.func.vjp(forward, result)[1](added)[0]
+        return back
+
+
+def _laid_out(node: fx.Node, value: Tensor, lookup: Callable[[fx.Node], Any]) -> Tensor:
+    """What an op makes of a value in place of its first operand."""
+    first = node.all_input_nodes[0]
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: value if n is first else lookup(n))
+    made: Tensor = call_wide(node, args, kwargs)
+    return made
+
+
+@dataclass(frozen=True)
+class Site:
+    """An op that is linear in a weight that nothing else reads.
+
+    Attributes:
+        value: what it reads.
+        parameter: the weight.
+        bias: the parameter that it adds, if nothing else reads it.
+        beside: what is added to the result, the first sum first.
+        positions: where the op takes what it reads, the weight, and the bias.
+        is_stored_flipped: whether the weight is [outputs, inputs].
+    """
+
+    node: fx.Node
+    value: fx.Node
+    parameter: str
+    bias: str | None
+    shape: tuple[int, ...]
+    beside: tuple[Beside, ...] = field(compare=False)
+    is_stored_flipped: bool
+
+    @property
+    def _is_convolution(self) -> bool:
+        return op_name(self.node).startswith("conv")
+
+    @property
+    def groups(self) -> int:
+        """Parts of what is read that meet no other part."""
+        if not self._is_convolution:
+            return 1
+        channels: int = self.value.meta["val"].shape[1]
+        return channels // self.shape[1]
+
+    @property
+    def inputs(self) -> int:
+        """n, how many entries each result depends on, without a bias."""
+        return math.prod(self.shape[1:]) if self.is_stored_flipped else self.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """m, the results of each group."""
+        return (self.shape[0] if self.is_stored_flipped else self.shape[1]) // self.groups
+
+    def rows(self, value: Tensor) -> Tensor:
+        """What is multiplied by the weight, [groups, rows, n]: of a convolution, the patches."""
+        if not self._is_convolution:
+            return value.reshape(1, -1, self.inputs)
+        eye = torch.eye(self.inputs, dtype=value.dtype, device=value.device).repeat(self.groups, 1)
+        patches = self._convolved(value, eye.reshape(-1, *self.shape[1:]))
+        return patches.movedim(1, -1).reshape(-1, self.groups, self.inputs).movedim(1, 0)
+
+    def _convolved(self, value: Tensor, kernel: Tensor) -> Tensor:
+        result: Tensor = self.node.target(value, kernel, None, *self.node.args[3:], **self._plain)  # type: ignore[operator]
+        return result
+
+    @property
+    def _plain(self) -> dict[str, Any]:
+        return {k: v for k, v in self.node.kwargs.items() if k != "bias"}
+
+    def results(self, result: Tensor) -> Tensor:
+        """What the op gives, [groups, rows, m]."""
+        if self._is_convolution:
+            return result.movedim(1, -1).reshape(-1, self.groups, self.outputs).movedim(1, 0)
+        return result.reshape(1, -1, self.outputs)
+
+    def stored(self, matrix: Tensor) -> Tensor:
+        """[groups, n, m] as the weight is stored."""
+        return (matrix.mT.reshape(self.shape) if self.is_stored_flipped else matrix[0]).contiguous()
+
+
+def sites(program: Program) -> list[Site]:
+    """All sites in the order of the graph, of weights and biases that are read once."""
+    readers = _readers(program)
+    found = []
+    for node in program.graph.nodes:
+        site = _site(node, program, readers) if node.op == "call_function" else None
+        if site is not None:
+            found.append(site)
+    return found
+
+
+def _readers(program: Program) -> Mapping[str, list[fx.Node]]:
+    """The ops that read each parameter, behind those that only lay it out."""
+    found: dict[str, list[fx.Node]] = {}
+
+    def follow(node: fx.Node, name: str) -> None:
+        for user in node.users:
+            if op_name(user) in _CASTS | _ORDERS and user.all_input_nodes == [node]:
+                follow(user, name)
+            else:
+                found.setdefault(name, []).append(user)
+
+    for node, name in program.parameters.items():
+        follow(node, name)
+    return found
+
+
+def _site(node: fx.Node, program: Program, readers: Mapping[str, list[fx.Node]]) -> Site | None:
+    places = _OPERANDS.get(op_name(node))
+    if places is None or _is_scaled(node):
+        return None
+    value, weight = operand(node, places[0]), operand(node, places[1])
+    if value is None or weight is None or not _is_read(value, program):
+        return None
+    matrix = _stored(weight, program)
+    if matrix is None or readers[program.parameters[matrix[0]]] != [node]:
+        return None
+    stored, flipped = matrix
+    shape = tuple(stored.meta["val"].shape)
+    if op_name(node).startswith("conv") and value.meta["val"].dim() != len(shape):
+        return None
+    bias = operand(node, places[2]) if places[2] is not None else None
+    added = None if bias is None else _plain_parameter(bias, program)
+    if added is not None and (readers[added] != [node] or math.prod(program.shapes[added]) != _width(node)):
+        added = None
+    flipped_there = (op_name(node) == "linear" or op_name(node).startswith("conv")) != flipped
+    return Site(node, value, program.parameters[stored], added, shape, tuple(_beside(node, program)), flipped_there)
+
+
+def _width(node: fx.Node) -> int:
+    result: Tensor = node.meta["val"]
+    return result.shape[1 if op_name(node).startswith("conv") else -1]
+
+
+def _is_scaled(node: fx.Node) -> bool:
+    return any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
+
+
+def _is_read(value: fx.Node, program: Program) -> bool:
+    """Whether a value is an activation, and no weight that is multiplied with another."""
+    return value not in program.constants and value not in program.parameters
+
+
+def _stored(weight: fx.Node, program: Program) -> tuple[fx.Node, bool] | None:
+    if weight in program.parameters and weight.meta["val"].dim() > 2:
+        return weight, False
+    return stored_matrix(weight, program)
+
+
+def _plain_parameter(node: fx.Node, program: Program) -> str | None:
+    while op_name(node) in _CASTS:
+        node = node.all_input_nodes[0]
+    return program.parameters.get(node)
+
+
+def _beside(node: fx.Node, program: Program) -> Iterator[Beside]:
+    """The summands that meet a value before anything else happens to it."""
+    way: list[fx.Node] = []
+    while len(node.users) == 1:
+        (user,) = node.users
+        name = op_name(user)
+        if name in _CASTS | _RESHAPES | _ORDERS and user.all_input_nodes[0] is node:
+            way.append(user)
+        elif name in ("add", "add_") and len(user.all_input_nodes) == 2 and not user.kwargs:
+            other = next(n for n in user.all_input_nodes if n is not node)
+            if user.meta["val"].shape != node.meta["val"].shape:
+                return
+            if other not in program.constants:
+                yield Beside(other, tuple(way))
+        else:
+            return
+        node = user
