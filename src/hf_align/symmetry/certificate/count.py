@@ -132,10 +132,10 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
         null, values = _smallest(factor, min(wanted, len(factor)))
         if values[-1] > _CLEAR * length:
             return null[:0]
-        rank = _rank(torch.cat([length[None], values, zero[None]])) - 1
-        if rank:
+        above = rank(torch.cat([length[None], values, zero[None]])) - 1
+        if above:
             break
-    return null[rank:]
+    return null[above:]
 
 
 def are_null(directions: Tensor, jacobian: Tensor) -> bool:
@@ -157,10 +157,11 @@ def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def null_space(jacobian: Tensor) -> Tensor:
     """Orthonormal null directions, [nullity, parameters]."""
     _, s, vh = torch.linalg.svd(torch.linalg.qr(jacobian, mode="r")[1])
-    return vh[_rank(s) :]
+    return vh[rank(s) :]
 
 
-def _rank(singular_values: Tensor) -> int:
+def rank(singular_values: Tensor) -> int:
+    """How many of some values, in descending order, are above the widest gap that lies below 1e-6 of the largest."""
     if not len(singular_values):
         return 0
     s = (singular_values / singular_values[0]).clamp_min(1e-17)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -37,17 +37,26 @@ _TOGETHER = 256
 
 def directions(spec: SymmetrySpec, program: Program, weights: Weights) -> Tensor:
     """[directions, parameters], of unit length; the parameters in the order of the weights."""
+    return _rows(generate(spec, program, weights), weights)
+
+
+def _rows(changes: Iterable[Weights], weights: Weights) -> Tensor:
     start, total = {}, 0
     for name, weight in weights.items():
         start[name], total = total, total + weight.numel()
     rows = []
-    for change in generate(spec, program, weights):
+    for change in changes:
         row = torch.zeros(total, dtype=torch.float64)
         for name, part in change.items():
             row[start[name] : start[name] + part.numel()] = part.reshape(-1)
         rows.append(row)
     moving = [row for row in rows if float(row.norm()) > _NOTHING]
     return normalize(torch.stack(moving)) if moving else torch.zeros(0, total, dtype=torch.float64)
+
+
+def tangents(spec: SymmetrySpec, weights: Weights) -> Tensor:
+    """Those of the groups alone, as `directions`."""
+    return _rows(_group_directions(spec, weights), weights)
 
 
 def generate(spec: SymmetrySpec, program: Program, weights: Weights) -> Iterator[Weights]:

@@ -1,0 +1,45 @@
+"""Flat directions: null wherever a merge may lead, so that they change no mean.
+
+Let δ be null at every weighted mean of canonical weights, and let A, B, A + aδ and B + bδ be canonical. The way from
+(1 - λ)A + λB to (1 - λ)(A + aδ) + λ(B + bδ) is a line along δ, and consists of such means. So the function has no
+derivative along it, and both ends compute the same: nothing has to match or fix such a direction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Generator, Tensor
+
+from hf_align.symmetry.certificate.count import jacobian, rank, rows_of
+from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
+from hf_align.tracing.trace import Program
+
+POINTS = 8
+"""Means that are tried: a direction that depends on the weights is seen by one already, up to chance."""
+_SHARE = 2.0
+"""Outputs at all of these together, for each direction."""
+
+
+def flat_directions(
+    program: Program, means: Iterable[Weights], null: Tensor, reached: Tensor, rng: Generator
+) -> Tensor:
+    """What of the null directions at some weights is null at others as well.
+
+    Args:
+        means: `POINTS` weighted means of canonical weights.
+        null: orthonormal null directions at canonical weights, [nullity, reached parameters].
+        reached: which parameters are counted, [parameters].
+
+    Returns:
+        orthonormal, [flat, reached parameters].
+    """
+    count = math.ceil(_SHARE * len(null) / rows_of(program) / POINTS)
+    effects = []
+    for weights in means:
+        rows, _ = jacobian(program, weights, [random_inputs(program, rng) for _ in range(count)], rng)
+        effects.append(rows[:, reached] @ null.T / rows.norm())
+    _, sizes, basis = torch.linalg.svd(torch.linalg.qr(torch.cat(effects), mode="r")[1])
+    return basis[rank(torch.cat([torch.ones(1).to(sizes), sizes])) - 1 :] @ null

@@ -1,0 +1,60 @@
+"""Null directions are moved, fixed, flat or open, without a word about ops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_symmetries import CASES, derived, traced
+
+from hf_align.symmetry.certificate.directions import directions
+from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
+from hf_align.symmetry.gauges.canonical import CanonicalWeights, CentreWriter
+
+_OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit")
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt2 tied", "falcon mamba", "mixtral", "falcon"])
+def test_generators_that_read_the_graph_span_no_more(case: str) -> None:
+    program, spec = traced(case), derived(case)
+    found = null_directions(program, spec, rng())
+    generated = orthonormal(directions(spec, program, canonical_weights(program, spec, rng()))[:, found.reached])
+    assert len(found.open) == 0
+    assert len(generated) == len(found.found) == found.nullity
+    assert torch.allclose(generated @ found.found.T @ found.found, generated, atol=1e-8)
+
+
+def test_words_and_positions_exchange_a_constant_at_all_weights() -> None:
+    """Of the eight directions the mean is fixed: every writer loses it."""
+    found = null_directions(traced("gpt2"), derived("gpt2"), rng())
+    assert len(found.flat) == 7
+
+
+def test_a_symmetry_that_depends_on_the_weights_is_open_without_its_gauge() -> None:
+    """One value bias for each channel of a head goes into the output bias by way of the output weight."""
+    program, spec = traced("gpt2"), derived("gpt2")
+    kept = tuple(g for g in spec.gauges if type(g).__name__ != "MoveValueBias")
+    whole, found = (null_directions(program, replace(spec, gauges=g), rng()) for g in (spec.gauges, kept))
+    assert (found.nullity, len(found.open)) == (whole.nullity, 8)
+    assert set(found.by_parameter()) >= {"transformer.h.0.attn.c_attn.bias", "transformer.h.0.attn.c_proj.bias"}
+
+
+def test_a_symmetry_that_does_not_is_flat_without_its_gauge() -> None:
+    program, spec = traced("gpt2"), derived("gpt2")
+    table = "transformer.wpe.weight"
+    kept = tuple(g for g in spec.gauges if not (isinstance(g, CentreWriter) and g.parameter == table))
+    whole, found = (null_directions(program, replace(spec, gauges=g), rng()) for g in (spec.gauges, kept))
+    assert len(found.open) == 0
+    assert len(found.flat) == len(whole.flat) + derived("gpt2").shape(table)[0]
+
+
+@pytest.mark.parametrize("case", [c if c in _OF_EACH_GAUGE else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def test_canonical_weights_are_their_own_canonical_form(case: str) -> None:
+    weights = canonical_weights(traced(case), derived(case), rng())
+    again = CanonicalWeights(weights, derived(case).gauges)
+    assert max(float((again[name] - weight).abs().max()) for name, weight in weights.items() if weight.numel()) < 1e-12
