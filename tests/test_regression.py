@@ -19,7 +19,7 @@ from hf_align.errors import HfAlignError
 from hf_align.merging import regression
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.lockstep import divided, program_of, require_same
-from hf_align.merging.regression import Regressed, regress, ridge
+from hf_align.merging.regression import Regressed, mean_of, regress, ridge
 from hf_align.merging.samples import Samples
 from hf_align.merging.sites import sites
 from hf_align.running.generate import noise
@@ -67,7 +67,7 @@ def samples_of(config: PretrainedConfig, count: int = 40) -> Samples:
 
 def solved(models: Aligned, samples: Samples, weight: float = 0.5) -> Regressed:
     found: dict[str, Tensor] = {}
-    regress(models, samples, weight, found)
+    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found)
     return Regressed(models, found)
 
 
@@ -185,7 +185,7 @@ def test_what_is_solved_is_not_solved_again(half: int, monkeypatch: pytest.Monke
     found = dict(list(whole.items())[: len(whole) // 2 + half])
     calls = []
     monkeypatch.setattr(regression, "ridge", lambda *x: calls.append(x) or ridge(*x))
-    regress(models, samples, 0.5, found)
+    regress((models.a, models.b), (0.5, 0.5), samples, mean_of(models, 0.5), found)
     assert 0 < len(calls) < len(whole) and found.keys() == whole.keys()
     assert all(torch.equal(found[n], whole[n]) for n in whole)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hf_align.api.merge import interpolate, merge
     from hf_align.api.symmetries import Symmetries, certify, randomize, symmetries
     from hf_align.api.tasks import score
+    from hf_align.api.transport import transport
     from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels, OutputError
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "randomize",
     "score",
     "symmetries",
+    "transport",
 ]
 
 _HOMES = {
@@ -51,6 +53,7 @@ _HOMES = {
     "randomize": "api.symmetries",
     "symmetries": "api.symmetries",
     "score": "api.tasks",
+    "transport": "api.transport",
     "CheckpointError": "errors",
     "HfAlignError": "errors",
     "IncompatibleModels": "errors",

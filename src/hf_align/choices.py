@@ -28,6 +28,8 @@ MergekitMethod = Literal[
     "sce", "model_stock", "karcher", "multislerp", "nuslerp", "nearswap", "arcee_fusion", "ram", "ramplus_tl",
 ]  # fmt: skip
 """How they are merged by mergekit."""
+TransportMethod = Literal["regression", "task_arithmetic"]
+"""How a fine-tune is carried to another base."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
 LambdaSampling = Literal["near-midpoint", "midpoint", "uniform"]
 """Where between two models a descent takes the loss: λ in (0.4, 0.6), 0.5, or in (0, 1)."""

@@ -1,4 +1,4 @@
-"""What the command line does with models, for other programs too: merge, align, evaluate.
+"""What the command line does with models, for other programs too: merge, align, transport, evaluate.
 
 Modelling code takes seconds to load. What needs it is imported where it is called, so that a plain merge does not wait.
 """
@@ -63,6 +63,34 @@ def align(a: str, b: str, output: Path, options: Options, data: Path | None = No
     from hf_align.jobs.aligned import Align
 
     return run(Align.open(a, b, Asked(options, data, say)), output)
+
+
+def transport(
+    finetuned: str,
+    base: str,
+    onto: str,
+    output: Path,
+    options: Options,
+    data: Path | None = None,
+    say: Say = silent,
+    *,
+    strength: float = 1.0,
+    command: str = "",
+) -> Report:
+    """Carry what a fine-tune learned on its base to another base, and write that.
+
+    Args:
+        finetuned, base, onto: folders or Hub references, of one architecture and vocabulary.
+        options: `method` is "regression", or "task_arithmetic" for B + λ (F − A) alone.
+        data: text like what the fine-tune was trained on; half of it is run on, the other half reported on.
+        strength: λ, how much of the change is carried over.
+
+    Raises:
+        HfAlignError: any bad input, before anything is written.
+    """
+    from hf_align.jobs.transport import Transport
+
+    return run(Transport.open(finetuned, base, onto, Asked(options, data, say, command), strength=strength), output)
 
 
 def evaluate(a: str, b: str, data: Path, options: Options, say: Say = silent) -> Comparison:

@@ -118,7 +118,7 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     alignments = []
     for number, (other, elements) in enumerate(zip(others, found, strict=True), start=1):
         matched = models.match(elements, sweeps, number)
-        moved = [_moved(g, aligned_config, spec, e) for g, e in ((other, matched.b), (reference, matched.a))]
+        moved = [moved_of(g, aligned_config, spec, e) for g, e in ((other, matched.b), (reference, matched.a))]
         said = hold_all(moved, devices.running).as_json() if witness else None
         distance = None if matched.before is None or matched.after is None else (matched.before, matched.after)
         alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, distance, said))
@@ -144,7 +144,7 @@ def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) ->
     return config
 
 
-def _moved(given: Given, written: PretrainedConfig, spec: SymmetrySpec, elements: Elements) -> Moved:
+def moved_of(given: Given, written: PretrainedConfig, spec: SymmetrySpec, elements: Elements) -> Moved:
     """A model as it was taken in, and as it will be: weights wider than float32 stay so."""
     weights = given.weights
     stored = {n: torch.float64 if weights[n].dtype == torch.float64 else torch.float32 for n in spec.parameters}

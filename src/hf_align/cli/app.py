@@ -21,6 +21,7 @@ from hf_align.cli.mergekit import mergekit
 from hf_align.cli.push import push
 from hf_align.cli.report import report
 from hf_align.cli.spec import spec
+from hf_align.cli.transport import transport
 from hf_align.errors import HfAlignError, one_line
 from hf_align.processes import alone_by_mistake, current
 
@@ -29,7 +30,7 @@ _BOTH = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="hf-align", cls=Group, context_settings=_BOTH, rich_markup_mode=None, pretty_exceptions_enable=False
 )
-for command in (merge, align, evaluate, certify, spec, explain, mergekit, report, push):
+for command in (merge, align, transport, evaluate, certify, spec, explain, mergekit, report, push):
     app.command(cls=Command, context_settings=_BOTH)(command)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from hf_align import console
 from hf_align.choices import OwnMethod
 from hf_align.cli import options as opt
-from hf_align.cli import words
 from hf_align.errors import OptionError
 from hf_align.options import Options
 
@@ -86,7 +84,7 @@ def merge(
     console.bars(quiet)
     owner = _uploader(push, create_pr) if push is not None else ""
     done = _merged(models, output, options, base, parameter, data, push is not None if certify is None else certify,
-                   _command(ctx))  # fmt: skip
+                   opt.command(ctx, merge))  # fmt: skip
     report = done.as_json()
     lines = console.merge_lines(report)
     if push is not None:
@@ -141,13 +139,6 @@ def _plan(models: list[str], output: Path, options: Options, as_json: bool) -> N
     console.emit(found.as_json(), as_json, dry_run.lines(found))
     if not found.compatible:
         raise typer.Exit(2)
-
-
-def _command(ctx: typer.Context) -> str:
-    """This command, for the card."""
-    kinds: dict[str, Any] = get_type_hints(merge)
-    paths = frozenset(name for name, kind in kinds.items() if Path in (kind, *get_args(kind)))
-    return words.told(words.with_values(sys.argv[1:]), ctx.command.params, paths)
 
 
 def _base(model: str) -> str:

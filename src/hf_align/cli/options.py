@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from hf_align import choices
+from hf_align.cli import words
 from hf_align.errors import OptionError
 from hf_align.matching.schedule import Schedule
 from hf_align.options import Options
@@ -332,3 +334,14 @@ def at_revision(model: str, revision: str | None) -> str:
     if "+" in model:
         raise OptionError(f"--revision is of one repository; write {model.replace('+', '@REVISION+')}")
     return f"{model}@{revision}"
+
+
+def command(ctx: typer.Context, function: Callable[..., None]) -> str:
+    """What was typed, for the card.
+
+    Args:
+        function: the command's.
+    """
+    kinds: dict[str, Any] = get_type_hints(function)
+    paths = frozenset(name for name, kind in kinds.items() if Path in (kind, *get_args(kind)))
+    return words.told(words.with_values(sys.argv[1:]), ctx.command.params, paths)

@@ -24,7 +24,7 @@ from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, learn_curve
 from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT, REGRESSION
-from hf_align.merging.regression import Regressed, regress
+from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import Samples
 from hf_align.ondemand import Computed
 from hf_align.outcome import Report
@@ -153,7 +153,8 @@ class Merge(OpenedJob[Mixed]):
             if claim.processes.leads and not found.is_whole:
                 samples = Samples.of(models, self.models.network, self.fit, self.asked.say)
                 with waiting("regression", quiet=self.options.quiet):
-                    regress(models, samples, self.options.weight, found)
+                    weight = self.options.weight
+                    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found)
                 found.close()
         return found
 

@@ -25,7 +25,7 @@ from hf_align.merging.samples import Samples
 from hf_align.merging.sites import Site, sites
 from hf_align.merging.tensors import linear
 from hf_align.ondemand import Computed
-from hf_align.running.network import Network
+from hf_align.running.network import Network, Weights
 from hf_align.tracing.execute import call_wide
 
 RIDGE = 1e-3
@@ -45,7 +45,7 @@ def sequential_regression(models: Aligned, samples: Samples) -> Mix:
     def mix(name: str, weight: float) -> Tensor:
         if weight not in found:
             found[weight] = {}
-            regress(models, samples, weight, found[weight])
+            regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found[weight])
         return Regressed(models, found[weight])(name, weight)
 
     return mix
@@ -78,25 +78,34 @@ class Regressed:
         return f"regression solves {len(names) - len(mean)} of {len(names)} weights{kept}"
 
 
-def regress(models: Aligned, samples: Samples, weight: float, solved: Solved) -> None:
+def mean_of(models: Aligned, weight: float) -> Weights:
+    """The mean of all weights, with a share of B's."""
+    mean = Regressed(models, {})
+    return Computed(models.spec.parameters, lambda name: mean(name, weight))
+
+
+def regress(
+    models: Sequence[Weights], shares: Sequence[float], samples: Samples, start: Weights, solved: Solved
+) -> None:
     """Find every weight that `solved` does not have yet and that can be regressed.
 
     Args:
-        weight: of B.
+        models: that run beside their merge.
+        shares: of each of them in what is aimed at; 1 in sum, and negative for what is subtracted.
+        start: where the ridge draws the weights to, and what those that are not fitted remain.
 
     Raises:
         HfAlignError: the model has no graph, or one that does not compute what it computes.
     """
     network, parts = samples.network, divided(samples.all)
     program = program_of(network, parts[0])
-    require_same(program, network, models.a, parts[0])
-    mean = Regressed(models, {})
-    merged = Computed(models.spec.parameters, lambda n: solved[n] if n in solved else mean(n, weight))
+    require_same(program, network, models[0], parts[0])
+    merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
     left = sites(program)
     for half in (names for names in map(_names, left) if not names <= solved.keys()):  # a run was killed between two
         for name in half & solved.keys():
             del solved[name]
-    steps = Lockstep(program, network, parts, (models.a, models.b, merged), _looked_up(left))
+    steps = Lockstep(program, network, parts, (*models, merged), _looked_up(left))
     while left:
         stage = steps.stage([site.node for site in left])
         chosen = _next(left, steps)
@@ -104,7 +113,7 @@ def regress(models: Aligned, samples: Samples, weight: float, solved: Solved) ->
         fits = [_Fit(site, network) for site in chosen if not _names(site) <= solved.keys()]
         for lookups in steps.run(stage, [fit.site.node for fit in fits], _looked_up(left)):
             for fit in fits:
-                fit.add(lookups, steps, (1 - weight, weight))
+                fit.add(lookups, steps, shares)
         for fit in fits:
             for name, step in fit.steps().items():
                 solved[name] = merged[name].float().cpu() + step

@@ -1,0 +1,75 @@
+"""`hf-align transport`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from hf_align import choices, console
+from hf_align.cli import options as opt
+from hf_align.errors import OptionError
+from hf_align.options import Options
+
+
+def transport(
+    ctx: typer.Context,
+    finetuned: Annotated[
+        str, typer.Argument(metavar="FINETUNED", help="The fine-tune: a folder, org/name, or MODEL+ADAPTER.")
+    ],
+    base: Annotated[
+        str, typer.Option(metavar="A", rich_help_panel=opt.MERGING, help="The model that it was tuned from.")
+    ],
+    onto: Annotated[
+        str, typer.Option(metavar="B", rich_help_panel=opt.MERGING, help="The base that it is carried to.")
+    ],
+    output: opt.Output,
+    method: Annotated[
+        choices.TransportMethod,
+        typer.Option(
+            metavar="METHOD",
+            rich_help_panel=opt.MERGING,
+            help="regression fits every weight so that B does on top of its own what the fine-tune does on top of A; "
+            "task_arithmetic only adds the change of the weights, in B's basis.",
+        ),
+    ] = "regression",
+    strength: Annotated[
+        float, typer.Option(metavar="T", rich_help_panel=opt.MERGING, help="How much of the change is carried over.")
+    ] = 1.0,
+    match: opt.Match = Options.match,
+    data: opt.Data = None,
+    residual: opt.Residual = Options.residual,
+    heads: opt.Heads = Options.heads,
+    spaces: opt.Spaces = None,
+    untie: opt.Untie = None,
+    specs: opt.Specs = None,
+    strict: opt.Strict = False,
+    dtype: opt.Dtype = None,
+    max_shard_size: opt.MaxShardSize = Options.max_shard_size,
+    overwrite: opt.Overwrite = False,
+    token: opt.Token = None,
+    trust_remote_code: opt.Remote = False,
+    device: opt.Device = None,
+    offload: opt.Offload = None,
+    witness: opt.Witness = True,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Carry what a fine-tune learned on its base to another base.
+
+    Without data the models are run on what the fine-tune writes. With data (text like what it was trained on) the
+    report says how much of the gain is carried over.
+
+    $ hf-align transport org/a-chat --base org/a --onto org/b -o b-chat
+    """
+    if not math.isfinite(strength):
+        raise OptionError(f"--strength is {strength}; a finite number is needed")
+    options = opt.chosen(locals())
+    console.bars(quiet)
+    from hf_align import pipeline
+
+    report = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),
+                                strength=strength, command=opt.command(ctx, transport)).as_json()  # fmt: skip
+    console.emit(report, as_json, console.merge_lines(report))

@@ -1,0 +1,113 @@
+"""The job of `transport`: a fine-tune of one base, carried to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.shards import Source as Entries
+from hf_align.jobs.aligned import OpenedJob, save_matches
+from hf_align.jobs.job import Asked
+from hf_align.jobs.kept_weights import KeptWeights
+from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.merging.methods import REGRESSION
+from hf_align.merging.transport import Fine, samples_of
+from hf_align.ondemand import Computed
+from hf_align.outcome import Report
+from hf_align.progress import waiting
+from hf_align.running.data import with_labels
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.network import Batch, Weights
+from hf_align.witness.witness import Moved
+from hf_align.writing import draft_of, entries_of, record, reported_on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport(OpenedJob[Basis]):
+    """B with what the fine-tune learned on A.
+
+    Attributes:
+        strength: how much of the change is carried over.
+        held_out: examples to report on.
+    """
+
+    strength: float
+    held_out: Batch | None
+
+    @classmethod
+    def open(cls, finetuned: str, base: str, onto: str, asked: Asked, *, strength: float) -> Transport:
+        """Open all three models.
+
+        Raises:
+            HfAlignError: any bad input.
+        """
+        options = asked.options
+        models = Opened.open({"onto": onto, "base": base, "finetuned": finetuned}, options, asked.say, jointly=False)
+        pair = models.first
+        fit, held_out = examples(pair, options, asked.data)
+        if held_out is not None:
+            with_labels(held_out)
+        asked.clock.lap("open")
+        made_with = {"the command": "transport", "--strength": str(strength), **reported_on(held_out)}
+        return cls(asked=asked, sources=models.sources, record=record(made_with, models, fit),
+                   draft=draft_of(pair, pair.layout(pair.a), options), chosen={"strength": strength}, models=models,
+                   fit=fit, strength=strength, held_out=held_out)  # fmt: skip
+
+    def match(self, claim: Claim) -> Basis:
+        """The bases are matched; the fine-tune moves as its base does."""
+        bases = replace(self.models, pairs=self.models.pairs[:1], names=self.models.names[:2])
+        matches = bases.match(claim, self.fit, self.asked.say).matches
+        return Basis(self.models, [*matches, *matches])
+
+    def moved(self, match: Basis) -> list[Moved]:
+        return match.moved(("the other base", "the base", "the fine-tune")) if match.matches else []
+
+    def entries(self, claim: Claim, match: Basis) -> Entries:
+        pair = self.models.first
+        return entries_of(pair, pair.layout(pair.a), self.options, self._made(claim, match).__getitem__, self.asked.say)
+
+    def _fine(self, match: Basis) -> Fine:
+        onto, base, finetuned = match.weights
+        return Fine(onto, base, finetuned, self.strength)
+
+    def _made(self, claim: Claim, match: Basis) -> Weights:
+        """The weights of the result, by name in memory."""
+        fine = self._fine(match)
+        solved = self._solved(claim, fine) if self.options.method == REGRESSION else {}
+        start = fine.by_vector
+        return Computed(self.models.spec.parameters, lambda n: solved[n].to(start[n]) if n in solved else start[n])
+
+    def _solved(self, claim: Claim, fine: Fine) -> Mapping[str, Tensor]:
+        """The weights that are fitted; what a run with the same record has found is used again."""
+        found = KeptWeights(claim, tuple(self.models.spec.parameters))
+        with claim.processes.together():
+            if claim.processes.leads and not found.is_whole:
+                samples = samples_of(fine.finetuned, self.models.network, self.fit, self.asked.say)
+                with waiting("regression", quiet=self.options.quiet):
+                    fine.solve(samples, found)
+                found.close()
+        return found
+
+    def document(self, claim: Claim, match: Basis, report: Report) -> None:
+        save_matches(claim.documents, replace(match, matches=match.matches[:1]))
+        if self.held_out is not None:
+            report.notes.append(self._judged(self.held_out, match, self._made(claim, match)))
+            self.asked.clock.lap("evaluate")
+        super().document(claim, match, report)
+
+    def _judged(self, held_out: Batch, match: Basis, made: Weights) -> str:
+        """One honest sentence."""
+        evaluator, names = Evaluator(self.models.network, held_out), self.models.spec.parameters
+        raw = self._fine(Basis(self.models))
+        loss, before, there, added = (
+            evaluator.loss(Computed(names, weights.__getitem__))
+            for weights in (made, raw.onto, raw.finetuned, raw.by_vector)
+        )
+        losses = f"the result has loss {loss:.3f}, the other base {before:.3f}, the fine-tune {there:.3f}"
+        plain = f"what the fine-tune changed, added without alignment: {added:.3f}"
+        if there >= before:
+            return f"the fine-tune is no better here than the other base: {losses}; {plain}"
+        return f"{(before - loss) / (before - there):.0%} of the gain is carried over: {losses}; {plain}"
