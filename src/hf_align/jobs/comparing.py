@@ -33,7 +33,7 @@ def compare(basis: Basis, held_out: Batch) -> Comparison:
     evaluator = Evaluator(network, held_out)
     ends = (*Basis(models).weights, *basis.weights)
     raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(models.spec.parameters, w.__getitem__)) for w in ends)
-    with tqdm(total=2 * points, desc="evaluating", unit="loss", disable=models.options.quiet) as bar:
+    with tqdm(total=2 * points, desc="losses on the way from A to B", unit="loss", disable=models.options.quiet) as bar:
         found = evaluator.compare((raw_a, raw_b), (moved_a, moved_b), points, bar.update)
     rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
     before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
