@@ -63,7 +63,7 @@ def test_a_run_that_is_complete_has_nothing_to_do(
     first, whole, times = capsys.readouterr().out, contents(out), written(out)
     assert run(*arguments) == 0
     again = capsys.readouterr()
-    assert again.out == first.split("seconds: ")[0] + f"{out} is already complete\n"
+    assert again.out == first.split("seconds: ")[0] + f"{out} is already complete: a llama that the same command made\n"
     assert written(out) == times
     assert run(*arguments, "--weight", "0.3") == 2 and "is not empty" in capsys.readouterr().err
     assert run(*arguments, "--overwrite") == 0 and written(out) != times

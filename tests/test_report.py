@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -24,7 +26,8 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A merge with everything that a page can show."""
     out = tmp_path_factory.mktemp("merge") / "out"
     data = DATA / "eval_digits.safetensors"
-    assert run("merge", *(MODELS / "vit" / s for s in "01"), "-o", out, "--data", data, "--certify", "--quiet") == 0
+    options = ("--data", data, "--points", "5", "--certify", "--quiet")
+    assert run("merge", *(MODELS / "vit" / s for s in "01"), "-o", out, *options) == 0
     assert run("report", out) == 0
     return out
 
@@ -67,8 +70,9 @@ def test_the_page_says_what_was_measured(merged: Path) -> None:
     assert made.comparison and made.certificate
     assert f"{made.comparison['aligned']['barrier']:.3f}</b>" in text
     assert f"{made.certificate['complete']['found']} of {made.certificate['complete']['nullity']}" in text
+    assert "None is missing: they span all" in text and "answer as they did" in text
     points = re.findall(r'<polyline points="([^"]*)"', text)
-    assert [len(p.split()) for p in points] == [2, 21, 21]
+    assert [len(p.split()) for p in points] == [2, 5, 5]
     lowest = [max(float(xy.split(",")[1]) for xy in p.split()) for p in points]
     assert max(lowest) <= 262 + 0.1
     assert "vit.layers.*.attention.q_proj.weight" in text or "attention.query.weight" in text
@@ -132,17 +136,73 @@ def test_ticks_enclose(low: float, high: float) -> None:
     assert ticks == sorted(set(ticks))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
-def test_a_browser_draws_it(merged: Path, tmp_path: Path) -> None:
+def test_it_links_to_models_of_the_hub(merged: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(merged, tmp_path / "merged")
+    made = Provenance.load(folder)
+    there = {"name": "org/a", "repository": "org/a", "commit": "c" * 40}
+    made.inputs[0] = made.inputs[0].model_copy(update=there)
+    made.save(folder)
+    assert run("report", folder) == 0
+    links = re.findall(r'href="([^"]*)">([^<]*)<', (folder / "report.html").read_text())
+    assert links == [(f"https://huggingface.co/org/a/tree/{'c' * 40}", "org/a")]
+
+
+def test_options_without_a_value_are_left_out(merged: Path) -> None:
+    made = Provenance.load(merged)
+    assert made.strategy["spaces"] == "" and "spaces" not in made.options and "baseline" not in made.options
+    assert made.model_copy(update={"strategy": {"weight": 0.0}}).options == {"weight": 0.0}
+    page, card = (merged / "report.html").read_text(), (merged / "README.md").read_text()
+    assert "<td>spaces</td>" not in page and "| spaces |" not in card and "| heads | two-stage |" in card
+
+
+def browse(page: Path, *options: str, width: int, dark: bool = False) -> str:
+    """A page in a frame of this width, which no window of a browser has if it is narrow: what the browser prints."""
     assert CHROMIUM is not None
+    frame = page.with_name("frame.html")
+    shown = f'<iframe src="{page.as_uri()}" style="border:0;width:{width}px;height:6000px"></iframe>'
+    listen = "<script>addEventListener('message', e => document.title = e.data)</script>"
+    frame.write_text(f'<!doctype html><body style="margin:0">{listen}{shown}')
+    scheme = "--blink-settings=preferredColorScheme=0" if dark else "--blink-settings=preferredColorScheme=1"
+    window, profile = f"--window-size={max(width, 500)},6000", f"--user-data-dir={page.parent / 'profile'}"
+    quiet = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
+    command = [CHROMIUM, *quiet, scheme, window, profile, *options, frame.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+MEASURE = """<script>
+const out = [...document.querySelectorAll("section *")].filter(e =>
+  e.getBoundingClientRect().right > e.closest("section").getBoundingClientRect().right + 1 && !e.closest("pre"));
+const cells = [...document.querySelectorAll(".cells i")].map(e => e.getBoundingClientRect().width);
+const size = e => parseFloat(getComputedStyle(e.querySelector("text")).fontSize);
+const letters = [...document.querySelectorAll("svg.chart")].map(e =>
+  size(e) * e.getBoundingClientRect().width / e.viewBox.baseVal.width);
+parent.postMessage(JSON.stringify([document.documentElement.scrollWidth, out.map(e => e.outerHTML.slice(0, 80)),
+  cells.length, Math.min(...cells), Math.min(...letters)]), "*");
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_it_fits_a_phone_a_tablet_and_a_desk(width: int, merged: Path, tmp_path: Path) -> None:
+    """Nothing leaves its card, every cell of a heatmap can be seen, and no letter of a chart is too small to read."""
+    page = tmp_path / "page.html"
+    page.write_text((merged / "report.html").read_text().replace("</body>", f"{MEASURE}</body>"))
+    (said,) = re.findall(r"<title>(.*?)</title>", browse(page, "--virtual-time-budget=2000", "--dump-dom", width=width))
+    whole, leaving, cells, narrowest, letter = json.loads(html.unescape(said))
+    assert whole <= width and leaving == []
+    assert cells == (merged / "report.html").read_text().count('<i title="') > 50
+    assert narrowest >= 4 and letter >= 9
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_a_browser_draws_it(width: int, dark: bool, merged: Path, tmp_path: Path) -> None:
     shot = tmp_path / "page.png"
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1040,3600")
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    command = [CHROMIUM, *options, profile, f"--screenshot={shot}", (merged / "report.html").as_uri()]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    page = Path(shutil.copy(merged / "report.html", tmp_path / "page.html"))
+    browse(page, f"--screenshot={shot}", width=width, dark=dark)
     with Image.open(shot) as picture:
-        assert picture.size == (1040, 3600)
         colours = {colour for count, colour in picture.convert("RGB").getcolors(1 << 24) if count > 100}
-    # the curve, and the spaces: residual, heads, hidden units, queries and keys, values
-    for drawn in ("#3b7dd8", "#e0803a", "#8d5fd3", "#2f9e75", "#c9458b", "#98a2b3"):
+    # the curve, and the spaces: residual, heads, hidden units, queries and keys, values; then the cards
+    for drawn in ("#3b7dd8", "#e0803a", "#8d5fd3", "#2f9e75", "#c9458b", "#1b212b" if dark else "#ffffff"):
         assert tuple(int(drawn[i : i + 2], 16) for i in (1, 3, 5)) in colours, drawn

@@ -70,7 +70,7 @@ def merge_lines(report: dict[str, Any]) -> list[str]:
     lines += [line for note in report["notes"] for line in wrapped(note)]
     seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
     if not seconds:  # a run that found its output complete took no stage
-        return [*lines, f"{report['output']} is already complete"]
+        return [*lines, f"{report['output']} is already complete: a {report['model_type']} that the same command made"]
     return [*lines, f"seconds: {seconds}", f"{report['output']} is written"]
 
 

@@ -116,7 +116,8 @@ def _plot(folder: Path, comparison: dict[str, Any]) -> str | None:
     axes.plot(comparison["lambdas"], losses["naive"], color="#9aa0a6", label="averaged as they are")
     axes.plot(comparison["lambdas"], losses["aligned"], color="#1a73e8", label="aligned", linewidth=2.5)
     axes.plot([0, 1], [losses["naive"][0], losses["naive"][-1]], color="#9aa0a6", linestyle=":", linewidth=1)
-    axes.set(xlabel="λ", ylabel="loss", xlim=(0, 1))
+    axes.set(xlabel="λ, the share of the second model", ylabel="loss (nats per label)", xlim=(0, 1),
+             title="Loss on the way from the first model to the second")  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     (folder / FOLDER).mkdir(exist_ok=True)

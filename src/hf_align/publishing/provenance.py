@@ -89,6 +89,11 @@ class Provenance(BaseModel):
         """What was merged, without owners."""
         return " + ".join("+".join(part.rpartition("/")[2] for part in name.split("+")) for name in self.models)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that were given a value."""
+        return {k: v for k, v in self.strategy.items() if v != "" and v is not None and v is not False}
+
     def save(self, folder: Path) -> None:
         """Write it into a model's folder."""
         (folder / FOLDER).mkdir(exist_ok=True)

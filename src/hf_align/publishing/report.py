@@ -125,7 +125,7 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
             turns=_turns(spec, elements),
             pinned=_pinned(spec),
             weights=_weights(spec, colours),
-            options={k: v for k, v in made.strategy.items() if v not in ("", False, None)},
+            options=made.options,
             legend=[(name, colour) for name, colour in colours.items()],
         ),
         encoding="utf-8",
@@ -136,14 +136,14 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
 
 
 def _chart(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """Polylines in a box of 640 by 300, and where its ticks are."""
+    """Polylines in a box of 640 by 320, and where its ticks are."""
     paths = {name: comparison[name]["losses"] for name in ("naive", "aligned")}
     low, high = min(map(min, paths.values())), max(map(max, paths.values()))
     ticks = _ticks(low, high)
     bottom, top = min(low, ticks[0]), max(high, ticks[-1])
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return round(56 + 560 * x, 1), round(262 - 240 * (y - bottom) / ((top - bottom) or 1), 1)
+        return round(56 + 560 * x, 1), round(262 - 222 * (y - bottom) / ((top - bottom) or 1), 1)
 
     def line(losses: Sequence[float]) -> str:
         points = (at(x, y) for x, y in zip(comparison["lambdas"], losses, strict=True))
@@ -191,10 +191,9 @@ def _heat(found: Mapping[str, tuple[float, float]]) -> dict[str, Any] | None:
     if not rows:
         return None
     columns = max(max(row) for row in rows.values()) + 1
-    cell = max(4.0, min(26.0, 250 / columns))
     in_layers = {kind: row for kind, row in rows.items() if "*" in kind}
     outside = {kind: row for kind, row in rows.items() if "*" not in kind}
-    return {"rows": {**outside, **in_layers}, "columns": columns, "cell": cell, "width": cell * columns}
+    return {"rows": {**outside, **in_layers}, "columns": columns}
 
 
 def _features(found: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
@@ -364,6 +363,6 @@ def _edge(axis: Sequence[Segment], colours: Mapping[str, str]) -> Edge:
             factor = segment[min(level, len(segment) - 1)]
             share = math.prod(f.size for f in segment) / whole
             kind = _starred(factor.space) if factor.space else ""
-            strip.append((share, colours[kind] if kind else _PINNED, f"{factor.size}: {kind or 'pinned'}"))
+            strip.append((share, colours[kind] if kind else _PINNED, f"{factor.size}: {kind or 'does not move'}"))
         strips.append(tuple(strip))
     return Edge(tuple(strips))
