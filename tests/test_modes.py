@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import transformers as hf
@@ -45,6 +47,11 @@ class Layer(nn.Module):
         return x + self.down(hidden)
 
 
+TOGETHER = ("two arguments", "an argument and an odd length", "an argument and few", "an argument and many",
+            "odd and many")  # fmt: skip
+"""What does nothing apart."""
+
+
 class Moody(PreTrainedModel):
     """Looks at the order of its hidden units only now and then."""
 
@@ -75,6 +82,10 @@ class Moody(PreTrainedModel):
             x = layer(x)
         if (kind == "length" and x.shape[1] > 16) or (kind == "parity" and x.shape[1] % 2 == 0):
             x = x.flip(-1)
+        length, odd, given = x.shape[1], x.shape[1] % 2 == 1, hint is not None
+        if kind in TOGETHER:
+            flips = given and loud, given and odd, given and length < 5, given and length > 16, odd and length > 16
+            x = self.side(x).flip(-1) if flips[TOGETHER.index(kind)] else self.side(x)
         if kind == "place":
             x = x.flip(2 if loud else 1)
         if (kind == "argument" and hint is not None) or (kind == "flag" and loud) or note is not None:
@@ -115,15 +126,17 @@ def moved(config: Config, spec: SymmetrySpec) -> tuple[Moody, Moody]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["length", "parity", "cache", "flag", "layer", "loop", "exporting", "argument", "place"]
+    "kind",
+    ["length", "parity", "cache", "flag", "layer", "loop", "exporting", "argument", "place", *TOGETHER],
 )
 def test_a_model_that_is_moved_answers_as_before_however_it_is_called(kind: str) -> None:
     config = Config(kind=kind, architectures=["Moody"])
     before, after = moved(config, derive_by_depth(config))
     ids = torch.arange(24)[None] % 11
     with torch.no_grad():
-        for length in (1, 6, 7, 17, 24):
-            for more in ({}, {"loud": True}, {"hint": torch.ones(1, length, dtype=torch.long)}):
+        for length in (1, 4, 7, 17, 24):
+            hint = {"hint": torch.ones(1, length, dtype=torch.long)}
+            for more in ({}, {"loud": True}, hint, {"loud": True, **hint}):
                 answers = [m(ids[:, :length], **more)["logits"] for m in (before, after)]
                 torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
         caches = [m(ids[:, :5], use_cache=True)["past_key_values"] for m in (before, after)]
@@ -224,6 +237,13 @@ def test_more_ways_to_call_a_plain_model_take_nothing_from_its_symmetries(config
     one, all_ = derive(trace(config)), in_all_modes(config)
     assert dict(one.parameters) == dict(all_.parameters)
     assert one.gauges == all_.gauges
+
+
+def test_a_call_that_does_at_another_length_what_it_does_at_its_own_is_not_interpreted_again() -> None:
+    assert trace_modes(build_without_weights(tiny_llama())).modes == (
+        "input_ids, 2 × 12", "a step with a cache", "input_ids with attention_mask", "input_ids with position_ids",
+        "input_ids with attention_mask and position_ids",
+    )  # fmt: skip
 
 
 def test_the_certificate_says_for_which_calls_it_holds() -> None:

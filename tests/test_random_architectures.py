@@ -87,6 +87,7 @@ def hold(count: int, certified_one_in: int) -> None:
         holds()
 
 
+@pytest.mark.timeout(1800)
 def test_thirty_architectures() -> None:
     hold(30, 30)
 
@@ -111,7 +112,5 @@ true, "bias": true, "offset": 0.0}, "head bias": true, "softcap": false, "tied":
 """Its second layer runs where the length is even; what it reads depends on the segments."""
 
 
-def test_two_arguments_of_which_each_alone_does_no_harm() -> None:
-    """Traced with segments at an odd length and without them at an even one: the witness sees both together."""
-    found = outcome(SEGMENTS_AND_PARITY)
-    assert found.startswith(("kept", "refused: hf-align: aligned B is not B")), found
+def test_an_argument_and_a_length_of_which_each_alone_does_no_harm() -> None:
+    assert outcome(SEGMENTS_AND_PARITY) == "kept"

@@ -148,8 +148,8 @@ def test_modes_and_lengths() -> None:
 def test_long_inputs_are_as_long_as_is_affordable() -> None:
     pair = open_pair(str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1"))
     config = tiny_llama(max_position_embeddings=4096, sliding_window=100)
-    assert lengths(config, pair.spec) == (1, 2, 7, 16, 65, 101, 256, 1023, 2048)
-    assert lengths(tiny_llama(max_position_embeddings=10), pair.spec) == (1, 2, 7, 10)
+    assert lengths(config, pair.spec) == (1, 2, 7, 16, 17, 65, 101, 102, 256, 1023, 2047, 2048)
+    assert lengths(tiny_llama(max_position_embeddings=10), pair.spec) == (1, 2, 7, 9, 10)
     wide = replace(
         pair.spec, parameters={f"{i}.{n}": axes for i in range(3000) for n, axes in pair.spec.parameters.items()}
     )
@@ -234,7 +234,7 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--dtype", "bfloat16", "--json") == 0
     found = json.loads(capsys.readouterr().out)["witness"]
     assert re.fullmatch(r"witness: aligned B and A answer as they did, largest change \S+ of the largest output "
-                        r"\(rounding alone: \S+; as bfloat16: \S+\), 5 modes, lengths 1 to 64, 32 tokens with a cache",
+                        r"\(rounding alone: \S+; as bfloat16: \S+\), 6 modes, lengths 1 to 64, 32 tokens with a cache",
                         found["sentence"])  # fmt: skip
     b, a = found["models"]
     assert (b["model"], a["model"]) == ("B", "A") and b["written"] == 32 and not b["not_run"]

@@ -35,10 +35,10 @@ def norm(kind: str = "layer", **changes: Any) -> Plan:
 
 
 def step(part: str, *, before: Plan | None = None, after: Plan | None = None, join: str = "add",
-         **changes: Any) -> Plan:  # fmt: skip
+         above: int = 0, parity: bool = False, **changes: Any) -> Plan:  # fmt: skip
     """A part in a stream, the plainest but for these changes."""
     return {"part": {"is": part, **_PARTS[part], **changes}, "before": before, "after": after, "last": None,
-            "join": join, "above": 0, "parity": False, "at": "all"}  # fmt: skip
+            "join": join, "above": above, "parity": parity, "at": "all"}  # fmt: skip
 
 
 def found(name: str, *layers: Plan, order: tuple[int, ...] = (0,), width: int = 8, **changes: Any) -> Trap:
@@ -71,6 +71,19 @@ TRAPS = [
         step(
             "attention", fused="parts first", rotary={"kind": "halves", "size": 6, "theta": 100.0, "only first": True}
         ),
+    ),
+    found(
+        "odd and beyond eight",
+        step("map", join="gate", parity=True),
+        step("experts", above=8),
+        order=(0, 1, 0),
+        positions=True,
+    ),
+    found(
+        "beyond a number deep in the config",
+        step("mlp"),
+        step("folded", above=16, **{"two by two": False}),
+        order=(0, 1),
     ),
     found("halves of ten units", step("mlp", hidden=10, gated="halves", reordered="product of halves")),
 ]

@@ -38,15 +38,6 @@ def code_of_layers(program: Program, paths: Sequence[str]) -> Mapping[Layer, Cod
     return {layer: tuple(code) for layer, code in reader.code.items() if layer is not None}
 
 
-def code_of(program: Program) -> Code:
-    """All ops of a call in order, with their arguments and constants."""
-    reader = _Reader(program, {})
-    for node in program.graph.nodes:
-        if node.op == "call_function" and node not in program.constants:
-            reader.add(node, None)
-    return tuple(reader.code[None])
-
-
 def layers_that_differ(full: Program, short: Program, stacks: Sequence[Stack]) -> list[str]:
     """The layers of a model that do not run what stands for them in the shortened model, by their paths.
 

@@ -20,26 +20,41 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError, first_line
+from hf_align.tracing.alike import is_part_of, run_alike
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import Example, parts
 from hf_align.tracing.join import join
-from hf_align.tracing.layer_code import code_of
 from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.reasons import reason
 from hf_align.tracing.trace import Program, op_name, trace_call, trace_model
-from hf_align.tracing.ways import Mode, NothingNew, at_length, extent, positions, try_parts, try_ways
+from hf_align.tracing.ways import (
+    Mode,
+    NothingNew,
+    at_its_length,
+    at_length,
+    extent,
+    positions,
+    together,
+    try_parts,
+    try_together,
+    try_ways,
+    with_fewer_tokens,
+)
 
 logger = logging.getLogger(__name__)
-_SHORT = (7, 12)
-"""An odd and an even length."""
+_LENGTH = 12
+"""Of the first call. Every call is tried with one token less, too: code may look at whether there is an even number."""
+_FEW = 4
+"""Tokens of a short call."""
 _LONGEST = 600
 """Positions up to which a call is traced: beyond, the masks alone take seconds."""
-_LENGTHS = 6
-"""Different lengths that are traced at most."""
+_LENGTHS = 5
+"""Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
-"""Texts at once at each of them, in turn."""
+"""Texts at once at other lengths, in turn."""
 _LEAST = 3
 """Smaller numbers in the modelling code are no lengths."""
+Found = tuple[Mode, Program]
 _KEEPS = ("use_cache", "use_mems")
 """Flags that make a model return what a later call goes on with."""
 
@@ -54,7 +69,7 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
         return trace_call(model, mode.example)
 
 
-def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _SHORT[0]) -> Program:
+def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _LENGTH) -> Program:
     """All modes of a model of `build_without_weights` as one program.
 
     Args:
@@ -68,7 +83,7 @@ def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, leng
 
 
 def find_modes(
-    model: PreTrainedModel, calls: Sequence[GivenCall] = (), length: int = _SHORT[0]
+    model: PreTrainedModel, calls: Sequence[GivenCall] = (), length: int = _LENGTH
 ) -> list[tuple[Mode, Program]]:
     """The modes of a model, each with its program; first the call that `trace_model` makes.
 
@@ -77,31 +92,100 @@ def find_modes(
         HfAlignError: one of `calls` fails.
     """
     base = trace_model(model, length=length)
-    found = [(Mode(f"{_main(base.example)}, {_extents_of(base.example)}", base.example), base)]
+    plain = at_its_length(Mode(_main(base.example), base.example))
+    found = [(plain, base)]
+    extents, idle = _extents(base), list[Found]()
 
     def attempt(mode: Mode) -> Exception | None:
-        try:
-            program = trace_mode(model, mode)
-        except Exception as error:  # models refuse what they have no use for in as many ways as there are models
-            logger.info("%s: no call with %s (%s)", model.config.model_type, mode.name, first_line(error))
-            return error
-        if not _belongs(program, base, mode) or looks_outside(program):
+        program = _answer(model, mode, base)
+        if isinstance(program, Exception):
+            return program
+        if is_part_of(program, base):
+            idle.append((mode, program))
             return NothingNew()
         found.append((mode, program))
         return None
 
-    for mode in _other_lengths(model, base.example):
+    longer = list(_longer(model, base.example))
+    for mode in longer:
         attempt(mode)
-    try_ways(model, base.example, _extents(base), attempt)
+    try_ways(model, base.example, extents, attempt)
     for call in calls:
         mode = call.mode(model, base.example)
         error = attempt(mode)
         if error is not None and not isinstance(error, NothingNew):
             raise HfAlignError(f"{type(model).__name__} cannot be called with {call.name}: {reason(error)}") from error
+    most = _with_most_arguments(model, found, idle)
+    if most is not None:
+        found += _with_the_same_arguments(model, most, found, longer)
     read = frozenset[str]().union(*(program.opened for _, program in found))
     owners = _owners(name for name in base.shapes if name not in read)
-    try_parts(model, base.example, _extents(base), owners, attempt)
-    return found
+    try_parts(model, base.example, extents, owners, attempt)
+    still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
+    return [*found, *_with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))]
+
+
+def _answer(model: PreTrainedModel, mode: Mode, base: Program) -> Program | Exception:
+    """The program of a call that is one of a model's modes, else what is wrong with it."""
+    try:
+        program = trace_mode(model, mode)
+    except Exception as error:  # models refuse what they have no use for in as many ways as there are models
+        logger.info("%s: no call with %s (%s)", model.config.model_type, mode.name, first_line(error))
+        return error
+    return program if _belongs(program, base, mode) and not looks_outside(program) else NothingNew()
+
+
+def _with_most_arguments(model: PreTrainedModel, found: Sequence[Found], idle: Sequence[Found]) -> Found | None:
+    """A call with all arguments at once that a model takes each alone; None where there are none.
+
+    Args:
+        idle: calls with an argument that does nothing alone.
+    """
+    (plain, base), *_ = found
+    alone = {mode.adds[0][0]: (mode, program) for mode, program in [*reversed(idle), *found] if len(mode.adds) == 1}
+    run = list(alone.values())[:1]
+
+    def attempt(mode: Mode) -> Exception | None:
+        program = _answer(model, mode, base)
+        if isinstance(program, Exception):
+            return program
+        run.append((mode, program))
+        return None
+
+    try_together(model, plain, _extents(base), [mode for mode, _ in alone.values()], attempt)
+    return max(run, key=lambda entry: len(entry[0].adds), default=None)
+
+
+def _with_the_same_arguments(
+    model: PreTrainedModel, most: Found, found: Sequence[Found], longer: Sequence[Mode]
+) -> Iterator[Found]:
+    """What each argument leaves as it is, two together, or one and a certain length, may change: a call with the most
+    arguments, the same with more tokens, and with each kind of media, where it does something else than those found."""
+    base, extents, known = found[0][1], _extents(found[0][1]), [program for _, program in found]
+    if not any(is_part_of(most[1], program) for program in known):
+        yield most
+    length = extent(base.example)[1]
+    for mode in [*longer, *(mode for mode, _ in found if mode.announced is not None)]:
+        whole = mode.extent[1]
+        call = together(model, mode, [whole if n == length else n for n in extents], most[0].adds)
+        answer = NothingNew() if call is None else _answer(model, call, base)
+        if call is None or isinstance(answer, Exception):
+            continue
+        if not any(run_alike(answer, program) for program in [most[1], *known]):
+            yield at_its_length(call), answer
+
+
+def _with_fewer_tokens(model: PreTrainedModel, found: Mapping[Mode, Program]) -> Iterator[Found]:
+    """The calls that do something else with one token less, or with few."""
+    plain, base = next(iter(found.items()))
+    for mode, program in found.items():
+        whole = mode.extent[1]
+        for length in (whole - 1, _FEW):
+            least = _FEW if whole == plain.extent[1] else whole - 1
+            shorter = with_fewer_tokens(mode, length) if length >= least else None
+            answer = NothingNew() if shorter is None else _answer(model, shorter, base)
+            if shorter is not None and isinstance(answer, Program) and not is_part_of(answer, program):
+                yield shorter, answer
 
 
 def _owners(weights: Iterable[str]) -> list[str]:
@@ -116,7 +200,7 @@ def _owners(weights: Iterable[str]) -> list[str]:
 
 
 def _belongs(program: Program, base: Program, mode: Mode) -> bool:
-    """Whether a call does something else than the first one, and is part of the function that a symmetry must keep.
+    """Whether a call is part of the function that a symmetry must keep.
 
     What is given in place of what the model computes by itself (embeddings of its tokens, states of its own encoder)
     is in a basis of the model's own. Such a call does not read all the weights that the first one reads, or no longer
@@ -125,7 +209,7 @@ def _belongs(program: Program, base: Program, mode: Mode) -> bool:
     first = base.example.arguments
     given = [n for n, value in mode.example.arguments.items() if n not in first and isinstance(value, Tensor)]
     instead = bool(given or mode.part) and not _reads(base) <= _reads(program)
-    return bool(program.interface) and not instead and code_of(program) != code_of(base)
+    return bool(program.interface) and not instead
 
 
 def _reads(program: Program) -> set[tuple[str, bool]]:
@@ -138,25 +222,21 @@ def _main(example: Example) -> str:
     return " and ".join(example.arguments)
 
 
-def _extents_of(example: Example) -> str:
-    return " × ".join(map(str, extent(example)))
-
-
-def _other_lengths(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
-    """The first call's arguments at other lengths: odd and even, and on both sides of what the code compares with."""
+def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
+    """The first call's arguments with more tokens, beyond each number that the code may compare with how many there
+    are; by two tokens, so that one less is beyond it, too."""
     if not base.tokens:
         return
-    thresholds = sorted(_numbers_in_code(model) | _windows(model))
     room = positions(model.config) or _LONGEST
-    lengths = [_SHORT[1]]
-    for threshold in thresholds:  # one length for each stretch between two of them, odd and even in turn
-        beyond = threshold + 1 + (threshold + len(lengths)) % 2
-        if lengths[-1] <= threshold and beyond <= min(room, _LONGEST):
+    lengths = [extent(base)[1]]
+    for threshold in sorted(_numbers_in_code(model) | _windows(model)):
+        beyond = min(threshold + 2, room, _LONGEST)
+        if lengths[-1] <= threshold + 1 and beyond > threshold:
             lengths.append(beyond)
-    for i, length in enumerate(_spread(lengths)):
-        example = at_length(base, length, _ROWS[i % len(_ROWS)]) if length <= room else None
+    for i, length in enumerate(_spread(lengths[1:])):
+        example = at_length(base, length, _ROWS[i % len(_ROWS)])
         if example is not None:
-            yield Mode(f"{_main(example)}, {_extents_of(example)}", example)
+            yield at_its_length(Mode(_main(example), example))
 
 
 def _spread(lengths: list[int]) -> list[int]:
@@ -169,12 +249,17 @@ def _spread(lengths: list[int]) -> list[int]:
 def _windows(model: PreTrainedModel) -> set[int]:
     """Small numbers in a config that may limit how far a position sees: any of them, where no matrix has that size."""
     sizes = {size for p in model.parameters() for size in p.shape}
-    found: set[int] = set()
-    for part in parts(model.config):
-        for value in vars(part).values():
-            numbers = value if isinstance(value, (list, tuple)) else (value,)
-            found |= {v for v in numbers if isinstance(v, int) and not isinstance(v, bool)}
-    return {v for v in found - sizes if _LEAST <= v <= _LONGEST}
+    found = {n for part in parts(model.config) for value in vars(part).values() for n in _whole_numbers(value)}
+    return {n for n in found - sizes if _LEAST <= n <= _LONGEST}
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """In a field of a config, also in lists and mappings."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _whole_numbers(entry)
 
 
 def _numbers_in_code(model: PreTrainedModel) -> set[int]:

@@ -32,6 +32,7 @@ _NOT_ASKED = re.compile("^(output|return|use)_|labels?$|loss")
 """Arguments that only ask for more results."""
 _DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILINE)
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
+_ITS_LENGTH = re.compile(r", \d+ × \d+$")
 _PLACES = 4096
 """Places in a text at most."""
 _ATTEMPTS = 40
@@ -52,6 +53,8 @@ class Mode:
         sure: what is given is known to be no stage of what the model computes by itself.
         announced: the kind of what is given besides a text, and the token that stands for it there.
         part: the module of the model that is given `extra`, besides what the model gives it.
+        adds: the arguments that it has besides those of a plainer call, each with the number of its value among those
+            that were tried.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Mode:
     announced: tuple[str, int] | None = None
     part: str = ""
     extra: tuple[tuple[str, Tensor], ...] = ()
+    adds: tuple[tuple[str, int], ...] = ()
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -105,17 +109,66 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     main = " and ".join(base.arguments)
     others = list(media(model)) if "input_ids" in base.arguments else []
     in_texts = {name for _, _, given in others for name in given}.difference(_OF_TEXT)
-    asked = inspect.signature(model.forward).parameters
     for name, sure, values in _arguments(model, model.forward, base, extents):
         if name in in_texts:
             continue
-        mask = name.replace("position_ids", "attention_mask")  # without one, texts that start anew are kept apart
-        beside = {mask: torch.ones(_extent_of(name, base), dtype=torch.long)} if mask in asked and mask != name else {}
-        calls = (Example({**beside, **base.arguments, name: value}, base.tokens) for value in values)
-        _first_that_runs(model, (Mode(f"{main} with {name}", call, sure=sure) for call in calls), attempt)
+        modes = (Mode(f"{main} with {name}", _with(model, base, {name: value}), sure=sure, adds=((name, i),))
+                 for i, value in enumerate(values))  # fmt: skip
+        _first_that_runs(model, modes, attempt)
     for kind, found in itertools.groupby(others, lambda found: found[0]):
         modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
         _first_that_runs(model, modes, attempt)
+
+
+def try_together(
+    model: PreTrainedModel, plain: Mode, extents: Sequence[int], alone: Sequence[Mode], attempt: Attempt
+) -> None:
+    """Try one call with all arguments that a model takes each alone; else with as many as go together.
+
+    Args:
+        plain: a call that has none of them.
+        extents: the lengths of what it computes.
+        alone: calls with one of them each.
+    """
+    adds = [mode.adds[0] for mode in alone if len(mode.adds) == 1]
+    whole = together(model, plain, extents, adds)
+    if len(adds) < 2 or whole is None or attempt(whole) is None:
+        return
+    kept = adds[:1]
+    for add in adds[1:]:
+        more = together(model, plain, extents, [*kept, add])
+        if more is not None and attempt(more) is None:
+            kept.append(add)
+
+
+def together(
+    model: PreTrainedModel, plain: Mode, extents: Sequence[int], adds: Sequence[tuple[str, int]]
+) -> Mode | None:
+    """A call with some arguments more; None where it has them already.
+
+    Args:
+        extents: the lengths of what the plain call computes.
+        adds: as of a mode.
+    """
+    chosen, given = dict(adds), dict[str, Any]()
+    for name, _, values in _arguments(model, model.forward, plain.example, extents):
+        if name in chosen:
+            given.update((name, value) for value in itertools.islice(values, chosen[name], chosen[name] + 1))
+    if not given:
+        return None
+    main = f"{' and '.join(plain.example.arguments)} with " if plain.announced is None else f"{plain.name} and "
+    return replace(plain, name=main + " and ".join(given), example=_with(model, plain.example, given),
+                   adds=tuple((n, chosen[n]) for n in given))  # fmt: skip
+
+
+def _with(model: PreTrainedModel, base: Example, more: Mapping[str, Any]) -> Example:
+    """A call with more arguments; with a mask beside positions: without one, texts that start anew are kept apart."""
+    asked, masks = inspect.signature(model.forward).parameters, dict[str, Tensor]()
+    for name in more:
+        mask = name.replace("position_ids", "attention_mask")
+        if mask in asked and mask != name:
+            masks[mask] = torch.ones(_extent_of(name, base), dtype=torch.long)
+    return Example({**masks, **base.arguments, **more}, base.tokens)
 
 
 def try_parts(
@@ -259,12 +312,30 @@ def cut(example: Example, length: int) -> Example | None:
     if length >= whole:
         return None
 
-    def shorter(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value[tuple(slice(length) if size == whole else slice(None) for size in value.shape)].contiguous()
+    return Example({n: _cut(v, whole, length) for n, v in example.arguments.items()}, example.tokens)
 
-    return Example({n: shorter(v) for n, v in example.arguments.items()}, example.tokens)
+
+def _cut(value: Any, whole: int, length: int) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value[tuple(slice(length) if size == whole else slice(None) for size in value.shape)].contiguous()
+
+
+def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
+    """The same call with so many tokens, of one text where it is nothing but tokens; None where it has no more."""
+    whole, plain = mode.extent[1], not (mode.adds or mode.goes_on or mode.part)
+    if length >= whole or not (mode.example.tokens or mode.announced):
+        return None
+    example = (at_length(mode.example, length, 1) if plain else None) or cut(mode.example, length)
+    if example is None:
+        return None
+    extra = tuple((n, _cut(t, whole, length)) for n, t in mode.extra)
+    return at_its_length(replace(mode, example=example, extra=extra))
+
+
+def at_its_length(mode: Mode) -> Mode:
+    """A mode whose name says how long it is."""
+    return replace(mode, name=f"{_ITS_LENGTH.sub('', mode.name)}, {' × '.join(map(str, mode.extent))}")
 
 
 def extent(example: Example) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from hf_align.running.network import Batch
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import Example, examples
 from hf_align.tracing.trace import quiet
-from hf_align.tracing.ways import Mode, NothingNew, at_length, cut, extent, positions, try_parts, try_ways
+from hf_align.tracing.ways import Mode, NothingNew, at_length, cut, extent, positions, try_parts, try_together, try_ways
 
 WRITTEN = 32
 """Tokens that are written with a cache."""
@@ -126,6 +126,7 @@ def modes(
         attempt(replace(call.mode(model, example), sure=True))
     extents = [n for n, _ in Counter(lengths).most_common(3)]
     try_ways(model, example, extents, attempt)
+    try_together(model, found[0], extents, [mode for mode in found if mode.adds], attempt)
     parts = dict.fromkeys(name.rpartition(" of ")[2] for name in traced if " of " in name)
     try_parts(model, example, extents, parts, attempt)
     missed = set(traced) - {mode.name for mode in found}

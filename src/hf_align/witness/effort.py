@@ -19,8 +19,10 @@ COPIES = 2
 KEPT = 2**28
 """Bytes of answers that are kept, and that a model makes at once."""
 LONGEST = 2048
-_LENGTHS = (1, 2, 7, 16, 65, 256, 1023)
+_LENGTHS = (1, 2, 7, 16, 17, 65, 256, 1023)
 """Odd and even, four times as long each time."""
+_ALWAYS = 5
+"""The first so many of them cost nothing."""
 _WINDOWS = ("window", "chunk", "local", "block", "segment", "original_max_position")
 """Parts of names of config fields that say up to where a position sees, or a rule holds."""
 _LITTLE = 2e10
@@ -30,15 +32,16 @@ _SHARE = 0.5
 
 
 def lengths(config: PretrainedConfig, spec: SymmetrySpec) -> tuple[int, ...]:
-    """Lengths of inputs: short ones, one beyond each window that the config names, and the longest that is affordable,
-    where every weight is multiplied once for each token."""
+    """Lengths of inputs: short ones, an odd and an even one beyond each window that the config names, and the longest
+    that is affordable, where every weight is multiplied once for each token."""
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     most = min(LONGEST, positions(config) or LONGEST)
     affordable = int(max(_LITTLE, _SHARE * _moving(spec)) / max(parameters, 1))
-    chosen = {n for n in _LENGTHS[:4] if n <= most}
+    chosen = {n for n in _LENGTHS[:_ALWAYS] if n <= most}
     longest = min(most, max(affordable, max(chosen)))
     chosen.add(longest)
-    for length in sorted({w + 1 for w in _windows(config)} | set(_LENGTHS), reverse=True):
+    beyond = {w + n for w in _windows(config) for n in (1, 2)} | {longest - 1}
+    for length in sorted(beyond | set(_LENGTHS), reverse=True):
         if length < longest and sum(chosen) + length <= affordable:
             chosen.add(length)
     return tuple(sorted(chosen))

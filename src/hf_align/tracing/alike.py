@@ -1,0 +1,128 @@
+"""Whether two calls of one model run the same ops, but for how many tokens there are.
+
+A shorter call that does nothing that a longer one does not tells nothing new of an architecture: it need not be
+interpreted. What is compared is the program itself; where two differ in anything else than a size, they are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten
+
+from hf_align.tracing.trace import Program
+
+Sizes = set[tuple[int, int]]
+_SIZES = frozenset(("size", "shape", "start", "end", "length", "index", "split_size", "split_sizes", "repeats"))
+"""Arguments, by their names in the schemas of ops, that say how many there are of something, or which; not of what."""
+
+
+def is_part_of(short: Program, long: Program) -> bool:
+    """Whether a call does with fewer tokens what another one does with more: the same ops with the same arguments, and
+    constants that the other one has, too."""
+    known = [value for value in long.constants.values() if isinstance(value, Tensor)]
+    pairs = _constants_of_alike(short, long)
+    return pairs is not None and all(_is_within(x, y) or any(_is_block(x, z) for z in known) for x, y in pairs)
+
+
+def run_alike(one: Program, other: Program) -> bool:
+    """Whether two calls run the same ops, with any constants of the same kinds."""
+    pairs = _constants_of_alike(one, other)
+    return pairs is not None and all(
+        x.dtype == y.dtype and x.dim() == y.dim() if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y
+        for x, y in pairs
+    )
+
+
+def _constants_of_alike(one: Program, other: Program) -> list[tuple[Any, Any]] | None:
+    """The constants that correspond; None where the two are not alike."""
+    steps = list(_steps(one)), list(_steps(other))
+    if len(steps[0]) != len(steps[1]):
+        return None
+    places = [{node: i for i, node in enumerate(of)} for of in steps]
+    sizes: Sizes = set()
+    for x, y in zip(*steps, strict=True):
+        shapes = _shapes(x), _shapes(y)
+        if x.target != y.target or [len(s) for s in shapes[0]] != [len(s) for s in shapes[1]]:
+            return None
+        sizes |= {(a, b) for s, t in zip(*shapes, strict=True) for a, b in zip(s, t, strict=True) if a != b}
+    pairs: list[tuple[Any, Any]] = []
+    for x, y in zip(*steps, strict=True):
+        for (name, a), (other_name, b) in zip(_arguments(x), _arguments(y), strict=False):
+            if name != other_name or not _same(name, a, b, (one, other), places, sizes, pairs):
+                return None
+        if len(list(_arguments(x))) != len(list(_arguments(y))):
+            return None
+    return pairs if _results(one, places[0]) == _results(other, places[1]) else None
+
+
+def _same(
+    name: str,
+    one: Any,
+    other: Any,
+    programs: tuple[Program, Program],
+    places: list[dict[fx.Node, int]],
+    sizes: Sizes,
+    pairs: list[tuple[Any, Any]],
+) -> bool:
+    """Whether two arguments are the same; constants are put off."""
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        differ = type(one) is not type(other) or one != other
+        return not differ or (name in _SIZES and (one, other) in sizes)
+    if one in programs[0].constants and other in programs[1].constants:
+        pairs.append((programs[0].constants[one], programs[1].constants[other]))
+        return True
+    kinds = [(places[i].get(n), p.parameters.get(n), p.inputs.get(n))
+             for i, (n, p) in enumerate(zip((one, other), programs, strict=True))]  # fmt: skip
+    return kinds[0] == kinds[1] and any(kind is not None for kind in kinds[0])
+
+
+def _steps(program: Program) -> Iterator[fx.Node]:
+    return (n for n in program.graph.nodes if n.op == "call_function" and n not in program.constants)
+
+
+def _results(program: Program, places: dict[fx.Node, int]) -> list[int | str | None]:
+    return [places.get(n, program.parameters.get(n)) for n in program.interface]
+
+
+def _shapes(node: fx.Node) -> list[tuple[int, ...]]:
+    leaves, _ = tree_flatten(node.meta.get("val"))
+    return [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[str, Any]]:
+    """Every leaf of the arguments of an op, by the name of its argument."""
+    schema = getattr(node.target, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    given = [(names[i] if i < len(names) else "", value) for i, value in enumerate(node.args)]
+    for name, value in (*given, *node.kwargs.items()):
+        leaves, tree = tree_flatten(value)
+        yield f"{name} is", str(tree)
+        for leaf in leaves:
+            yield name, leaf
+
+
+def _is_within(short: Any, long: Any) -> bool:
+    """Whether a constant is the beginning of another one, along each of its axes."""
+    if not isinstance(short, Tensor) or not isinstance(long, Tensor):
+        return bool(short == long)
+    if (
+        short.dtype != long.dtype
+        or short.dim() != long.dim()
+        or any(a > b for a, b in zip(short.shape, long.shape, strict=True))
+    ):
+        return False
+    return short.equal(long[tuple(slice(size) for size in short.shape)])
+
+
+def _is_block(short: Any, long: Tensor) -> bool:
+    """Whether a constant is what stands somewhere in another one, that is longer along one axis."""
+    if not isinstance(short, Tensor) or short.dtype != long.dtype or short.dim() != long.dim():
+        return False
+    longer = [i for i, (a, b) in enumerate(zip(short.shape, long.shape, strict=True)) if a != b]
+    if len(longer) != 1 or short.shape[longer[0]] > long.shape[longer[0]]:
+        return False
+    windows = long.unfold(longer[0], short.shape[longer[0]], 1).movedim(-1, longer[0] + 1)
+    return bool((windows.movedim(longer[0], 0) == short).flatten(1).all(1).any())
