@@ -259,7 +259,7 @@ def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:
     sizes = _common_segments(left, right)
     if len(sizes) > 1:
         return direct_sum(tie(x, y, found, node) for x, y in zip(cut(left, sizes), cut(right, sizes), strict=True))
-    _mould(left, right)
+    _correspond(left, right)
     atoms: list[tuple[Axis, Axis]] = []
     pair_atoms(left, right, lambda x, y: atoms.append((x, y)))
     by_left: dict[int, Axis] = {}
@@ -281,16 +281,28 @@ def _common_segments(left: Axis, right: Axis) -> list[int]:
     return [b - a for a, b in itertools.pairwise(sorted(ends | {0}))]
 
 
-def refine(relations: Sequence[Relation]) -> None:
+def refine(relations: list[Relation]) -> None:
     """Give the three axes of every relation one structure, so that their atoms correspond; later unifications may
-    have refined one of them."""
+    have refined one of them. What cannot correspond any more stands still, and its relation is gone."""
+    before = None
+    while before != (before := [len(x.atoms) for r in relations for x in (r.product, r.left, r.right)]):
+        for relation in list(relations):
+            axes = relation.product, relation.left, relation.right
+            try:
+                for x, y in itertools.combinations(axes, 2):
+                    _correspond(x, y)
+            except SpaceMismatchError as mismatch:
+                relations.remove(relation)
+                for axis in axes:
+                    lower(axis, FIXED, Evidence(str(mismatch), "", "", ""))
+
+
+def _correspond(left: Axis, right: Axis) -> None:
+    """Refine two axes until their atoms correspond: an atom that occurs twice may be cut where it occurs again."""
     while True:
-        before = [len(x.atoms) for r in relations for x in (r.product, r.left, r.right)]
-        for relation in relations:
-            for x, y in itertools.combinations((relation.product, relation.left, relation.right), 2):
-                _mould(x, y)
-                pair_atoms(x, y, lambda a, b: None)
-        if before == [len(x.atoms) for r in relations for x in (r.product, r.left, r.right)]:
+        before = len(left.atoms), len(right.atoms)
+        pair_atoms(left, right, _mould)
+        if before == (len(left.atoms), len(right.atoms)):
             return
 
 
