@@ -18,5 +18,5 @@ def test_the_extra_is_named(
     monkeypatch.setattr(importlib.metadata, "version", missing)
     (tmp_path / "recipe.yml").write_text("merge_method: linear\nmodels: []\n")
     assert run("mergekit", tmp_path / "recipe.yml", tmp_path / "out") == 2
-    assert capsys.readouterr().err == "hf-align: mergekit is not installed; pip install hf-align[mergekit]\n"
+    assert capsys.readouterr().err == "hf-align: mergekit is not installed; pip install 'hf-align[mergekit]'\n"
     assert not (tmp_path / "out").exists()

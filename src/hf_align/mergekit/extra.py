@@ -26,7 +26,7 @@ def version() -> str:
     try:
         return importlib.metadata.version("mergekit")
     except importlib.metadata.PackageNotFoundError as error:
-        raise HfAlignError("mergekit is not installed; pip install hf-align[mergekit]") from error
+        raise HfAlignError("mergekit is not installed; pip install 'hf-align[mergekit]'") from error
 
 
 def is_known() -> bool:
@@ -50,8 +50,8 @@ def require_known() -> None:
     """
     if not is_known():
         raise HfAlignError(
-            f"the methods of mergekit {version()} are not called as those of 0.1.5; pip install hf-align[mergekit], or "
-            "give a recipe to hf-align mergekit"
+            f"the methods of mergekit {version()} are not called as those of 0.1.5; pip install 'hf-align[mergekit]', "
+            "or give a recipe to hf-align mergekit"
         )
 
 

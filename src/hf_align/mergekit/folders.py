@@ -66,7 +66,7 @@ def run_command(
     if fault is not None:
         raise HfAlignError(
             f"mergekit {version()} does not merge this architecture whole ({fault}); with "
-            "pip install hf-align[mergekit] it is merged here"
+            "pip install 'hf-align[mergekit]' it is merged here"
         )
     for name in ("README.md", "mergekit_config.yml"):  # they have the paths of the folders
         (out / name).unlink(missing_ok=True)
