@@ -49,8 +49,40 @@ class Rows(nn.Module):
         return torch.softmax(out, -1)
 
 
+class Doubled(torch.autograd.Function):
+    """Brings its own derivative, and goes through vmap."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+class Mapped(nn.Module):
+    """Makes a mask position by position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + torch.vmap(Doubled.apply)(torch.arange(float(len(x))))[:, None]
+
+
 def recorded(model: nn.Module, free: str, **arguments: Tensor) -> fx.GraphModule:
     return record(model, arguments, [name for name, _ in model.named_parameters()], [free])
+
+
+def test_a_function_with_a_derivative_of_its_own_is_written_down_inside_of_vmap() -> None:
+    """Masks of transformers look things up by one."""
+    model, x = Mapped(), torch.randn(3, 4)
+    graph = recorded(model, "x", x=x)
+    torch.testing.assert_close(graph(x)[0], model(x))
 
 
 @pytest.mark.parametrize("kind", [0, 1])

@@ -85,6 +85,9 @@ TRAPS = [
         step("folded", above=16, **{"two by two": False}),
         order=(0, 1),
     ),
+    found(
+        "a gate of halves that are interleaved", step("reshaped", reordered="interleave", join="gate"), positions=True
+    ),
     found("halves of ten units", step("mlp", hidden=10, gated="halves", reordered="product of halves")),
 ]
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_batchedtensor
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.autograd_function import custom_function_call
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -337,6 +338,13 @@ class _Recorder(ProxyTorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+@custom_function_call.py_impl(_Recorder)
+def _forward_alone(recorder: _Recorder, function: Any, *args: Any) -> Any:
+    """Of a function that brings its own derivative, inside of vmap, what it computes."""
+    with recorder:
+        return function.forward(*args)
 
 
 def value_shown(node: fx.Node) -> fx.Node:
