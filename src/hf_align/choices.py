@@ -21,20 +21,22 @@ AnyHeads = Literal[Heads, "ignore-heads"]
 """With the one that changes B's function."""
 Method = Literal["linear", "slerp", "circuits", "fisher", "regmean", "regression"]
 """How live models in one basis are merged."""
-OwnMethod = Literal[Method, "curve", "ot-fusion", "ot-fusion-activations", "semi-permutation"]
+OwnMethod = Literal[Method, "curve", "distil", "ot-fusion", "ot-fusion-activations", "semi-permutation"]
 """How models on disk are merged by what is here."""
 MergekitMethod = Literal[
     "ties", "dare_ties", "dare_linear", "della", "della_linear", "task_arithmetic", "breadcrumbs", "breadcrumbs_ties",
     "sce", "model_stock", "karcher", "multislerp", "nuslerp", "nearswap", "arcee_fusion", "ram", "ramplus_tl",
 ]  # fmt: skip
 """How they are merged by mergekit."""
-TransportMethod = Literal["regression", "task_arithmetic"]
+TransportMethod = Literal["regression", "task_arithmetic", "distil"]
 """How a fine-tune is carried to another base."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
 LambdaSampling = Literal["near-midpoint", "midpoint", "uniform"]
 """Where between two models a descent takes the loss: λ in (0.4, 0.6), 0.5, or in (0, 1)."""
 BY_SITE = frozenset(("first", "last", "all", "separate"))
 """Choices of features for the residual stream, which need features to match by."""
+DESCENDING = frozenset(("curve", "distil"))
+"""Methods that go down a loss."""
 BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]

@@ -11,6 +11,7 @@ from hf_align.checkpoints.sizes import bytes_in
 from hf_align.choices import (
     BASELINES,
     BY_SITE,
+    DESCENDING,
     AnyHeads,
     AnyMatch,
     AnyMethod,
@@ -139,13 +140,17 @@ class Options:
         return tuple(path for path in (self.alignment, self.specs) if path is not None)
 
     @property
+    def descends(self) -> bool:
+        """Whether anything goes down a loss."""
+        return self.match == "learned" or self.method in DESCENDING
+
+    @property
     def strategy(self) -> dict[str, str | bool | float]:
         """The options that the weights depend on, without paths."""
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
         schedule, own = chosen.pop("schedule"), chosen.pop("own")
-        descends = self.match == "learned" or self.method == "curve"
-        chosen |= schedule if descends else {}
+        chosen |= schedule if self.descends else {}
         chosen["spaces"] = " ".join(self.spaces)
-        chosen |= {"own": own} if descends or self.match == "activation" else {}
+        chosen |= {"own": own} if self.descends or self.match == "activation" else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
                 for k, v in chosen.items()}  # fmt: skip

@@ -20,7 +20,7 @@ from hf_align.heads import choose_heads
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.find import Search, find
-from hf_align.matching.objectives import Objective
+from hf_align.matching.objectives import Objective, drawn
 from hf_align.matching.schedule import Schedule
 from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
@@ -40,8 +40,7 @@ class _OfTheCaller(Objective):
     data: Batch
 
     def loss(self, network: Network, merged: Mapping[str, Tensor], rows: int, rng: Generator) -> Tensor:
-        chosen = torch.randint(len(next(iter(self.data.values()))), (rows,), generator=rng)
-        batch = {name: t[chosen].to(network.device) for name, t in self.data.items()}
+        batch = drawn(self.data, rows, rng, network.device)
         return self.compute(network(merged, batch), batch)
 
 

@@ -70,7 +70,7 @@ Steps = Annotated[
         metavar="N",
         rich_help_panel=MATCHING,
         show_default=str(Schedule.steps),
-        help="Of the descent of --match learned, and of --method curve.",
+        help="Of the descent of --match learned, and of --method curve; --method distil takes 1000.",
     ),
 ]
 LambdaSampling = Annotated[
@@ -152,9 +152,9 @@ Method = Annotated[
         metavar="METHOD",
         rich_help_panel=MERGING,
         help="linear and slerp go entry by entry; circuits averages what heads do; fisher and regmean weigh by what "
-        "the models compute; regression solves for what both compute, weight by weight; curve trains the middle "
-        "(lowest loss, slowest); ot-fusion and semi-permutation mix B's units first, which is inexact; from ties on "
-        "they are mergekit's (pip install 'hf-align[mergekit]').",
+        "the models compute; regression solves for what both compute, weight by weight; curve and distil "
+        "train the result (lowest loss, slowest); ot-fusion and semi-permutation mix B's units first, which is "
+        "inexact; from ties on they are mergekit's (pip install 'hf-align[mergekit]').",
     ),
 ]
 Weight = Annotated[float, typer.Option(min=0.0, max=1.0, metavar="T", rich_help_panel=MERGING, help="Share of B.")]
@@ -316,10 +316,11 @@ def chosen(given: Mapping[str, Any]) -> Options:
     """
     typed = {name: value for name, value in given.items() if value is not None}
     own, scheduled = ({f.name: typed[f.name] for f in fields(of) if f.name in typed} for of in (Options, Schedule))
-    options = Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": Schedule(**scheduled)})
-    if scheduled and options.match != "learned" and options.method != "curve":
+    schedule = Schedule.of_method(own.get("method", Options.method), **scheduled)
+    options = Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": schedule})
+    if scheduled and not options.descends:
         name = "--" + next(iter(scheduled)).replace("_", "-")
-        raise OptionError(f"{name} is of a descent: it needs --match learned or --method curve")
+        raise OptionError(f"{name} is of a descent: it needs --match learned, or --method curve or distil")
     return options
 
 

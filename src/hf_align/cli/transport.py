@@ -31,13 +31,15 @@ def transport(
             metavar="METHOD",
             rich_help_panel=opt.MERGING,
             help="regression fits every weight so that B does on top of its own what the fine-tune does on top of A; "
-            "task_arithmetic only adds the change of the weights, in B's basis.",
+            "task_arithmetic only adds the change of the weights, in B's basis; distil trains from what regression "
+            "gives.",
         ),
     ] = "regression",
     strength: Annotated[
         float, typer.Option(metavar="T", rich_help_panel=opt.MERGING, help="How much of the change is carried over.")
     ] = 1.0,
     match: opt.Match = Options.match,
+    steps: opt.Steps = None,
     data: opt.Data = None,
     residual: opt.Residual = Options.residual,
     heads: opt.Heads = Options.heads,

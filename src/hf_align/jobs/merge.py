@@ -8,13 +8,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import against_the_mean, judged
+from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
@@ -23,7 +23,7 @@ from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, learn_curve
-from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT, REGRESSION
+from hf_align.merging.methods import CURVE, DISTIL, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT, REGRESSION
 from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import Samples
 from hf_align.ondemand import Computed
@@ -117,7 +117,7 @@ class Merge(OpenedJob[Mixed]):
 
     def document(self, claim: Claim, match: Mixed, report: Report) -> None:
         save_matches(claim.documents, match)
-        if isinstance(match.mix, Regressed):
+        if self.options.method == REGRESSION and isinstance(match.mix, Regressed):
             report.notes.append(match.mix.note)
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
@@ -139,7 +139,9 @@ class Merge(OpenedJob[Mixed]):
         if method in INEXACT:
             self.asked.say(f"--method {method} mixes units by maps that are no symmetries: B's function is not kept")
         if method == CURVE:
-            return along(models, self._curve(claim, models))
+            return along(models, once(claim, _BENDS, partial(self._bends, models)))
+        if method == DISTIL:
+            return Regressed(models, self._distilled(claim, models))
         if method == REGRESSION:
             return Regressed(models, self._regression(claim, models))
         if method in FROM_WEIGHTS:
@@ -158,16 +160,13 @@ class Merge(OpenedJob[Mixed]):
                 found.close()
         return found
 
-    def _curve(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
-        """How far the weights leave the line; what a run with the same record has learned is used again."""
-        with claim.processes.together():
-            if claim.processes.leads and claim.kept(_BENDS) is None:
-                state = State(claim.progress, made_of=f"curve {claim.record!r}")
-                claim.keep(_BENDS, partial(save_file, self._bends(models, state)))
-                claim.progress.unlink(missing_ok=True)
-        path = claim.kept(_BENDS)
-        assert path is not None
-        return load_file(path)
+    def _distilled(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
+        """From the regression down to what both models say together."""
+        regressed, weight = Regressed(models, self._regression(claim, models)), self.options.weight
+        start = Computed(models.spec.parameters, lambda name: regressed(name, weight))
+        sources = (models.a, models.b)
+        inputs = written_by(self.models, sources, self.fit)
+        return distil_once(claim, self.models, start, sources, (1 - weight, weight), inputs)
 
     def _bends(self, models: Aligned, state: State) -> dict[str, Tensor]:
         network, search = self.models.network, self.models.search()

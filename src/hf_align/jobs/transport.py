@@ -10,10 +10,11 @@ from torch import Tensor
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
+from hf_align.jobs.descending import distil_once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
-from hf_align.merging.methods import REGRESSION
+from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.ondemand import Computed
 from hf_align.outcome import Report
@@ -76,9 +77,13 @@ class Transport(OpenedJob[Basis]):
     def _made(self, claim: Claim, match: Basis) -> Weights:
         """The weights of the result, by name in memory."""
         fine = self._fine(match)
-        solved = self._solved(claim, fine) if self.options.method == REGRESSION else {}
-        start = fine.by_vector
-        return Computed(self.models.spec.parameters, lambda n: solved[n].to(start[n]) if n in solved else start[n])
+        solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, fine)
+        made = _with(fine.by_vector, solved)
+        if self.options.method == DISTIL:
+            inputs = written_by(self.models, (fine.finetuned,), self.fit)
+            sources = (fine.onto, fine.base, fine.finetuned)
+            made = _with(made, distil_once(claim, self.models, made, sources, fine.shares, inputs))
+        return Computed(self.models.spec.parameters, made.__getitem__)
 
     def _solved(self, claim: Claim, fine: Fine) -> Mapping[str, Tensor]:
         """The weights that are fitted; what a run with the same record has found is used again."""
@@ -111,3 +116,8 @@ class Transport(OpenedJob[Basis]):
         if there >= before:
             return f"the fine-tune is no better here than the other base: {losses}; {plain}"
         return f"{(before - loss) / (before - there):.0%} of the gain is carried over: {losses}; {plain}"
+
+
+def _with(weights: Weights, others: Mapping[str, Tensor]) -> Weights:
+    """Weights of which some are others, in the same dtypes."""
+    return Computed(weights, lambda n: others[n].to(weights[n]) if n in others else weights[n])

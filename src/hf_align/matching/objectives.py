@@ -29,7 +29,7 @@ class OnLabels(Objective):
     data: Batch
 
     def loss(self, network: Network, merged: Weights, rows: int, rng: Generator) -> Tensor:
-        return network.loss(merged, _draw(self.data, rows, rng, network.device))
+        return network.loss(merged, drawn(self.data, rows, rng, network.device))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TowardsSources(Objective):
     def loss(self, network: Network, merged: Weights, rows: int, rng: Generator) -> Tensor:
         each = max(1, rows // len(self.sources))
         pairs = zip(self.sources, self.inputs, strict=True)
-        return torch.stack([_towards(network, merged, s, _draw(x, each, rng, network.device)) for s, x in pairs]).mean()
+        return torch.stack([_towards(network, merged, s, drawn(x, each, rng, network.device)) for s, x in pairs]).mean()
 
 
 def _towards(network: Network, merged: Weights, source: Weights, batch: Batch) -> Tensor:
@@ -57,6 +57,7 @@ def _towards(network: Network, merged: Weights, source: Weights, batch: Batch) -
     return -(target.softmax(-1) * found.log_softmax(-1)).sum(-1).mean()
 
 
-def _draw(data: Batch, rows: int, rng: Generator, device: torch.device) -> Batch:
+def drawn(data: Batch, rows: int, rng: Generator, device: torch.device) -> Batch:
+    """Random rows, placed."""
     chosen = torch.randint(len(next(iter(data.values()))), (rows,), generator=rng)
     return {name: tensor[chosen].to(device) for name, tensor in data.items()}

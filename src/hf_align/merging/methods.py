@@ -46,9 +46,11 @@ FROM_SAMPLES: dict[str, FromSamples] = {
 """Methods that run both models, and so need something to run them on."""
 CURVE = "curve"
 """The method that descends on the loss of the merged model (`curve.py`)."""
-RUNNING = frozenset((*FROM_SAMPLES, CURVE))
+DISTIL = "distil"
+"""The method that descends from the regression towards the ensemble of the models (`distil.py`)."""
+RUNNING = frozenset((*FROM_SAMPLES, CURVE, DISTIL))
 """All methods for which models must run."""
-HOLDING = frozenset(("fisher", CURVE))
+HOLDING = frozenset(("fisher", CURVE, DISTIL))
 """Methods for which both models must fit into memory at once."""
 INEXACT = frozenset({"ot-fusion", "ot-fusion-activations", "semi-permutation"})
 """Methods that mix the units of B by maps that are no symmetries: what they make of B alone is not B."""

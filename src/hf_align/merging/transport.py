@@ -52,14 +52,18 @@ class Fine:
 
         return Computed(self.onto, moved)
 
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of B, A and F in what is aimed at."""
+        return 1.0, -self.strength, self.strength
+
     def solve(self, samples: Samples, solved: Solved) -> None:
         """Fit every weight that can be fitted, and that `solved` does not have yet.
 
         Raises:
             HfAlignError: as `regress`.
         """
-        shares = (1.0, -self.strength, self.strength)
-        regress((self.onto, self.base, self.finetuned), shares, samples, self.by_vector, solved)
+        regress((self.onto, self.base, self.finetuned), self.shares, samples, self.by_vector, solved)
 
 
 def samples_of(finetuned: Weights, network: Network, data: Batch | None, say: Callable[[str], None]) -> Samples:

@@ -1,0 +1,104 @@
+"""Descent of a merged model towards a mix of models: no labels, and no data where the models write.
+
+The teacher of a merge is the ensemble of its models, the mean of their log-probabilities (Hinton et al.,
+arXiv 1503.02531, with all models on the inputs of each); that of a transport is B's logits with what the fine-tune
+changed of A's (arXiv 2401.08565). Every weight is free, and Adam moves it (arXiv 1412.6980).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from hf_align.matching.descent import Descent, Progress, State
+from hf_align.matching.objectives import Objective, drawn
+from hf_align.matching.schedule import Schedule
+from hf_align.running.network import Batch, Network, Weights, predictions
+
+RATE = 1e-3
+"""Of Adam: how far an entry goes in a step whose gradient is like those before."""
+_NO_GRADIENT = 1e-6
+"""Gradients well below it hardly move a weight: a model that is its own teacher has those of rounding alone."""
+
+
+@dataclass(frozen=True)
+class TowardsMix(Objective):
+    """Cross-entropy to Σ s·log p of some models, normalised; the squared distance to Σ s·y for no classes.
+
+    Attributes:
+        sources: placed for the network.
+        shares: s, 1 in sum.
+        inputs: without labels.
+    """
+
+    sources: Sequence[Weights]
+    shares: Sequence[float]
+    inputs: Batch
+
+    def loss(self, network: Network, merged: Weights, rows: int, rng: Generator) -> Tensor:
+        batch = drawn(self.inputs, rows, rng, network.device)
+        with torch.no_grad():
+            answers = [network(source, batch) for source in self.sources]
+        told = [predictions(answer) for answer in answers]
+        found = predictions(network(merged, batch))
+        if getattr(answers[0], "logits", None) is None:
+            target = _mixed(told, self.shares)
+            return (found - target).square().mean() / target.square().mean()
+        target = _mixed([x.log_softmax(-1) for x in told], self.shares).softmax(-1)
+        return -(target * found.log_softmax(-1)).sum(-1).mean()
+
+
+def _mixed(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    return torch.stack([share * value for share, value in zip(shares, values, strict=True)]).sum(0)
+
+
+@dataclass(frozen=True)
+class _Free:
+    """A weight that Adam moves."""
+
+    value: Tensor
+
+    def retract(self) -> None:
+        """It is where the optimiser took it."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {"value": self.value.detach()}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.value.copy_(state["value"])
+
+
+def distilled(
+    start: Weights,
+    network: Network,
+    objective: Objective,
+    schedule: Schedule,
+    *,
+    state: State | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """The weights at the end of the descent, float32 on the CPU, by name.
+
+    Args:
+        start: weights by name in memory, placed for the network.
+        state: a run that was killed goes on from there.
+        progress: called after each step with its number and the loss.
+
+    Raises:
+        HfAlignError: the loss is not finite.
+    """
+    free = {
+        n: _Free(start[n].detach().float().clone().requires_grad_()) for n in sorted(network.trained & start.keys())
+    }
+
+    def loss(rng: Generator) -> Tensor:
+        merged = {n: free[n].value if n in free else start[n] for n in start}
+        return objective.loss(network, merged, schedule.rows, rng)
+
+    adam = torch.optim.Adam([{"params": [weight.value for weight in free.values()], "rate": RATE}], eps=_NO_GRADIENT)
+    Descent(list(free.values()), [adam], schedule, state).run(loss, progress)
+    return {n: weight.value.detach().cpu().contiguous() for n, weight in free.items()}

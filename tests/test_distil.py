@@ -1,0 +1,123 @@
+"""Descent towards the ensemble of two models, and towards what a fine-tune changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MODELS, built, run, tiny_llama, tiny_vit
+from safetensors.torch import load_file
+from test_api import answers
+from test_transport import save, tuned
+from torch import Generator, Tensor
+from transformers import AutoModelForCausalLM
+
+import hf_align
+from hf_align.matching.descent import State
+from hf_align.matching.schedule import Schedule
+from hf_align.merging.distil import TowardsMix, distilled
+from hf_align.running.network import Network
+
+SHORT = Schedule(steps=6, rows=8, checkpoint_every=2)
+
+
+def weights_of(seed: int) -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in built(tiny_llama(), seed).named_parameters()}
+
+
+NETWORK = Network(tiny_llama())
+ROWS = {"input_ids": torch.randint(11, (16, 8), generator=Generator().manual_seed(0))}
+
+
+def log_p(weights: dict[str, Tensor]) -> Tensor:
+    return NETWORK(weights, ROWS).logits.log_softmax(-1)
+
+
+def test_the_teacher_is_the_mean_of_log_probabilities() -> None:
+    a, b, student = (weights_of(seed) for seed in range(3))
+    teacher = (0.25 * log_p(a) + 0.75 * log_p(b)).exp()
+    teacher = teacher / teacher.sum(-1, keepdim=True)
+    expected = -(teacher * log_p(student)).sum(-1)
+    objective = TowardsMix((a, b), (0.25, 0.75), {"input_ids": ROWS["input_ids"][:1]})
+    torch.testing.assert_close(objective.loss(NETWORK, student, 4, Generator()), expected[0].mean())
+
+
+def test_what_is_told_of_no_classes_is_a_distance() -> None:
+    network = Network(tiny_vit(architectures=["ViTModel"]))
+    a, b = ({n: p.detach() for n, p in built(network.config, seed).named_parameters()} for seed in (0, 1))
+    pixels = {"pixel_values": torch.randn(1, 1, 4, 4)}
+    alone = TowardsMix((a,), (1.0,), pixels)
+    assert float(alone.loss(network, a, 2, Generator())) == 0 < float(alone.loss(network, b, 2, Generator()))
+
+
+@pytest.fixture
+def objective() -> TowardsMix:
+    return TowardsMix((weights_of(0), weights_of(1)), (0.5, 0.5), ROWS)
+
+
+def test_the_descent_goes_down_and_on_after_a_kill(objective: TowardsMix, tmp_path: Path) -> None:
+    start = {
+        n: (a + b) / 2 for (n, a), b in zip(objective.sources[0].items(), objective.sources[1].values(), strict=True)
+    }
+    losses: list[float] = []
+    whole = distilled(start, NETWORK, objective, SHORT, progress=lambda _, loss: losses.append(loss))
+    assert objective.loss(NETWORK, whole, 64, Generator()) < objective.loss(NETWORK, start, 64, Generator())
+
+    def killed(step: int, _: float) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    state = State(tmp_path / "state", "this")
+    with pytest.raises(KeyboardInterrupt):
+        distilled(start, NETWORK, objective, SHORT, state=state, progress=killed)
+    again: list[int] = []
+    found = distilled(start, NETWORK, objective, SHORT, state=state, progress=lambda step, _: again.append(step))
+    assert again == [5, 6] and all(torch.equal(found[n], whole[n]) for n in whole)
+
+
+def test_a_model_and_its_copy_in_another_basis_merge_to_it(tmp_path: Path) -> None:
+    model = built(tiny_llama(), 0)
+    a, b = save(tmp_path / "a", model), save(tmp_path / "b", hf_align.randomize(model, seed=1))
+    assert run("merge", a, b, "-o", tmp_path / "out", "--method", "distil", "--steps", 5, "--quiet") == 0
+    found = type(model).from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(answers(found), answers(model), rtol=2e-3, atol=2e-3)
+
+
+def test_two_models_come_nearer_to_their_ensemble_than_by_regression(tmp_path: Path) -> None:
+    a, b = (save(tmp_path / name, built(tiny_llama(), seed)) for seed, name in enumerate("ab"))
+    apart = {}
+    for method in ("regression", "distil"):
+        more = ["--steps", 30] if method == "distil" else []
+        assert run("merge", a, b, "-o", tmp_path / method, "--method", method, *more, "--quiet") == 0
+        found = load_file(tmp_path / method / "model.safetensors")
+        teacher = TowardsMix((weights_of(0), weights_of(1)), (0.5, 0.5), ROWS)
+        apart[method] = float(teacher.loss(NETWORK, found, 64, Generator().manual_seed(0)))
+    assert apart["distil"] < apart["regression"]
+
+
+def test_a_transport_goes_on_from_regression(tmp_path: Path) -> None:
+    base, onto = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    names = {"tuned": tuned(base, tiny_llama()), "base": base, "onto": onto}
+    folders = {name: save(tmp_path / name, model) for name, model in names.items()}
+    parts = tuple({n: p.detach() for n, p in names[m].named_parameters()} for m in ("onto", "base", "tuned"))
+    teacher, apart = TowardsMix(parts, (1.0, -1.0, 1.0), ROWS), {}
+    for method in ("regression", "distil"):
+        more = ["--steps", 60] if method == "distil" else []
+        assert run("transport", folders["tuned"], "--base", folders["base"], "--onto", folders["onto"], "-o",
+                   tmp_path / method, "--method", method, *more, "--quiet") == 0  # fmt: skip
+        found = load_file(tmp_path / method / "model.safetensors")
+        apart[method] = float(teacher.loss(NETWORK, found, 64, Generator().manual_seed(0)))
+    assert apart["distil"] < apart["regression"]
+
+
+@pytest.mark.slow
+def test_trained_models_end_near_their_parents(tmp_path: Path) -> None:
+    gpt2, data = MODELS / "gpt2", load_file(MODELS.parent / "data" / "eval_lm_kjv.safetensors")
+    tokens = data["input_ids"][:64].long()
+    assert run("merge", gpt2 / "0", gpt2 / "1", "-o", tmp_path / "out", "--method", "distil", "--steps", 200,
+               "--quiet") == 0  # fmt: skip
+    with torch.no_grad():
+        losses = [float(AutoModelForCausalLM.from_pretrained(f)(tokens, labels=tokens).loss)
+                  for f in (gpt2 / "0", gpt2 / "1", tmp_path / "out")]  # fmt: skip
+    assert losses[2] < sum(losses[:2]) / 2 + 0.15
