@@ -130,3 +130,32 @@ def test_a_method_of_mergekit_is_measured_too(few: Path, tmp_path: Path) -> None
     notes = Provenance.load(tmp_path / "out").notes
     assert any(note.startswith("--method nuslerp merges to a loss of 3.") for note in notes)
     assert any(note.startswith("alignment lowers the barrier") for note in notes)
+
+
+def test_flags_of_mergekit_are_honoured(models: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "r.yml").write_text(yaml.safe_dump(linear(*models[:2])))
+    flags = {"small": ["--out-shard-size", "1K", "--lazy-unpickle"], "bare": ["--no-copy-tokenizer", "--allow-crimes"]}
+    for name, words in {**flags, "plain": []}.items():
+        assert run("mergekit", tmp_path / "r.yml", tmp_path / name, "--quiet", *words) == 0
+    assert len(list((tmp_path / "small").glob("*.safetensors"))) > 1 == len(list((tmp_path / "plain").glob("*.safet*")))
+    assert run("mergekit", tmp_path / "r.yml", tmp_path / "small", "--quiet") == 2  # it was asked for otherwise
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out-shard-size", "many"], "--out-shard-size is many"),
+        (["--device", "nowhere"], "nowhere"),
+        (["--cuda"], "cuda"),
+    ],
+    ids=["size", "device", "cuda"],
+)
+def test_flags_that_cannot_be_honoured(
+    words: list[str], message: str, models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available() and words == ["--cuda"]:
+        pytest.skip("there is one")
+    (tmp_path / "r.yml").write_text(yaml.safe_dump(linear(*models[:2])))
+    assert run("mergekit", tmp_path / "r.yml", tmp_path / "out", *words) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and message in error[0] and not (tmp_path / "out").exists()

@@ -20,6 +20,34 @@ def mergekit(
         int | None,
         typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Of methods that draw random numbers."),
     ] = None,
+    device: opt.Device = None,
+    cuda: Annotated[
+        bool, typer.Option("--cuda", rich_help_panel=opt.RUNNING, help="The same as --device cuda.")
+    ] = False,
+    out_shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", rich_help_panel=opt.OUTPUT, help="Parameters in mergekit's largest file (5B)."),
+    ] = None,
+    copy_tokenizer: Annotated[
+        bool | None,
+        typer.Option(
+            "--copy-tokenizer/--no-copy-tokenizer",
+            rich_help_panel=opt.OUTPUT,
+            show_default="--copy-tokenizer",
+            help="Whether the tokenizer goes with what mergekit writes.",
+        ),
+    ] = None,
+    allow_crimes: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-crimes",
+            rich_help_panel=opt.MERGING,
+            help="Let mergekit mix architectures, unaligned.",
+        ),
+    ] = None,
+    lazy_unpickle: Annotated[
+        bool, typer.Option("--lazy-unpickle", rich_help_panel=opt.RUNNING, help="Accepted; nothing is unpickled here.")
+    ] = False,
     overwrite: opt.Overwrite = False,
     token: opt.Token = None,
     trust_remote_code: opt.Remote = False,
@@ -38,9 +66,11 @@ def mergekit(
     $ hf-align mergekit recipe.yml merged
     """
     console.bars(quiet)
+    from hf_align.mergekit.flags import Flags
     from hf_align.mergekit.recipe import run_recipe
 
-    found = run_recipe(config, output, say=console.speaker(quiet), seed=random_seed, quiet=quiet, witness=witness,
+    flags = Flags(random_seed, "cuda" if cuda else device, out_shard_size, allow_crimes, copy_tokenizer)
+    found = run_recipe(config, output, say=console.speaker(quiet), flags=flags, quiet=quiet, witness=witness,
                        trust_remote_code=trust_remote_code, overwrite=overwrite)  # fmt: skip
     said = console.wrapped(found["witness"]["sentence"]) if found["witness"] else []
     console.emit({"output": str(output), **found}, as_json, [*found["notes"], *said, f"{output} is written"])

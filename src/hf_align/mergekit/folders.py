@@ -18,6 +18,7 @@ from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.jobs.opened import Basis
 from hf_align.mergekit.extra import version
+from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.loaders import fault_of, renamed
 from hf_align.options import Options
 from hf_align.writing import draft_of, entries_of
@@ -40,7 +41,7 @@ def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dic
 
 
 def run_command(
-    recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, seed: int | None, trust_remote_code: bool
+    recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags, trust_remote_code: bool
 ) -> Path:
     """Let mergekit's own command merge folders; where the result is.
 
@@ -54,10 +55,7 @@ def run_command(
     work.mkdir(parents=True, exist_ok=True)
     file, out = work / "recipe.yml", work / "merged"
     file.write_text(yaml.safe_dump(renamed(recipe, folders), sort_keys=False), encoding="utf-8")
-    options = [
-        *(["--random-seed", str(seed)] if seed is not None else []),
-        *(["--trust-remote-code"] if trust_remote_code else []),
-    ]
+    options = [*flags.for_command, *(["--trust-remote-code"] if trust_remote_code else [])]
     command = [sys.executable, "-m", "mergekit.scripts.run_yaml", str(file), str(out), *options]
     done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     lines = [line for line in done.stderr.splitlines() if line.strip()]

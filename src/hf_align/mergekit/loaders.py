@@ -25,6 +25,7 @@ from hf_align.checkpoints.own_files import is_own
 from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis
 from hf_align.mergekit.extra import dtype_of, parse
+from hf_align.mergekit.flags import Flags
 from hf_align.tracing.trace import build_without_weights, inventory, read_config
 
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx|index\.json)$")
@@ -55,7 +56,7 @@ def run_mergekit(
     recipe: Mapping[str, Any],
     inputs: Basis | None,
     stage: Path,
-    seed: int | None,
+    flags: Flags,
     trust_remote_code: bool,
     quiet: bool,
 ) -> str | None:
@@ -63,8 +64,8 @@ def run_mergekit(
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    options = MergeOptions(quiet=quiet, random_seed=seed, trust_remote_code=trust_remote_code,
-                           write_model_card=False)  # fmt: skip
+    options = MergeOptions(quiet=quiet, trust_remote_code=trust_remote_code, write_model_card=False,
+                           **flags.for_library)  # fmt: skip
     with _lent(recipe, inputs) as lent:
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # what goes wrong is said here, in one line

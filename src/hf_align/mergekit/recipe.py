@@ -20,6 +20,7 @@ from hf_align.checkpoints.naming import match_names
 from hf_align.checkpoints.own_files import own_json
 from hf_align.choices import Dtype, checked
 from hf_align.config import Align, read_recipes
+from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import save_matches
 from hf_align.jobs.comparing import judged, of_result
@@ -27,6 +28,7 @@ from hf_align.jobs.job import Asked, Job, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
+from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import run_command, write_inputs
 from hf_align.mergekit.loaders import renamed, run_mergekit
 from hf_align.mergekit.methods import Loop, merge_here, names_of, require_bound, whole_slice
@@ -47,7 +49,7 @@ def run_recipe(
     output: Path,
     *,
     say: Say = silent,
-    seed: int | None = None,
+    flags: Flags | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -59,7 +61,7 @@ def run_recipe(
     several documents the last one is written to the output, the others into a folder beside it.
 
     Args:
-        seed: of methods that draw random numbers.
+        flags: of mergekit.
         witness: see that models that are moved answer as before.
 
     Returns: what there is to say of the result (`notes`), and what the witness says of the models (`witness`).
@@ -69,14 +71,17 @@ def run_recipe(
     """
     version()  # none is said before anything else
     common = Options(trust_remote_code=trust_remote_code, quiet=quiet, overwrite=overwrite, witness=witness)
+    told = flags or Flags()
+    Devices.choose(told.device)
     ordered, report = in_order(read_recipes(path), output), Report(str(output), "")
     if is_known():
         for recipe, _ in ordered:
             _require_sound(recipe.body)
     for recipe, folder in ordered:
         align = recipe.align
-        asked = Asked(_options(align, common), align.data if align else None, say)
-        report = run(_Recipe.open(path, recipe.body, align, seed, asked), folder)
+        options = _options(align, common)
+        asked = Asked(replace(options, device=options.device or told.device), align.data if align else None, say)
+        report = run(_Recipe.open(path, recipe.body, align, told, asked), folder)
     return {"notes": report.notes, "witness": report.witness}
 
 
@@ -107,16 +112,14 @@ class _Recipe(Job[_Making]):
     path: Path
     recipe: Mapping[str, Any]
     align: Align | None
-    seed: int | None
+    flags: Flags
     names: Sequence[str]
     models: Opened | None
     fit: Batch | None = None
     held_out: Batch | None = None
 
     @classmethod
-    def open(
-        cls, path: Path, recipe: Mapping[str, Any], align: Align | None, seed: int | None, asked: Asked
-    ) -> _Recipe:
+    def open(cls, path: Path, recipe: Mapping[str, Any], align: Align | None, flags: Flags, asked: Asked) -> _Recipe:
         """See that all that the recipe asks can be done, and open the models that are moved.
 
         Raises:
@@ -134,12 +137,12 @@ class _Recipe(Job[_Making]):
             on_disk = names_of(models.first) if models is not None else _stored(named[reference], options)
             require_bound(parse(recipe), on_disk)
         # Of models, all files: nobody knows which mergekit reads.
-        record = {"the command": f"mergekit {version()}", "the recipe": json.dumps([recipe, seed], default=str)}
+        record = {"the command": f"mergekit {version()}", "the recipe": json.dumps([recipe, flags.given], default=str)}
         record |= {**options.result, **({} if asked.data is None else {"--data": of_data(asked.data)})}
         record |= symmetries_of(models.first.spec) if models is not None else {}
         record |= {k: v for name, source in named.items() for k, v in source.record(name).items()}
         return cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
-                   seed=seed, names=names, models=models, fit=fit, held_out=held_out)  # fmt: skip
+                   flags=flags, names=names, models=models, fit=fit, held_out=held_out)  # fmt: skip
 
     @property
     def reads(self) -> list[Path]:
@@ -197,7 +200,9 @@ class _Recipe(Job[_Making]):
         """By mergekit with our loaders, or by its methods in our own loop where that gives no whole model."""
         options, say, stage = self.options, self.asked.say, claim.scratch
         fault = claim.processes.by_the_first(
-            lambda: run_mergekit(self.recipe, making.inputs, stage, self.seed, options.trust_remote_code, options.quiet)
+            lambda: run_mergekit(
+                self.recipe, making.inputs, stage, self.flags, options.trust_remote_code, options.quiet
+            )
         )
         if fault is None:
             _take(stage, claim)
@@ -212,7 +217,7 @@ class _Recipe(Job[_Making]):
 
     def _loop(self, pair: Pair) -> Loop:
         """Our own, as the recipe says."""
-        config, seed = parse(self.recipe), self.seed or 0
+        config, seed = parse(self.recipe), self.flags.random_seed or 0
         dtype = dtype_of(config, "out_dtype", "dtype")
         named = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
         options = replace(self.options, dtype=named)
@@ -228,7 +233,7 @@ class _Recipe(Job[_Making]):
             say(f"{unknown}: inputs are aligned into folders first")
             folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
         out = claim.processes.by_the_first(
-            lambda: run_command(self.recipe, folders, stage, self.seed, self.options.trust_remote_code)
+            lambda: run_command(self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
         )
         _take(out, claim)
         return f"merged by mergekit {version()}"

@@ -1,0 +1,59 @@
+"""The flags of mergekit that people type, for mergekit's library and for its command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from hf_align.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What mergekit is told beside a recipe; None for its own default.
+
+    Attributes:
+        random_seed: of methods that draw random numbers.
+        device: where it computes.
+        out_shard_size: parameters of a shard, as "5B".
+        allow_crimes: whether models of several architectures may be mixed where nothing is aligned.
+        copy_tokenizer: whether the tokenizer goes with the result.
+
+    Raises:
+        OptionError: a size is none.
+    """
+
+    random_seed: int | None = None
+    device: str | None = None
+    out_shard_size: str | None = None
+    allow_crimes: bool | None = None
+    copy_tokenizer: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.out_shard_size is not None and not self.out_shard_size[:-1].replace(".", "", 1).isdigit():
+            raise OptionError(f"--out-shard-size is {self.out_shard_size}; write a number of parameters, such as 5B")
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """Those that are not mergekit's defaults."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def for_library(self) -> dict[str, Any]:
+        """As fields of `MergeOptions`."""
+        from mergekit.common import parse_kmb
+
+        return {k: parse_kmb(v) if k == "out_shard_size" else v for k, v in self.given.items()}
+
+    @property
+    def for_command(self) -> list[str]:
+        """As words of mergekit's command."""
+        found = []
+        for field in fields(self):
+            name, value = field.name.replace("_", "-"), getattr(self, field.name)
+            if isinstance(value, bool):
+                found.append(f"--{name}" if value else f"--no-{name}")
+            elif value is not None:
+                found += [f"--{name}", str(value)]
+        return found
