@@ -16,14 +16,17 @@ from transformers.pytorch_utils import Conv1D
 
 import hf_align
 from hf_align.errors import HfAlignError
-from hf_align.merging import regression
+from hf_align.merging import fits
 from hf_align.merging.aligned import Aligned
+from hf_align.merging.fits import ridge
 from hf_align.merging.lockstep import divided, program_of, require_same
-from hf_align.merging.regression import Regressed, mean_of, regress, ridge
+from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import Samples
+from hf_align.merging.selection import costs, eliminated, independent, units
 from hf_align.merging.sites import sites
 from hf_align.running.generate import noise
 from hf_align.running.network import Network, predictions
+from hf_align.symmetry.derive import derive
 from hf_align.symmetry.overrides import symmetries
 from hf_align.tracing.execute import run as run_program
 from hf_align.tracing.inputs import Example
@@ -67,7 +70,7 @@ def samples_of(config: PretrainedConfig, count: int = 40) -> Samples:
 
 def solved(models: Aligned, samples: Samples, weight: float = 0.5) -> Regressed:
     found: dict[str, Tensor] = {}
-    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found)
+    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found, choosing=models.spec)
     return Regressed(models, found)
 
 
@@ -160,6 +163,18 @@ def test_the_graph_must_compute_what_the_model_computes() -> None:
         require_same(program, samples.network, weights, part)
 
 
+def test_low_precision_stays() -> None:
+    config = tiny_llama()
+    whole, low = (
+        Aligned(symmetries(config), *({n: t.to(dtype) for n, t in weights_of(config, seed).items()} for seed in (0, 1)))
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    found, mix = (solved(models, samples_of(config)) for models in (low, whole))
+    assert all(found(n, 0.5).dtype == torch.bfloat16 for n in whole.a)
+    apart = [outputs(Network(config).module({n: m(n, 0.5).float() for n in whole.a}), config) for m in (found, mix)]
+    assert float((apart[0] - apart[1]).norm()) < 0.5 * float(apart[1].norm())
+
+
 def test_the_first_examples_fill_the_last_part() -> None:
     parts = divided({"x": torch.arange(70)})
     assert [len(p["x"]) for p in parts] == [32, 32, 32]
@@ -184,8 +199,8 @@ def test_what_is_solved_is_not_solved_again(half: int, monkeypatch: pytest.Monke
     whole = solved(models, samples).solved
     found = dict(list(whole.items())[: len(whole) // 2 + half])
     calls = []
-    monkeypatch.setattr(regression, "ridge", lambda *x: calls.append(x) or ridge(*x))
-    regress((models.a, models.b), (0.5, 0.5), samples, mean_of(models, 0.5), found)
+    monkeypatch.setattr(fits, "ridge", lambda *x: calls.append(x) or ridge(*x))
+    regress((models.a, models.b), (0.5, 0.5), samples, mean_of(models, 0.5), found, choosing=models.spec)
     assert 0 < len(calls) < len(whole) and found.keys() == whole.keys()
     assert all(torch.equal(found[n], whole[n]) for n in whole)
 
@@ -199,3 +214,82 @@ def test_the_command_says_what_keeps_the_mean(tmp_path: Path, capsys: pytest.Cap
     assert "regression solves 8 of 12 weights; the mean is kept of model.embed_tokens.weight" in note
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "Regression solves 8 of 12 weights" in card
+
+
+# Units chosen out of both -------------------------------------------------------------------------------------------
+
+
+def program_and_weights(module: nn.Module, x: Tensor) -> tuple[Program, dict[str, Tensor]]:
+    exported = torch.export.export(module.eval(), (x,))
+    signature = exported.graph_signature
+    nodes = {n.name: n for n in exported.graph.nodes}
+    names = {nodes[k]: v for k, v in signature.inputs_to_parameters.items()}
+    weights = {n: p.detach() for n, p in module.named_parameters()}
+    inputs = {nodes[k]: "x" for k in signature.user_inputs}
+    shapes = {n: tuple(p.shape) for n, p in weights.items()}
+    return Program(
+        PretrainedConfig(), exported.graph, names, inputs, shapes, {}, {}, {}, Example({"x": x}, {})
+    ), weights
+
+
+@pytest.mark.parametrize("between", [nn.GELU(), nn.Softmax(-1)], ids=["alone", "seen by all"])
+def test_units_that_see_each_other_are_not_chosen(between: nn.Module) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 5)
+    program, a = program_and_weights(nn.Sequential(nn.Linear(5, 6), between, nn.Linear(6, 3)), x)
+    spec = derive(program)
+    b = {n: torch.randn(t.shape) for n, t in a.items()}
+    found = list(units(program, spec, sites(program)))
+    assert len(found) == 1
+    kept = list(independent(found, (a, b), program, Network(PretrainedConfig()), {"x": x}))
+    assert len(kept) == (1 if isinstance(between, nn.GELU) else 0)
+
+
+@pytest.mark.parametrize("size", [1, 3], ids=["units", "heads"])
+def test_the_units_that_the_target_is_made_of_are_chosen(size: int) -> None:
+    """Some of A and some of B; the others are as large, and alike in part."""
+    rng = torch.Generator().manual_seed(0)
+    count, rows = 6, 400
+    h = torch.randn(rows, 2 * count * size, generator=rng, dtype=torch.float64)
+    h = h + 0.5 * torch.randn(rows, 1, generator=rng, dtype=torch.float64)
+    columns = torch.arange(2 * count * size).reshape(2 * count, size)
+    wanted = torch.tensor([0, 2, 3, 7, 10, 11])
+    true = torch.zeros(2 * count * size, 4, dtype=torch.float64)
+    true[columns[wanted].flatten()] = torch.randn(len(wanted) * size, 4, generator=rng, dtype=torch.float64)
+    start = torch.randn(2 * count * size, 4, generator=rng, dtype=torch.float64)
+    chosen = eliminated(h.T @ h, h.T @ (h @ true - h @ start), start, columns, count)
+    assert chosen.tolist() == wanted.tolist()
+
+
+def test_of_two_units_that_do_the_same_one_is_left() -> None:
+    rng = torch.Generator().manual_seed(0)
+    h = torch.randn(100, 40, generator=rng, dtype=torch.float64)
+    both = torch.cat([h, h], 1)
+    half = torch.randn(40, 3, generator=rng, dtype=torch.float64) / 2
+    chosen = eliminated(
+        both.T @ both, torch.zeros(80, 3).double(), torch.cat([half, half]), torch.arange(80)[:, None], 40
+    )
+    assert sorted((chosen % 40).tolist()) == list(range(40))
+
+
+def test_the_costs_are_those_of_the_least_squares() -> None:
+    """What the squares grow by when a head of two columns is left out, by solving anew."""
+    rng = torch.Generator().manual_seed(0)
+    h, y = (torch.randn(50, n, generator=rng, dtype=torch.float64) for n in (7, 3))
+    columns = torch.arange(6).reshape(3, 2)
+
+    def squares(kept: list[int]) -> float:
+        part = h[:, kept]
+        return float((y - part @ torch.linalg.lstsq(part, y).solution).square().sum())
+
+    found = costs(h.T @ h, h.T @ y, columns, torch.tensor([6]))
+    for unit, cost in zip(columns.tolist(), found.tolist(), strict=True):
+        assert cost == pytest.approx(squares([i for i in range(7) if i not in unit]) - squares(list(range(7))))
+
+
+def test_heads_and_units_are_chosen_in_every_architecture() -> None:
+    for family, spaces in (("llama", 2), ("vit", 4)):
+        config = CONFIGS[family]()
+        program = trace(config)
+        found = list(units(program, symmetries(config), sites(program)))
+        assert len(found) == spaces, family

@@ -156,7 +156,8 @@ class Merge(OpenedJob[Mixed]):
                 samples = Samples.of(models, self.models.network, self.fit, self.asked.say)
                 with waiting("regression", quiet=self.options.quiet):
                     weight = self.options.weight
-                    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found)
+                    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found,
+                            choosing=models.spec)  # fmt: skip
                 found.close()
         return found
 

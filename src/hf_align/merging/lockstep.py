@@ -82,6 +82,7 @@ class Lockstep:
         named = {a for node in (*nodes, *ahead) for a in node.all_input_nodes if a in self.program.parameters}
         weights = [{n: self._placed(m[self.program.parameters[n]]) for n in named} for m in self._models]
         held = {*keep, *(a for n in self._left for a in n.all_input_nodes)}
+        last = {a: n for n in nodes for a in n.all_input_nodes if a not in held and a not in ahead}
         for number, part in enumerate(self.parts):
             placed = {k: self._placed(t) for k, t in part.items()}
             lookups = []
@@ -91,6 +92,9 @@ class Lockstep:
                     if node not in values[number]:
                         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookups[-1])
                         values[number][node] = call_wide(node, args, kwargs)
+                    for operand in node.all_input_nodes:
+                        if last.get(operand) is node and operand not in keep:
+                            values[number].pop(operand, None)
             yield lookups
             for values in self._values:
                 values[number] = {n: v for n, v in values[number].items() if n in held}

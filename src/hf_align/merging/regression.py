@@ -6,6 +6,9 @@ gives in all models. Where the result is added to something, as blocks write int
 such that the sum becomes the mean of the sums. A ridge draws every weight to the mean of the models' weights, so that
 what is never read is averaged, and copies of one model merge to it.
 
+Where units (of MLPs, or heads) are permuted and one weight reads them, they are not averaged but chosen out of both
+models (`selection.py`, `choice.py`): between two seeds, many units have no counterpart.
+
 The program is run once, in stages, with all models side by side. What is held is the values that some later node
 reads, and the statistics of the weights of one stage.
 """
@@ -16,20 +19,19 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.lockstep import Lockstep, Lookup, divided, program_of, require_same
+from hf_align.merging.choice import Candidates, Choice
+from hf_align.merging.fits import Fit, WeightFit
+from hf_align.merging.lockstep import Lockstep, divided, program_of, require_same
 from hf_align.merging.samples import Samples
-from hf_align.merging.sites import Site, sites
+from hf_align.merging.selection import independent, units
+from hf_align.merging.sites import sites
 from hf_align.merging.tensors import linear
 from hf_align.ondemand import Computed
-from hf_align.running.network import Network, Weights
-from hf_align.tracing.execute import call_wide
-
-RIDGE = 1e-3
-"""Against the mean of the diagonal of the Gram matrix."""
+from hf_align.running.network import Weights
+from hf_align.symmetry.spec import SymmetrySpec
 
 _SHOWN = 12
 """Kinds of weights that a line names."""
@@ -45,7 +47,14 @@ def sequential_regression(models: Aligned, samples: Samples) -> Mix:
     def mix(name: str, weight: float) -> Tensor:
         if weight not in found:
             found[weight] = {}
-            regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found[weight])
+            regress(
+                (models.a, models.b),
+                (1 - weight, weight),
+                samples,
+                mean_of(models, weight),
+                found[weight],
+                choosing=models.spec,
+            )
         return Regressed(models, found[weight])(name, weight)
 
     return mix
@@ -85,7 +94,13 @@ def mean_of(models: Aligned, weight: float) -> Weights:
 
 
 def regress(
-    models: Sequence[Weights], shares: Sequence[float], samples: Samples, start: Weights, solved: Solved
+    models: Sequence[Weights],
+    shares: Sequence[float],
+    samples: Samples,
+    start: Weights,
+    solved: Solved,
+    *,
+    choosing: SymmetrySpec | None = None,
 ) -> None:
     """Find every weight that `solved` does not have yet and that can be regressed.
 
@@ -93,6 +108,7 @@ def regress(
         models: that run beside their merge.
         shares: of each of them in what is aimed at; 1 in sum, and negative for what is subtracted.
         start: where the ridge draws the weights to, and what those that are not fitted remain.
+        choosing: the spaces whose units are chosen out of the models; without it every weight is fitted.
 
     Raises:
         HfAlignError: the model has no graph, or one that does not compute what it computes.
@@ -101,83 +117,43 @@ def regress(
     program = program_of(network, parts[0])
     require_same(program, network, models[0], parts[0])
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
-    left = sites(program)
-    for half in (names for names in map(_names, left) if not names <= solved.keys()):  # a run was killed between two
+    single = sites(program)
+    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, shares) for s in single}
+    together = () if choosing is None else units(program, choosing, single)
+    for chosen in independent(together, models, program, network, parts[0]):
+        candidates = Candidates(chosen, network, models)
+        for site in chosen.sites:
+            del found[site.node]
+        found[chosen.writers[0].node] = candidates
+        found[chosen.reader.node] = Choice(chosen, candidates, program, network, models, shares, start)
+    left = [found[n] for n in program.graph.nodes if n in found]
+    for half in (fit.names for fit in left if not fit.names <= solved.keys()):  # a run was killed between two
         for name in half & solved.keys():
             del solved[name]
     steps = Lockstep(program, network, parts, (*models, merged), _looked_up(left))
     while left:
-        stage = steps.stage([site.node for site in left])
-        chosen = _next(left, steps)
-        left = [site for site in left if site not in chosen]
-        fits = [_Fit(site, network) for site in chosen if not _names(site) <= solved.keys()]
-        for lookups in steps.run(stage, [fit.site.node for fit in fits], _looked_up(left)):
+        stage = steps.stage([node for fit in left for node in fit.starts])
+        ready = _next(left, steps)
+        wanted = _looked_up(left)
+        left = [fit for fit in left if fit not in ready]
+        fits = [fit for fit in ready if not fit.names <= solved.keys()]
+        for lookups in steps.run(stage, [node for fit in fits for node in fit.ahead], wanted):
             for fit in fits:
-                fit.add(lookups, steps, shares)
+                fit.add(lookups, steps)
         for fit in fits:
-            for name, step in fit.steps().items():
-                solved[name] = merged[name].float().cpu() + step
+            for name, weight in fit.solved().items():
+                solved[name] = weight
 
 
-def _looked_up(left: Sequence[Site]) -> set[fx.Node]:
+def _looked_up(left: Sequence[Fit]) -> set[fx.Node]:
     """The values that fits depend on."""
-    return {n for site in left for n in (site.value, *(b.value for b in site.beside))}
+    return {n for fit in left for n in fit.looked_up}
 
 
-def _names(site: Site) -> set[str]:
-    return {site.parameter} | ({site.bias} if site.bias is not None else set())
-
-
-def _next(left: Sequence[Site], steps: Lockstep) -> list[Site]:
-    """What is fitted now: the first weight whose inputs are known, and all others of which none makes up for the
-    errors of another."""
-    ready = [site for site in left if steps.is_known(site.value)]
-    if ready[0].beside:
+def _next(left: Sequence[Fit], steps: Lockstep) -> list[Fit]:
+    """What is fitted now: the first fit whose inputs are known, and all others of which none makes up for the errors
+    of another."""
+    ready = [fit for fit in left if all(steps.is_known(v) for v in fit.reads)]
+    if ready[0].makes_up:
         return ready[:1]
-    return [site for site in ready if not site.beside]
-
-
-class _Fit:
-    """The least squares of one weight."""
-
-    def __init__(self, site: Site, network: Network) -> None:
-        self.site = site
-        self._grams = [network.gram() for _ in range(site.groups)]
-        self._products = [network.gram() for _ in range(site.groups)]
-
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
-        """Count one part of the inputs, looked up in the models and in their merge, which is the last."""
-        site, (*models, merged) = self.site, lookups
-        args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
-        result = call_wide(site.node, args, kwargs)
-        missing = _mean([lookup(site.node) for lookup in models], shares) - result
-        for beside in site.beside:
-            if steps.is_known(beside.value):
-                apart = _mean([lookup(beside.value) for lookup in models], shares) - merged(beside.value)
-                missing = missing + beside.brought_back(apart, result, merged)
-        rows, missing = site.rows(merged(site.value)).double(), site.results(missing).double()
-        if site.bias is not None:
-            rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
-        for gram, product, x, y in zip(self._grams, self._products, rows, missing, strict=True):
-            gram.add(x, x)
-            product.add(x, y)
-
-    def steps(self) -> dict[str, Tensor]:
-        """By how much the weight, and the bias, differ from where they are, by name; float32 on the CPU."""
-        found = torch.stack([ridge(g.value, p.value) for g, p in zip(self._grams, self._products, strict=True)])
-        steps = {self.site.parameter: self.site.stored(found[:, : self.site.inputs]).float()}
-        if self.site.bias is not None:
-            steps[self.site.bias] = found[:, -1].reshape(-1).float()
-        return steps
-
-
-def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Σ s·x, which is x where all are."""
-    first, *others = values
-    return sum((s * (x - first) for s, x in zip(shares[1:], others, strict=True)), first)
-
-
-def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
-    """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ a share of the mean of the diagonal of XᵀX [n, n]; zero where X is."""
-    held = share * gram.diagonal().mean().clamp_min(1e-30)
-    return torch.linalg.solve(gram + held * torch.eye(len(gram), dtype=gram.dtype), product)
+    return [fit for fit in ready if not fit.makes_up]

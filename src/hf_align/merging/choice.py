@@ -1,0 +1,142 @@
+"""The fit of units that are chosen out of several models, and of the weight that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.merging.fits import Fit, missing_to_target, ridge
+from hf_align.merging.lockstep import Lockstep, Lookup
+from hf_align.merging.selection import Units, eliminated, entries_of, put_together
+from hf_align.merging.sites import Site
+from hf_align.running.network import Network, Weights
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.trace import Program
+
+
+class Candidates(Fit):
+    """The units of each model, rewritten so that on what the merged model reads they do what they do in their own: the
+    least squares to that, drawn to the model's own weights.
+
+    Attributes:
+        weights: of the units of each model, by name.
+    """
+
+    def __init__(self, units: Units, network: Network, models: Sequence[Weights]) -> None:
+        self._writers, self._models = units.writers, tuple(models)
+        self._grams = {w.parameter: network.gram() for w in units.writers}
+        self._products = [{w.parameter: network.gram() for w in units.writers} for _ in self._models]
+        self.weights: list[dict[str, Tensor]] = [{} for _ in self._models]
+        self.names = units.names
+        self.reads = tuple(dict.fromkeys(w.value for w in units.writers))
+        self.starts = ()
+        self.ahead = tuple(w.node for w in units.writers)
+        self.looked_up = frozenset(self.reads)
+        self.makes_up = False
+
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+        *models, merged = lookups
+        for writer in self._writers:
+            x = _with_ones(writer.rows(merged(writer.value))[0].double(), writer)
+            self._grams[writer.parameter].add(x, x)
+            for own, products in zip(models, self._products, strict=True):
+                node = writer.node
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), _reading(own, merged, writer.value))
+                missing = own(node) - call_wide(node, args, kwargs)
+                products[writer.parameter].add(x, writer.results(missing)[0].double())
+
+    def solved(self) -> dict[str, Tensor]:
+        for own, products, found in zip(self._models, self._products, self.weights, strict=True):
+            for writer in self._writers:
+                step = ridge(self._grams[writer.parameter].value, products[writer.parameter].value).float()
+                name, bias = writer.parameter, writer.bias
+                found[name] = own[name].float().cpu() + writer.stored(step[None, : writer.inputs])
+                if bias is not None:
+                    found[bias] = own[bias].float().cpu() + step[-1]
+        return {}
+
+
+class Choice(Fit):
+    """Units chosen out of the candidates of several models, and the least squares of what reads them.
+
+    It is drawn to the models' weights times their shares; a unit stands for those counterparts that are left out.
+    """
+
+    def __init__(self, units: Units, candidates: Candidates, program: Program, network: Network,
+                 models: Sequence[Weights], shares: Sequence[float], start: Weights) -> None:  # fmt: skip
+        self._units, self._candidates, self._shares = units, candidates, shares
+        self._nodes = {n: name for n, name in program.parameters.items() if name in units.carried}
+        self._gram, self._product = network.gram(), network.gram()
+        reader = units.reader
+        self._start = torch.cat([share * self._read(w) for share, w in zip(shares, models, strict=True)])
+        self._bias = start[reader.bias].float().cpu() if reader.bias is not None else None
+        self.names = units.names
+        self.reads = candidates.reads
+        self.starts = tuple(s.node for s in units.sites)
+        self.ahead = (*units.between, reader.node)
+        self.looked_up = frozenset((*units.given, *(b.value for b in reader.beside)))
+        self.makes_up = True
+
+    def _read(self, weights: Weights) -> Tensor:
+        """The reader's weight, [n, m], float64."""
+        matrix = weights[self._units.reader.parameter].double().cpu()
+        return matrix.T if self._units.reader.is_stored_flipped else matrix
+
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+        reader, (*models, merged) = self._units.reader, lookups
+        like: Tensor = models[0](reader.node)
+        weights = [{k: t.to(like) for k, t in found.items()} for found in self._candidates.weights]
+        both = [self._units.values(self._own(m, w), merged) for m, w in zip(models, weights, strict=True)]
+        given = torch.cat(both, -1).double()
+        result = given @ self._start.to(given)
+        result = result if self._bias is None else result + self._bias.to(result)
+        missing = missing_to_target(reader, result.to(like).reshape(like.shape), lookups, steps, self._shares)
+        given = _with_ones(given, reader)
+        self._gram.add(given, given)
+        self._product.add(given, reader.results(missing)[0].double())
+
+    def _own(self, lookup: Lookup, found: Mapping[str, Tensor]) -> Lookup:
+        return lambda node: found[self._nodes[node]] if node in self._nodes else lookup(node)
+
+    def solved(self) -> dict[str, Tensor]:
+        units, reader, start = self._units, self._units.reader, self._start
+        if self._bias is not None:
+            start = torch.cat([start, torch.zeros_like(start[:1])])
+        gram, product = self._gram.value, self._product.value
+        behind = len(self._start)
+        columns = torch.arange(behind).reshape(-1, reader.inputs)[:, units.columns].flatten(0, 1)
+        chosen = eliminated(gram, product, start, columns, len(units.columns))
+        taken = torch.cat([entries_of(units.columns, columns[chosen]), torch.arange(behind, len(start))])
+        full = _standing_for_all(start, columns, chosen, len(units.columns))
+        missing = product[taken] + gram[taken] @ start - gram[taken][:, taken] @ full[taken]
+        found = (full[taken] + ridge(gram[taken][:, taken], missing)).float()
+        weights = {n: put_together([w[n] for w in self._candidates.weights], n, units, chosen) for n in units.carried}
+        weights[reader.parameter] = reader.stored(found[None, : reader.inputs])
+        if reader.bias is not None and self._bias is not None:
+            weights[reader.bias] = self._bias + found[-1]
+        return weights
+
+
+def _standing_for_all(start: Tensor, columns: Tensor, chosen: Tensor, count: int) -> Tensor:
+    """Coefficients [as `start`] to draw to, once only some units are left: each stands for its counterparts, too."""
+    full = start.clone()
+    left = torch.zeros(len(columns), dtype=torch.bool)
+    left[chosen] = True
+    several = left.reshape(-1, count).sum(0)
+    for unit in torch.arange(len(columns))[~left & (several > 0).repeat(len(columns) // count)].tolist():
+        heirs = torch.arange(unit % count, len(columns), count)
+        for heir in heirs[left[heirs]].tolist():
+            full[columns[heir]] += start[columns[unit]] / int(several[unit % count])
+    return full
+
+
+def _with_ones(rows: Tensor, site: Site) -> Tensor:
+    """Rows [*, n], with a column for the bias if there is one."""
+    return rows if site.bias is None else torch.cat([rows, torch.ones_like(rows[:, :1])], -1)
+
+
+def _reading(own: Lookup, merged: Lookup, value: fx.Node) -> Lookup:
+    """A model that reads what the merged model reads."""
+    return lambda node: merged(node) if node is value else own(node)

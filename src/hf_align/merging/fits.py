@@ -1,0 +1,109 @@
+"""What is solved for together, and the least squares of one weight."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.merging.aligned import Weights
+from hf_align.merging.lockstep import Lockstep, Lookup
+from hf_align.merging.sites import Site
+from hf_align.running.network import Network
+from hf_align.tracing.execute import call_wide
+
+RIDGE = 1e-3
+"""Against the mean of the diagonal of the Gram matrix: a tenth and ten times of it end alike."""
+
+
+class Fit(ABC):
+    """Weights that are found together.
+
+    Attributes:
+        names: of the weights.
+        reads: the values of the merged model that must be known.
+        starts: the ops that wait for the weights.
+        ahead: the ops whose results in the models are a target, and those on the way there.
+        looked_up: the values that must be held.
+        makes_up: whether it makes up for errors of what was found before.
+    """
+
+    names: frozenset[str]
+    reads: tuple[fx.Node, ...]
+    starts: tuple[fx.Node, ...]
+    ahead: tuple[fx.Node, ...]
+    looked_up: frozenset[fx.Node]
+    makes_up: bool
+
+    @abstractmethod
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+        """Count one part of the inputs, looked up in the models and in their merge, which is the last."""
+
+    @abstractmethod
+    def solved(self) -> dict[str, Tensor]:
+        """The weights by name, float32 on the CPU."""
+
+
+def names_of(site: Site) -> frozenset[str]:
+    """The weight, and the bias if there is one."""
+    return frozenset((site.parameter,) if site.bias is None else (site.parameter, site.bias))
+
+
+def missing_to_target(
+    site: Site, result: Tensor, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]
+) -> Tensor:
+    """What a result [as the op gives it] lacks to the mean of the models' results, and what lacks to the mean in all
+    that is added to it."""
+    *models, merged = lookups
+    missing = _mean([lookup(site.node) for lookup in models], shares) - result
+    for beside in site.beside:
+        if steps.is_known(beside.value):
+            apart = _mean([lookup(beside.value) for lookup in models], shares) - merged(beside.value)
+            missing = missing + beside.brought_back(apart, result, merged)
+    return missing
+
+
+class WeightFit(Fit):
+    """The least squares of one weight, and of its bias."""
+
+    def __init__(self, site: Site, network: Network, merged: Weights, shares: Sequence[float]) -> None:
+        self._site, self._merged, self._shares = site, merged, shares
+        self._grams = [network.gram() for _ in range(site.groups)]
+        self._products = [network.gram() for _ in range(site.groups)]
+        self.names = names_of(site)
+        self.reads, self.starts, self.ahead = (site.value,), (site.node,), (site.node,)
+        self.looked_up = frozenset((site.value, *(b.value for b in site.beside)))
+        self.makes_up = bool(site.beside)
+
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+        site, merged = self._site, lookups[-1]
+        args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
+        missing = missing_to_target(site, call_wide(site.node, args, kwargs), lookups, steps, self._shares)
+        rows, missing = site.rows(merged(site.value)).double(), site.results(missing).double()
+        if site.bias is not None:
+            rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
+        for gram, product, x, y in zip(self._grams, self._products, rows, missing, strict=True):
+            gram.add(x, x)
+            product.add(x, y)
+
+    def solved(self) -> dict[str, Tensor]:
+        site = self._site
+        found = torch.stack([ridge(g.value, p.value) for g, p in zip(self._grams, self._products, strict=True)])
+        steps = {site.parameter: site.stored(found[:, : site.inputs]).float()}
+        if site.bias is not None:
+            steps[site.bias] = found[:, -1].reshape(-1).float()
+        return {n: self._merged[n].float().cpu() + step for n, step in steps.items()}
+
+
+def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """Σ s·x, which is x where all are."""
+    first, *others = values
+    return sum((s * (x - first) for s, x in zip(shares[1:], others, strict=True)), first)
+
+
+def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
+    """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ a share of the mean of the diagonal of XᵀX [n, n]; zero where X is."""
+    held = share * gram.diagonal().mean().clamp_min(1e-30)
+    return torch.linalg.solve(gram + held * torch.eye(len(gram), dtype=gram.dtype), product)
