@@ -25,6 +25,8 @@ from hf_align.symmetry.gauges.canonical import (
     FoldIntoWriter,
     FoldNorm,
     FoldStatistics,
+    FreeReader,
+    MoveNormBias,
     MoveValueBias,
 )
 from hf_align.symmetry.overrides import symmetries
@@ -54,6 +56,8 @@ _GAUGES = {
     CentreWriter.__name__: "centred, as every norm downstream does",
     CentreRows.__name__: "centred, as every norm downstream does",
     DropKeyBias.__name__: "softmax is blind to it, so it is zero",
+    MoveNormBias.__name__: "a norm's bias, moved into what reads it and what is added to it",
+    FreeReader.__name__: "without what it never sees of a norm's output",
     MoveValueBias.__name__: "moved into the output's bias",
 }
 _PINNED = "var(--pinned)"

@@ -9,7 +9,7 @@ extension must name every parameter of the full model with its shape.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -195,7 +195,8 @@ class _Extension:
             targets = self.targets[stack.path]
             for target in reversed(targets) if run[0][0][1] > run[-1][0][1] else targets:
                 first = stack.source[target]
-                yield from (_renamed(item, _move(stack, first, target)) for layer, item in run if layer[1] == first)
+                moved = _move_both(stack, first, targets, target)
+                yield from (_renamed(item, moved) for layer, item in run if layer[1] == first)
 
     def _shared(self, value: Any) -> Any:
         """What belongs to no single layer: the sequences inside may still run over layers."""
@@ -210,9 +211,13 @@ class _Extension:
         return value
 
     def _owner(self, value: Any) -> Layer | None:
-        """The only layer that a value names."""
+        """The only layer that a value names, or the second of two neighbours: a layer reads what the last one wrote."""
         layers = {(stack.path, i): (stack, i) for stack, i in self._mentioned(value)}
-        return next(iter(layers.values())) if len(layers) == 1 else None
+        if len({path for path, _ in layers}) != 1 or len(layers) > 2:
+            return None
+        places = sorted(stack.chosen.index(i) for stack, i in layers.values())
+        stack = next(iter(layers.values()))[0]
+        return (stack, stack.chosen[places[-1]]) if places[-1] - places[0] < 2 else None
 
     def _mentioned(self, value: Any) -> Iterator[Layer]:
         if isinstance(value, str):
@@ -245,6 +250,18 @@ def _move(stack: Stack, source: int, target: int) -> Callable[[str], str]:
     def rename(name: str) -> str:
         found = stack.layer(name)
         return _join(stack, target, found[1]) if found is not None and found[0] == source else name
+
+    return rename
+
+
+def _move_both(stack: Stack, source: int, targets: Sequence[int], target: int) -> Callable[[str], str]:
+    """As `_move`, and the chosen layer before the source becomes the one before the target."""
+    at, to = stack.chosen.index(source), targets.index(target)
+    places = {source: target} | ({stack.chosen[at - 1]: targets[to - 1]} if at and to else {})
+
+    def rename(name: str) -> str:
+        found = stack.layer(name)
+        return _join(stack, places[found[0]], found[1]) if found is not None and found[0] in places else name
 
     return rename
 

@@ -4,6 +4,8 @@ Raw weights of two models differ in these for no reason; fixed, the models becom
 Every gauge rewrites single tensors, from a few others, so that a checkpoint is canonicalised tensor by tensor.
 
 * the gain of a norm moves into its readers, and its bias into theirs; a gain on what one weight writes, into that;
+* the bias of a norm whose gain stays moves into what reads it and what is added to it; its readers lose what they
+  never see;
 * the statistics of a BatchNorm move into its gain and bias;
 * what writes a LayerNorm stream, or a head that is normalised, loses its mean, and so do the readers of its output,
   and what a softmax reads;
@@ -128,6 +130,61 @@ class FoldNorm(Gauge):
             return folded
         constant = weight.movedim(read.axis, -1) @ get(self.bias)
         return folded + constant.unsqueeze(read.axis) / math.sqrt(weight.shape[read.axis])
+
+
+@dataclass(frozen=True)
+class MoveNormBias(Gauge):
+    """b + Wβ replaces the bias of every reader of γ ⊙ n + β, b + β that of what is added to it, and zero replaces β.
+
+    Attributes:
+        added: the biases along the norm that are added to it further on.
+    """
+
+    bias: str
+    reads: tuple[Read, ...]
+    added: tuple[str, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.bias, *(r.bias for r in self.reads if r.bias), *self.added)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        if name == self.bias:
+            return torch.zeros_like(get(name))
+        if name in self.added:
+            return get(name) + get(self.bias)
+        (read,) = (r for r in self.reads if r.bias == name)
+        return get(name) + get(read.weight).movedim(read.axis, -1) @ get(self.bias)
+
+
+@dataclass(frozen=True)
+class FreeReader(Gauge):
+    """W - u hᵀ replaces W for the u that makes Wh zero, and b + (hᵀβ) u replaces b: it reads γ ⊙ n + β, h = 1/γ.
+
+    Where entries of γ are zero, h is one for those and else zero: so it is in the limit.
+    """
+
+    weight: str
+    axis: int
+    bias: str | None
+    gain: str
+    norm_bias: str | None
+    offset: float
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.weight, *([self.bias] if self.bias else []))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        gain = get(self.gain) + self.offset
+        least = gain.abs().min()
+        row = torch.where(gain == 0, 1.0, 0.0).to(gain) if bool(least == 0) else least / gain
+        weight = get(self.weight).movedim(self.axis, -1)
+        unseen = weight @ row / row.square().sum()
+        if name == self.weight:
+            return (weight - unseen.unsqueeze(-1) * row).movedim(-1, self.axis)
+        assert self.norm_bias is not None
+        return get(name) + unseen * (get(self.norm_bias) @ row)
 
 
 @dataclass(frozen=True)

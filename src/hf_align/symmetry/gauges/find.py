@@ -18,6 +18,7 @@ from hf_align.symmetry.gauges.canonical import (
     Gauge,
     Read,
 )
+from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
 from hf_align.symmetry.passing import (
@@ -52,9 +53,12 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     """The gauges of an architecture in the order in which they must be fixed."""
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
     ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
+    gains = tuple(_gains(found, folded))
+    gone = {g.gain for g in gains if isinstance(g, FoldIntoWriter) or (isinstance(g, FoldNorm) and g.exclusive)}
     return (
         *statistics,
-        *_gains(found, folded),
+        *gains,
+        *kept_norms(found, gone),
         *attention_biases(found),
         *_centred_writers(found, ones),
         *centred_rows(found),
