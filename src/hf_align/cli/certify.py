@@ -48,8 +48,12 @@ def _lines(result: Certificate) -> list[str]:
     whole = "complete" if result.complete else "NOT COMPLETE"
     return [
         f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",
-        f"{whole}: {result.found} of {result.nullity} continuous dimensions",
-        *(f"  missing {amount:g} in {name}" for name, amount in result.missing.items()),
+        f"{whole}: {result.found} of {result.nullity} continuous dimensions are matched, fixed or without effect",
+        f"  moved  {result.moved:5}  matched by alignment",
+        f"  fixed  {result.fixed:5}  removed: each model gets one canonical choice",
+        f"  flat   {result.flat:5}  changes no merge, so nothing has to be done",
+        f"  open   {result.open:5}  neither: the models differ there for no reason",
+        *(f"    {amount:g} in {name}" for name, amount in result.missing.items()),
         *(f"  no rule for {op}" for op in result.unknown_ops),
         *(f"  no call reads {name}, so it stands still" for name in result.unread),
         f"in {len(result.modes)} ways to call it:",

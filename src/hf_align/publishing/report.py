@@ -26,6 +26,7 @@ from hf_align.symmetry.gauges.canonical import (
     FoldNorm,
     FoldStatistics,
     FreeReader,
+    LevelTable,
     MoveNormBias,
     MoveValueBias,
 )
@@ -58,6 +59,7 @@ _GAUGES = {
     DropKeyBias.__name__: "softmax is blind to it, so it is zero",
     MoveNormBias.__name__: "a norm's bias, moved into what reads it and what is added to it",
     FreeReader.__name__: "without what it never sees of a norm's output",
+    LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveValueBias.__name__: "moved into the output's bias",
 }
 _PINNED = "var(--pinned)"

@@ -123,7 +123,7 @@ def certify(
     derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
     others (a ReLU that never opens), and with few tokens there are some that are gone with more (on what depends on the
     token alone, a quadratic form may vanish): where the first count does not agree, others are drawn, with more tokens,
-    until the smallest nullity is seen four times.
+    until the smallest nullity is seen three times.
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
@@ -147,18 +147,19 @@ def certify(
 
     program, spec = derived(traced or called(config))
     drawn: list[NullDirections] = []
+    error = 0.0
     for attempt in range(_ATTEMPTS):
         if attempt == 1 and (larger := with_tokens(config, _TOKENS)) is not None:
             program, spec = derived(called(larger))
             drawn.clear()
         rng = torch.Generator().manual_seed(seed + attempt)
-        error = _largest_error(program, spec, rng)
+        error = max(error, _largest_error(program, spec, rng))
         drawn.append(null_directions(program, spec, rng, thorough=bool(drawn)))
         fewest = min(drawn, key=lambda n: n.nullity)
         if not error < _EXACT:
             fewest = drawn[-1]
             break
-        if not len(fewest.open) or sum(n.nullity == fewest.nullity for n in drawn) > 3:
+        if not len(fewest.open) or sum(n.nullity == fewest.nullity for n in drawn) > 2:
             break
     return Certificate(
         model_type=program.config.model_type,

@@ -24,10 +24,10 @@ from hf_align.symmetry.certificate.count import (
     rows_of,
     without_derivative,
 )
-from hf_align.symmetry.certificate.directions import tangents
 from hf_align.symmetry.certificate.fibres import fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
 from hf_align.symmetry.certificate.random_copy import Weights, random_inputs, random_weights
+from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.trace import Program

@@ -159,10 +159,7 @@ class MoveNormBias(Gauge):
 
 @dataclass(frozen=True)
 class FreeReader(Gauge):
-    """W - u hᵀ replaces W for the u that makes Wh zero, and b + (hᵀβ) u replaces b: it reads γ ⊙ n + β, h = 1/γ.
-
-    Where entries of γ are zero, h is one for those and else zero: so it is in the limit.
-    """
+    """W - u hᵀ replaces W for the u that makes Wh zero, and b + (hᵀβ) u replaces b: it reads γ ⊙ n + β, h = 1/γ."""
 
     weight: str
     axis: int
@@ -176,15 +173,47 @@ class FreeReader(Gauge):
         return (self.weight, *([self.bias] if self.bias else []))
 
     def fix(self, name: str, get: Get) -> Tensor:
-        gain = get(self.gain) + self.offset
-        least = gain.abs().min()
-        row = torch.where(gain == 0, 1.0, 0.0).to(gain) if bool(least == 0) else least / gain
+        row = _inverse(get(self.gain) + self.offset)
         weight = get(self.weight).movedim(self.axis, -1)
         unseen = weight @ row / row.square().sum()
         if name == self.weight:
             return (weight - unseen.unsqueeze(-1) * row).movedim(-1, self.axis)
         assert self.norm_bias is not None
         return get(name) + unseen * (get(self.norm_bias) @ row)
+
+
+@dataclass(frozen=True)
+class LevelTable(Gauge):
+    """W - s 1 hᵀ replaces W for the s that makes the mean of Wh zero, and P + s 1 hᵀ replaces P.
+
+    The tied head W reads γ ⊙ n + β, h = 1/γ, and a row of the table P is added wherever one of the table W is. What the
+    head then adds to all its outputs, s hᵀβ, goes into its bias.
+    """
+
+    weight: str
+    other: str
+    bias: str | None
+    gain: str
+    norm_bias: str | None
+    offset: float
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.weight, self.other, *([self.bias] if self.bias else []))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        row = _inverse(get(self.gain) + self.offset)
+        share = (get(self.weight) @ row).mean() / row.square().sum()
+        if name == self.bias:
+            assert self.norm_bias is not None
+            return get(name) + share * (get(self.norm_bias) @ row)
+        return get(name) + (share if name == self.other else -share) * row
+
+
+def _inverse(gain: Tensor) -> Tensor:
+    """1/γ up to a factor, in the limit where some entries are zero: one for those, and zero for the others."""
+    least = gain.abs().min()
+    return torch.where(gain == 0, 1.0, 0.0).to(gain) if bool(least == 0) else least / gain
 
 
 @dataclass(frozen=True)

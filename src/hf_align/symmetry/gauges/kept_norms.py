@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import FreeReader, Gauge, MoveNormBias, Read
+from hf_align.symmetry.gauges.canonical import FreeReader, Gauge, LevelTable, MoveNormBias, Read
 from hf_align.symmetry.interpreter import Interpretation, Reading
 from hf_align.symmetry.passing import PASSES, is_centred, keeps_last, used_only_by
 from hf_align.tracing.trace import Program, op_name
@@ -133,7 +133,7 @@ def _beside(use: _Use, found: Interpretation) -> Reading | None:
 
 def _free_readers(
     norms: Mapping[fx.Node, _Norm], uses: Mapping[fx.Node, list[_Use]], found: Interpretation
-) -> Iterator[FreeReader]:
+) -> Iterator[FreeReader | LevelTable]:
     """The weights that read nothing but what one norm writes, always with the same bias."""
     readers: dict[str, dict[tuple[_Norm, int, str | None], set[fx.Node]]] = defaultdict(lambda: defaultdict(set))
     for node, norm in norms.items():
@@ -142,7 +142,51 @@ def _free_readers(
                 readers[reading.weight][norm, reading.in_axis, reading.bias].add(reading.node)
     for weight, ways in readers.items():
         ((norm, axis, bias), nodes), *others = ways.items()
-        seen = norm.bias is not None
-        names = (weight, bias) if seen else (weight,)
-        if not others and (bias is not None or not seen) and used_only_by(names, nodes, found.program):
-            yield FreeReader(weight, axis, bias if seen else None, norm.gain, norm.bias, norm.offset)
+        seen = bias if norm.bias is not None else None
+        if others or (norm.bias is not None and not used_only_by((bias,), nodes, found.program)):
+            continue
+        if norm.bias is not None and seen is None:
+            continue
+        if used_only_by((weight,), nodes, found.program):
+            yield FreeReader(weight, axis, seen, norm.gain, norm.bias, norm.offset)
+        elif axis == 1 and (other := _added_table(weight, nodes, found.program)) is not None:
+            yield LevelTable(weight, other, seen, norm.gain, norm.bias, norm.offset)
+
+
+def _added_table(table: str, readers: Collection[fx.Node], program: Program) -> str | None:
+    """A table of which a row is added wherever one of this table is, if this one is only looked up or read."""
+    lookups: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in program.graph.nodes:
+        name = program.parameters.get(node.args[0]) if op_name(node) == "embedding" else None
+        if name is not None:
+            lookups[name].append(node)
+    if not lookups[table] or not used_only_by((table,), {*readers, *lookups[table]}, program):
+        return None
+    sums = [set(_summands(lookup)) for lookup in lookups[table]]
+    for other, nodes in lookups.items():
+        met = [node for node in nodes for summands in sums if node in summands]
+        each_once = all(sum(node in summands for node in nodes) == 1 for summands in sums)
+        if other != table and each_once and met == nodes and used_only_by((other,), nodes, program):
+            return other
+    return None
+
+
+def _summands(node: fx.Node) -> Iterator[fx.Node]:
+    """What is added up with a value, all of which nothing else sees."""
+    while len(node.users) == 1 and (_is_sum(user := next(iter(node.users))) or _is_same(user)):
+        node = user
+    parts = [node]
+    while parts:
+        part = parts.pop()
+        if _is_sum(part) or _is_same(part):
+            parts += [a for a in part.all_input_nodes if len(a.users) == 1]
+        else:
+            yield part
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return op_name(node) == "add" and len(node.all_input_nodes) == len(node.args) == 2 and not node.kwargs
+
+
+def _is_same(node: fx.Node) -> bool:
+    return op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias") and node.op == "call_function"
