@@ -70,6 +70,22 @@ def test_one_command_from_the_hub_to_the_hub(
     assert files["hf-align/barrier.png"].startswith(b"\x89PNG")
 
 
+def test_a_token_and_a_revision_may_be_typed(
+    hub: Hub, two_models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The token is used and told to nobody; a revision is that of the models that name none."""
+    typed = ("merge", "org/a", f"org/b@{two_models[1]}", "-o", tmp_path / "out", "--match", "none", "--push")
+    monkeypatch.setenv("HF_TOKEN", "")
+    assert run(*typed) == 2 and "no token to upload with" in capsys.readouterr().err
+    assert run(*typed, "--token", "hf_alice", "--revision", "nowhere") == 2
+    assert "org/a has no revision nowhere" in capsys.readouterr().err
+    assert run(*typed, "--token", "hf_alice", "--revision", "main") == 0
+    files = hub.files("alice/a-b-merge")
+    assert all(b"hf_alice" not in content for content in files.values())
+    command = f"hf-align merge org/a org/b@{two_models[1]} -o out --match none --push --revision main\n"
+    assert command in files["README.md"].decode()
+
+
 def test_in_a_process_of_its_own(hub: Hub, two_models: list[str], tmp_path: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env = {**kept, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}

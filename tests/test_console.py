@@ -23,6 +23,7 @@ from typer.main import get_command
 from hf_align.choices import AnyHeads, AnyMethod, AnyResidual
 from hf_align.cli import words
 from hf_align.cli.app import app
+from hf_align.cli.options import at_revision
 
 LLAMA = MODELS / "llama"
 COMMAND = [sys.executable, "-m", "hf_align"]
@@ -176,6 +177,12 @@ def test_the_card_tells_no_token_and_no_folder(tmp_path: Path) -> None:
     typed = ["merge", str(tmp_path), "org/b", "--token", "hf_x", f"-o{tmp_path}/out", "--token=hf_y", "-q"]
     told = words.told(typed, parameters("merge"), frozenset({"output"}))
     assert told == f"hf-align merge {tmp_path.name} org/b -o out -q"
+
+
+def test_a_revision_is_of_repositories_that_name_none(tmp_path: Path) -> None:
+    found = {m: at_revision(m, "v1") for m in ("org/a", "org/a@main", "hf://org/a", str(tmp_path))}
+    assert list(found.values()) == ["org/a@v1", "org/a@main", "hf://org/a@v1", str(tmp_path)]
+    assert at_revision("org/a", None) == "org/a"
 
 
 @pytest.mark.parametrize("columns", [50, 80])
