@@ -125,6 +125,23 @@ def test_what_is_computed_while_a_model_is_built_is_refused(normed: Callable[[st
         trace(normed("orthogonal"))
 
 
+class InAList(Normed):
+    """Its first layer is in no state dict: every time that it is loaded it is another one."""
+
+    def __init__(self, config: NormedConfig) -> None:
+        super().__init__(config)
+        self.layers = [nn.Linear(_WIDTH, _WIDTH)]
+
+    def forward(self, hidden_states: Tensor) -> CausalLMOutput:
+        return super().forward(self.layers[0](hidden_states))  # here
+
+
+def test_weights_that_are_not_saved_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing.transformers, "InAListForTests", InAList, raising=False)
+    with pytest.raises(IncompatibleModels, match=r"test_reasons.py:\d+ .*reads weights .*ModuleList"):
+        trace(NormedConfig("weight", architectures=["InAListForTests"]))
+
+
 def test_any_other_failure_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(x: Tensor) -> Tensor:
         raise NotImplementedError("not yet")

@@ -10,6 +10,8 @@ import transformers
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from hf_align.errors import IncompatibleModels
+
 HELPERS = (
     f"{Path(__file__).parents[1]}/",
     f"{Path(torch.__file__).parent}/",
@@ -25,6 +27,9 @@ FROM_WEIGHTS = (
     "what is computed from weights while a model is built cannot be known; take parametrizations out"
     " (torch.nn.utils.parametrize.remove_parametrizations) and save the model again"
 )
+NOT_ITS_OWN = (
+    "reads weights that the model neither saves nor loads; keep modules in torch.nn.ModuleList, not in a plain list"
+)
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _TAKEN_OUT = (".item()", ".numpy()", "data-dependent")
 """How torch says in other errors that a number is wanted where there is none."""
@@ -38,6 +43,10 @@ def is_about_numbers(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """The line of modelling code, as far as one is known, what is wrong with it, and what to do."""
     where = place(error)
+    if "cpu and meta" in str(error):  # weights that are not the model's have no place in memory
+        return f"{where or 'its code'} {NOT_ITS_OWN}"
+    if isinstance(error, IncompatibleModels):
+        return str(error)
     if is_about_numbers(error):
         return f"{where or 'its code'} {NEEDS_NUMBERS}"
     lines = str(error).strip().splitlines()

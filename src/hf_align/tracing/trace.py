@@ -36,7 +36,7 @@ from transformers.initialization import no_init_weights
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.inputs import Example, examples, parts
-from hf_align.tracing.reasons import FROM_WEIGHTS, HELPERS, is_about_numbers, place, reason
+from hf_align.tracing.reasons import FROM_WEIGHTS, HELPERS, NOT_ITS_OWN, is_about_numbers, place, reason
 from hf_align.tracing.record import ONLY_SHAPES, SwallowedQuestionError, record, value_shown
 from hf_align.tracing.stored import load_stored
 
@@ -360,7 +360,8 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
                 unfit.append((number, example))  # most do not go together with the model, however they are traced
             if program is not None:
                 return replace(program, candidate=number)
-    telling = next(filter(is_about_numbers, reasons), reasons[0] if reasons else None)
+    known = (r for r in reasons if isinstance(r, IncompatibleModels))
+    telling = next(known, next(filter(is_about_numbers, reasons), reasons[0] if reasons else None))
     why = reason(telling) if telling else f"nothing is known about its arguments ({model.main_input_name})"
     raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {why}")
 
@@ -494,6 +495,10 @@ def _program(
     place = {name: i for i, name in enumerate(saved.shapes)}
     read = sorted((n for n in parameters if n in alive and n.users), key=lambda n: place[parameters[n]])
     constants = {n: value for n, value in constants.items() if n in alive}
+    foreign = next((n for n, v in constants.items() if n.users and isinstance(v, Tensor) and v.is_meta), None)
+    if foreign is not None:
+        found = evidence(next(iter(foreign.users)), "")
+        raise IncompatibleModels(f"{found.line or found.module} {NOT_ITS_OWN}")
     _evaluate_constants(graph, constants)
     return Program(model.config, graph, {n: parameters[n] for n in read}, arguments, saved.shapes, saved.ties,
                    saved.buffers, constants, example, opened=opened)  # fmt: skip
