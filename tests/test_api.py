@@ -20,7 +20,7 @@ import hf_align
 from hf_align import choices as choice
 from hf_align.api.given import take
 from hf_align.matching.schedule import LAMBDA
-from hf_align.merging.methods import CURVE, FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.methods import CURVE, DISTIL, FROM_SAMPLES, FROM_WEIGHTS
 from hf_align.options import Options
 from hf_align.running.data import with_labels
 
@@ -238,7 +238,7 @@ def test_options_of_the_pipeline_are_checked(option: dict[str, Any]) -> None:
 
 
 def test_the_choices_are_those_that_there_are() -> None:
-    assert {*FROM_WEIGHTS, *FROM_SAMPLES, CURVE} == set(get_args(choice.OwnMethod))
+    assert {*FROM_WEIGHTS, *FROM_SAMPLES, CURVE, DISTIL} == set(get_args(choice.OwnMethod))
     assert set(LAMBDA) == set(get_args(choice.LambdaSampling))
 
 

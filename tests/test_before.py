@@ -79,6 +79,8 @@ COMMANDS: dict[str, Callable[[Path, dict[str, Path], Path, Path], Arguments]] = 
     "plain": lambda t, m, d, out: ["merge", m["a"], m["b"], "-o", out, "--data", d, "--match", "none"],
     "learned": lambda t, m, d, out: ["merge", m["a"], m["b"], "-o", out, "--data", d, "--match", "learned"],
     "curve": lambda t, m, d, out: ["merge", m["a"], m["b"], "-o", out, "--data", d, "--method", "curve"],
+    "distil": lambda t, m, d, out: ["merge", m["a"], m["b"], "-o", out, "--data", d, "--method", "distil"],
+    "transport": lambda t, m, d, out: ["transport", m["a"], "--base", m["b"], "--onto", m["c"], "-o", out, "--data", d],
     "several": lambda t, m, d, out: ["merge", m["a"], m["b"], m["c"], "-o", out, "--data", d],
     "align": lambda t, m, d, out: ["align", m["a"], m["b"], "-o", out, "--data", d, "--match", "activation"],
     "ties": lambda t, m, d, out: ["merge", m["a"], m["b"], "-o", out, "--data", d, "--method", "nuslerp"],

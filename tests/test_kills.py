@@ -42,6 +42,8 @@ COMMANDS: dict[str, Callable[[list[str], Path], list[object]]] = {
     "learned": lambda m, t: ["merge", *m[:2], "--match", "learned", "--steps", "52", "--data", m[3]],
     "curve": lambda m, t: ["merge", *m[:2], "--method", "curve", "--steps", "52", "--data", m[3]],
     "regression": lambda m, t: ["merge", *m[:2], "--method", "regression", "--data", m[3]],
+    "distil": lambda m, t: ["merge", *m[:2], "--method", "distil", "--steps", "12", "--data", m[3]],
+    "transport": lambda m, t: ["transport", m[0], "--base", m[1], "--onto", m[2], "--data", m[3], *SMALL],
     "method": lambda m, t: ["merge", *m[:2], "--method", "ties", "--base", m[2], *SMALL],
     "several": lambda m, t: ["merge", *m[:3], *SMALL],
     "aligned recipe": lambda m, t: ["mergekit", recipe_of(Path(m[0]), Path(m[1]), t / "r.yml", align=True), "OUT"],

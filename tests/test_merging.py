@@ -19,7 +19,7 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.circuits import best_split, circuits
 from hf_align.merging.fisher import information
 from hf_align.merging.fusion import fused, fused_by_activations, semi_permuted
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
+from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT, mix_of
 from hf_align.merging.regmean import OFF_DIAGONAL, grams, regress, regression_mean
 from hf_align.merging.samples import Samples
 from hf_align.models import Pair, open_pair
@@ -44,7 +44,7 @@ class Case:
 
     def merger(self, method: str, models: Aligned | None = None) -> Mix:
         models = models or self.models
-        return FROM_WEIGHTS[method](models) if method in FROM_WEIGHTS else FROM_SAMPLES[method](models, self.samples)
+        return mix_of(method, models, lambda: self.samples)
 
     def loss(self, mix: Mix, weight: float = 0.5) -> float:
         return self.evaluator.loss({n: mix(n, weight).float() for n in self.pair.spec.parameters})

@@ -21,7 +21,7 @@ from hf_align.api.given import Given, Kind, Model, take
 from hf_align.choices import AnyMatch, Dtype, Match, Method, checked
 from hf_align.devices import Devices
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
+from hf_align.merging.methods import mix_of
 from hf_align.merging.samples import Samples
 from hf_align.ondemand import Computed
 from hf_align.options import Options
@@ -165,11 +165,11 @@ def _in_memory(
 
         return given[0].with_weights(Computed(spec.parameters, mean), config, spec)
     pair = Aligned(spec, *(Computed(spec.parameters, w.__getitem__) for w in moved))  # tied weights once
-    if method in FROM_WEIGHTS:
-        mix = FROM_WEIGHTS[method](pair)
-    else:
-        network = network_for(config, Devices.choose(device).running)
-        mix = FROM_SAMPLES[method](pair, Samples.of(pair, network, batch, lambda _: None))
+
+    def samples() -> Samples:
+        return Samples.of(pair, network_for(config, Devices.choose(device).running), batch, lambda _: None)
+
+    mix = mix_of(method, pair, samples)
     return given[0].with_weights(Computed(spec.parameters, lambda n: mix(n, shares[1])), config, spec)
 
 

@@ -23,7 +23,7 @@ from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, learn_curve
-from hf_align.merging.methods import CURVE, DISTIL, FROM_SAMPLES, FROM_WEIGHTS, HOLDING, INEXACT, REGRESSION
+from hf_align.merging.methods import CURVE, DISTIL, HOLDING, INEXACT, REGRESSION, mix_of
 from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import Samples
 from hf_align.ondemand import Computed
@@ -144,9 +144,7 @@ class Merge(OpenedJob[Mixed]):
             return Regressed(models, self._distilled(claim, models))
         if method == REGRESSION:
             return Regressed(models, self._regression(claim, models))
-        if method in FROM_WEIGHTS:
-            return FROM_WEIGHTS[method](models)
-        return FROM_SAMPLES[method](models, Samples.of(models, self.models.network, self.fit, self.asked.say))
+        return mix_of(method, models, lambda: Samples.of(models, self.models.network, self.fit, self.asked.say))
 
     def _regression(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
         """The weights that are solved for; what a run with the same record has found is used again."""

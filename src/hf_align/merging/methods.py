@@ -54,3 +54,12 @@ HOLDING = frozenset(("fisher", CURVE, DISTIL))
 """Methods for which both models must fit into memory at once."""
 INEXACT = frozenset({"ot-fusion", "ot-fusion-activations", "semi-permutation"})
 """Methods that mix the units of B by maps that are no symmetries: what they make of B alone is not B."""
+
+
+def mix_of(method: str, models: Aligned, samples: Callable[[], Samples]) -> Mix:
+    """A merge by a method that takes the weights, or the weights and samples, of two models.
+
+    Args:
+        samples: drawn where the method runs the models.
+    """
+    return FROM_WEIGHTS[method](models) if method in FROM_WEIGHTS else FROM_SAMPLES[method](models, samples())
