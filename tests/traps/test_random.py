@@ -88,6 +88,14 @@ TRAPS = [
     found(
         "a gate of halves that are interleaved", step("reshaped", reordered="interleave", join="gate"), positions=True
     ),
+    found(
+        "a gain of halves that are interleaved",
+        step("mlp", hidden=10, gated="halves", reordered="largest", join="product"),
+        step("reshaped", reordered="interleave", before=norm("rms", gain=True, bias=True)),
+        order=(0, 1),
+        width=6,
+        norm=norm("layer", gain=True),
+    ),
     found("halves of ten units", step("mlp", hidden=10, gated="halves", reordered="product of halves")),
 ]
 

@@ -12,7 +12,7 @@ from torch import fx
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.bounds import Bound, Scalars, monomial
+from hf_align.symmetry.bounds import FIXED, Bound, Scalars, monomial
 from hf_align.symmetry.domains import positive_parameters
 from hf_align.symmetry.elements import PRIMAL, Power, dual
 from hf_align.symmetry.gauges.canonical import Carried
@@ -21,7 +21,7 @@ from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Sca
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
 from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.rotations import Rotations
-from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, pair_atoms, unify
+from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, lower, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
 from hf_align.tracing.trace import Evidence, Program, op_name
@@ -89,7 +89,11 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
             folded.append(Folding(tuple(gains), (), writer))
         else:
             for gain in gains:
-                unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
+                try:
+                    unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
+                except SpaceMismatchError as mismatch:
+                    for axis in (gain.target, gain.weight, gain.source):
+                        lower(axis, FIXED, Evidence(str(mismatch), "", "", ""))
     for gain in (g for folding in folded for g in folding.gains):
         unify(gain.target, gain.source)
         gain.weight.root.space.bound = Bound(fixed=True)
