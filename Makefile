@@ -8,8 +8,8 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 .PHONY: demo test test-slow lint docs golden bench coverage clean
 
 demo: .venv/installed  ## align and merge two trained models, with the barrier before and after
-	$(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
-		--data examples/data/eval_lm_kjv.safetensors --points 5 --overwrite
+	OMP_NUM_THREADS=1 $(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
+		--data examples/data/eval_lm_kjv.safetensors --points 3 --overwrite
 
 test: .venv/installed  ## the quick tests: about 12 minutes on two cores
 	$(TEST)
