@@ -1150,7 +1150,6 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "rotary beside a learned angle",
         "latents of tokens alone",
         "queries apart from keys behind a view",
-        "positions written one context after another",
     ],
 )
 @pytest.mark.slow
@@ -1179,6 +1178,7 @@ OPEN = {
     "mamba": "one scale",
 }
 OPEN_COPIES = (
+    "positions written one context after another",
     "transposed convolution behind a norm",
     "mixing over patches",
     "activation with learned slopes",
