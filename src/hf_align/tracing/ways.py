@@ -295,6 +295,8 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
         if name in example.tokens:
             size = length if name == before else max(2, length - extent + value.shape[1])
             arguments[name] = example.tokens[name][torch.arange(size) % len(example.tokens[name])].expand(rows, size)
+        elif not isinstance(value, Tensor) or not value.dim():
+            arguments[name] = value
         else:
             sizes = [length - extent + size if size == extent else size for size in value.shape]
             sizes[0] = rows if value.shape[0] == texts else value.shape[0]
@@ -303,7 +305,8 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
             if value.numel() and not kept.expand_as(value).equal(value):
                 return None
             arguments[name] = kept.expand(sizes) if value.numel() else value
-    return Example({n: t.contiguous() for n, t in arguments.items()}, example.tokens)
+    made = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in arguments.items()}
+    return Example(made, example.tokens)
 
 
 def cut(example: Example, length: int) -> Example | None:
@@ -311,7 +314,6 @@ def cut(example: Example, length: int) -> Example | None:
     whole = extent(example)[1]
     if length >= whole:
         return None
-
     return Example({n: _cut(v, whole, length) for n, v in example.arguments.items()}, example.tokens)
 
 
