@@ -63,7 +63,8 @@ def test_one_command_from_the_hub_to_the_hub(
     assert "license" not in data_of_card and "The licences of the inputs differ" in card.text
     assert "hf-align merge org/a hf://org/b@main --push --data held_out.safetensors --json" in card.text
     assert all(commit in card.text for commit in two_models)
-    assert "span 78 of 78 continuous dimensions" in card.text
+    assert "of the 78 continuous dimensions" in card.text
+    assert "54 are matched, 24 are fixed to a canonical choice, and 0 change no merge; 0 are open" in card.text
     comparison = report["comparison"]
     assert f"| **aligned** | {comparison['aligned']['barrier']:.4f} |" in card.text
     assert "![Loss between the two models, as they are and aligned](hf-align/barrier.png)" in card.text
