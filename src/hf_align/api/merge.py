@@ -21,8 +21,8 @@ from hf_align.api.given import Given, Kind, Model, take
 from hf_align.choices import AnyMatch, Dtype, Match, Method, checked
 from hf_align.devices import Devices
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.methods import mix_of
-from hf_align.merging.samples import Samples
+from hf_align.merging.methods import REGRESSION, mix_of
+from hf_align.merging.samples import MORE, MOST, Samples
 from hf_align.ondemand import Computed
 from hf_align.options import Options
 from hf_align.outcome import Report
@@ -167,7 +167,8 @@ def _in_memory(
     pair = Aligned(spec, *(Computed(spec.parameters, w.__getitem__) for w in moved))  # tied weights once
 
     def samples() -> Samples:
-        return Samples.of(pair, network_for(config, Devices.choose(device).running), batch, lambda _: None)
+        most = MORE if method == REGRESSION else MOST
+        return Samples.of(pair, network_for(config, Devices.choose(device).running), batch, lambda _: None, most)
 
     mix = mix_of(method, pair, samples)
     return given[0].with_weights(Computed(spec.parameters, lambda n: mix(n, shares[1])), config, spec)

@@ -25,7 +25,7 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, learn_curve
 from hf_align.merging.methods import CURVE, DISTIL, HOLDING, INEXACT, REGRESSION, mix_of
 from hf_align.merging.regression import Regressed, mean_of, regress
-from hf_align.merging.samples import Samples
+from hf_align.merging.samples import MORE, Samples
 from hf_align.ondemand import Computed
 from hf_align.outcome import Report
 from hf_align.progress import waiting
@@ -151,7 +151,7 @@ class Merge(OpenedJob[Mixed]):
         found = KeptWeights(claim, tuple(models.spec.parameters))
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
-                samples = Samples.of(models, self.models.network, self.fit, self.asked.say)
+                samples = Samples.of(models, self.models.network, self.fit, self.asked.say, MORE)
                 with waiting("regression", quiet=self.options.quiet):
                     weight = self.options.weight
                     regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found,

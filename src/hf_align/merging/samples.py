@@ -13,6 +13,8 @@ from hf_align.running.network import Batch, Network
 
 MOST = 256
 """Examples: more change little."""
+MORE = 512
+"""Examples where many weights are solved for."""
 _LENGTH = 64
 
 
@@ -37,14 +39,20 @@ class Samples:
         return {k: torch.cat([t, self.b[k]]) for k, t in self.a.items()}
 
     @classmethod
-    def of(cls, models: Aligned, network: Network, data: Batch | None, say: Callable[[str], None]) -> Samples:
-        """Some of the data for both; if there is none what each model writes itself, or noise where none writes."""
+    def of(
+        cls, models: Aligned, network: Network, data: Batch | None, say: Callable[[str], None], most: int = MOST
+    ) -> Samples:
+        """Some of the data for both; if there is none what each model writes itself, or noise where none writes.
+
+        Args:
+            most: examples, of the data or for each model.
+        """
         if data is not None:
-            some = {k: t[:MOST] for k, t in data.items() if k != "labels"}
+            some = {k: t[:most] for k, t in data.items() if k != "labels"}
             return cls(network, some, some)
-        say(f"no data: each model is run on {MOST} inputs of its own, noise where it does not write")
+        say(f"no data: each model is run on {most} inputs of its own, noise where it does not write")
         written = [
-            own_inputs(network, network.placed(weights), MOST, _LENGTH, seed)
+            own_inputs(network, network.placed(weights), most, _LENGTH, seed)
             for seed, weights in enumerate((models.a, models.b))
         ]
         return cls(network, *written)
