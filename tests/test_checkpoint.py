@@ -20,7 +20,7 @@ from hf_align.checkpoints.checkpoint import INDEX, SINGLE, Checkpoint, require_f
 from hf_align.checkpoints.claim import claimed
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import whole, write_shards
-from hf_align.errors import CheckpointError, OutputError
+from hf_align.errors import CheckpointError, OptionError, OutputError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8)
@@ -294,7 +294,7 @@ def test_sizes(size: str, count: int) -> None:
 
 @pytest.mark.parametrize("size", ["", "GB", "five", "5GiB", "-5GB", "1e3"])
 def test_sizes_that_are_none(size: str) -> None:
-    with pytest.raises(OutputError, match="is no shard size"):
+    with pytest.raises(OptionError, match="is no shard size"):
         plan_of({}, size)
 
 
