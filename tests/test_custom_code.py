@@ -144,7 +144,7 @@ def test_code_that_computes_something_else_is_refused(
     [
         ("if token_type_ids is not None:\n            x = x * (1 + token_type_ids[..., None] * torch.arange(6))",
          "input_ids with token_type_ids, length 16"),
-        ("if x.shape[1] > 12:\n            x = x * torch.arange(6)", "input_ids, length 16"),
+        ("if x.shape[1] > 12:\n            x = x * torch.arange(6)", "input_ids, length 15"),
     ],
     ids=["an argument", "a length"],
 )  # fmt: skip
@@ -158,7 +158,8 @@ def test_what_no_trace_has_seen_is_witnessed(
 ) -> None:
     """Code that looks into the residual stream, where it is not traced: nothing is written."""
     monkeypatch.setattr(modes, "try_ways", lambda *_: None)
-    monkeypatch.setattr(modes, "_other_lengths", lambda *_: ())
+    monkeypatch.setattr(modes, "_longer", lambda *_: ())
+    monkeypatch.setattr(modes, "_with_fewer_tokens", lambda *_: ())
     for folder in with_code:
         text = (folder / "oddball.py").read_text()
         text = text.replace("input_ids: Tensor, **kwargs", "input_ids: Tensor, token_type_ids=None, **kwargs")

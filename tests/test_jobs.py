@@ -68,7 +68,7 @@ def test_a_run_that_is_killed_keeps_its_match_and_its_witness(
         with pytest.raises(Stopped):
             run(*arguments)
     monkeypatch.setattr(Opened, "find", not_again)
-    monkeypatch.setattr(witnessing, "hold", not_again)
+    monkeypatch.setattr(witnessing, "hold_all", not_again)
     assert run(*arguments) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "whole" / "out")
 

@@ -139,7 +139,7 @@ def test_spec_explain_and_certify(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert found["axes"][1] == "128:residual^-1"
     assert run("certify", LLAMA / "0", "--layers", 1, "--json") == 0
     certificate = json.loads(capsys.readouterr().out)
-    assert certificate["complete"] == {"found": 78, "nullity": 78}
+    assert certificate["complete"] == {"moved": 54, "fixed": 24, "flat": 0, "open": 0, "found": 78, "nullity": 78}
     assert certificate["sound"]["max_error"] < 1e-9
     assert run("explain", LLAMA / "0", "nothing") == 2
 

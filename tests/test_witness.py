@@ -239,9 +239,9 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     b, a = found["models"]
     assert (b["model"], a["model"]) == ("B", "A") and b["written"] == 32 and not b["not_run"]
     assert b["change"] <= b["bound"] < 1e-4 < b["rounded"] < 0.1
-    assert list(b["cases"]["input_ids"]) == ["1", "2", "7", "16", "64"]
+    assert list(b["cases"]["input_ids"]) == ["1", "2", "7", "16", "17", "63", "64"]
     card = (tmp_path / "out" / "README.md").read_text()
-    assert found["sentence"].removeprefix("witness: aligned") in card and "input_ids (1, 2, 7, 16, 64)" in card
+    assert found["sentence"].removeprefix("witness: aligned") in card and "input_ids (1, 2, 7, 16, 17, 63, 64)" in card
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--dtype", "bfloat16", "--json") == 0
     assert json.loads(capsys.readouterr().out)["witness"] == found  # there is nothing left to do, and it is said again
     assert run("report", tmp_path / "out") == 0
@@ -272,7 +272,7 @@ def test_a_run_that_goes_on_still_has_it(
     with monkeypatch.context() as patch:
         patch.setattr(job, "write_with_bar", killed)
         assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet") != 0
-    monkeypatch.setattr(witnessing, "hold", killed)
+    monkeypatch.setattr(witnessing, "hold_all", killed)
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["witness"]["models"]) == 2
 
