@@ -110,6 +110,51 @@ class Gated(Layer):
         return x + y * torch.sigmoid(x.mean(-1, keepdim=True))
 
 
+class Unbiased(Biased):
+    """Values and outputs without bias: the bias of the norm adds a constant to values."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        for name in "vo":
+            plain = getattr(self, name)
+            setattr(self, name, nn.Linear(plain.in_features, plain.out_features, bias=False))
+
+
+class Beside(Layer):
+    """Attention and the MLP read together; the constant of values may go into the bias of the MLP."""
+
+    def __init__(self, config: TowerConfig, index: int, attention: type[Attention], mlp: type[MLP]) -> None:
+        super().__init__(config, index, Unbiased, mlp)
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        read = self.attn_norm(x)
+        return self.sum(x, self.attn(read, positions, seen, cache), self.mlp(read))
+
+    def sum(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x + (y + z)
+
+
+class Fainter(Beside):
+    """The bias of the MLP counts half."""
+
+    def sum(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x + (y + 0.5 * z)
+
+
+class Doubled(Beside):
+    """The bias of the MLP counts twice."""
+
+    def sum(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return (x + z) + (y + z)
+
+
+class Measured(Beside):
+    """The length of what the MLP writes is seen as well."""
+
+    def sum(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x + (y + z) * torch.sigmoid(z.norm(dim=-1, keepdim=True))
+
+
 class PlainEps(Layer):
     """An epsilon that is no rounding: the scale of the stream matters."""
 

@@ -145,3 +145,24 @@ def _same_value(a: object, b: object) -> bool:
     while isinstance(b, fx.Node) and op_name(b) in ("to", "_to_copy"):
         b = b.args[0]
     return a is b
+
+
+def summands(node: fx.Node) -> Iterator[fx.Node]:
+    """What is added up with a value, all of which nothing else sees."""
+    while len(node.users) == 1 and (_is_sum(user := next(iter(node.users))) or _is_same(user)):
+        node = user
+    parts = [node]
+    while parts:
+        part = parts.pop()
+        if _is_sum(part) or _is_same(part):
+            parts += [a for a in part.all_input_nodes if len(a.users) == 1]
+        else:
+            yield part
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return op_name(node) == "add" and len(node.all_input_nodes) == len(node.args) == 2 and not node.kwargs
+
+
+def _is_same(node: fx.Node) -> bool:
+    return op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias") and node.op == "call_function"

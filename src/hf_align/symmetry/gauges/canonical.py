@@ -10,7 +10,7 @@ Every gauge rewrites single tensors, from a few others, so that a checkpoint is 
 * what writes a LayerNorm stream, or a head that is normalised, loses its mean, and so do the readers of its output,
   and what a softmax reads;
 * the key bias is dropped (softmax does not see it), the value bias moves into the output bias (attention rows sum
-  to one).
+  to one), or into that of what is added to the output; so do the constants that readers without bias keep.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ class FoldNorm(Gauge):
         biases = [r.bias for r in self.reads if r.bias and self.bias]
         norm = [self.gain] + ([self.bias] if self.bias else [])
         return (*norm, *(r.weight for r in self.reads), *biases, *(c.weight for c in self.others))
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Whether a reader without a bias has the constant Wβ in its mean direction, and nothing else there."""
+        return self.centred and self.exclusive and self.bias is not None
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = get(self.gain) + self.offset
@@ -305,18 +310,41 @@ Runs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class DropKeyBias(Gauge):
-    """Zero for some entries of a bias: q·b is the same for all keys, and softmax subtracts it."""
+class Constant:
+    """What a linear map adds to all that it writes: its bias, or Wβ for the β = 1/√d · 1 that a folded norm keeps.
 
-    bias: str
+    Attributes:
+        parameter: the bias, or W.
+        axis: along which W reads; None for a bias.
+    """
+
+    parameter: str
+    axis: int | None = None
+
+    def of(self, stored: Tensor) -> Tensor:
+        """The constant, [outputs], from the stored parameter."""
+        return stored if self.axis is None else stored.sum(self.axis) / math.sqrt(stored.shape[self.axis])
+
+    def less(self, stored: Tensor, lost: Tensor) -> Tensor:
+        """The stored parameter when `lost`, [outputs], is taken off the constant."""
+        if self.axis is None:
+            return stored - lost
+        return stored - lost.unsqueeze(self.axis) / math.sqrt(stored.shape[self.axis])
+
+
+@dataclass(frozen=True)
+class DropKeyBias(Gauge):
+    """Zero for some entries of a constant: q·b is the same for all keys, and softmax subtracts it."""
+
+    constant: Constant
     entries: Runs
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return (self.bias,)
+        return (self.constant.parameter,)
 
     def fix(self, name: str, get: Get) -> Tensor:
-        return _without(get(name), self.entries)
+        return _without(get(name), self.constant, self.entries)
 
 
 @dataclass(frozen=True)
@@ -324,11 +352,12 @@ class MoveValueBias(Gauge):
     """b_o + W_o b_v replaces b_o and zero replaces b_v: the rows of attention sum to one.
 
     Attributes:
-        entries: where b_v lies in the bias that holds it.
-        read: the entry of that bias behind each input of W_o (query heads share a KV head's value), as runs.
+        entries: where b_v lies in the constant that holds it.
+        read: the entry of that constant behind each input of W_o (query heads share a KV head's value), as runs.
+        output_bias: added to what W_o writes, by W_o or by what is added to that.
     """
 
-    bias: str
+    constant: Constant
     entries: Runs
     read: Runs
     weight: str
@@ -337,20 +366,22 @@ class MoveValueBias(Gauge):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return (self.bias, self.output_bias)
+        return (self.constant.parameter, self.output_bias)
 
     def fix(self, name: str, get: Get) -> Tensor:
-        if name == self.bias:
-            return _without(get(name), self.entries)
-        moved = torch.cat([get(self.bias)[start:stop] for start, stop in self.read])
+        if name == self.constant.parameter:
+            return _without(get(name), self.constant, self.entries)
+        values = self.constant.of(get(self.constant.parameter))
+        moved = torch.cat([values[start:stop] for start, stop in self.read])
         return get(name) + get(self.weight).movedim(self.axis, -1) @ moved
 
 
-def _without(vector: Tensor, entries: Runs) -> Tensor:
-    vector = vector.clone()
+def _without(stored: Tensor, constant: Constant, entries: Runs) -> Tensor:
+    """What is stored, with some entries of the constant taken off."""
+    every, lost = constant.of(stored), torch.zeros_like(constant.of(stored))
     for start, stop in entries:
-        vector[start:stop] = 0.0
-    return vector
+        lost[start:stop] = every[start:stop]
+    return constant.less(stored, lost)
 
 
 def _along(tensor: Tensor, axis: int, factors: Tensor) -> Tensor:

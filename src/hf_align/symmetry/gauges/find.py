@@ -12,6 +12,7 @@ from hf_align.symmetry.gauges.attention_biases import attention_biases
 from hf_align.symmetry.gauges.canonical import (
     Carried,
     CentreWriter,
+    Constant,
     FoldIntoWriter,
     FoldNorm,
     FoldStatistics,
@@ -55,11 +56,13 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
     gains = tuple(_gains(found, folded))
     gone = {g.gain for g in gains if isinstance(g, FoldIntoWriter) or (isinstance(g, FoldNorm) and g.exclusive)}
+    kept = {Constant(r.weight, r.axis) for g in gains if isinstance(g, FoldNorm) and g.keeps_constants for r in g.reads
+            if r.bias is None}  # fmt: skip
     return (
         *statistics,
         *gains,
         *kept_norms(found, gone),
-        *attention_biases(found),
+        *attention_biases(found, kept),
         *_centred_writers(found, ones),
         *centred_rows(found),
     )

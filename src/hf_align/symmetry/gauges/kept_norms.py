@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import FreeReader, Gauge, LevelTable, MoveNormBias, Read
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, is_centred, keeps_last, used_only_by
+from hf_align.symmetry.passing import PASSES, is_centred, keeps_last, summands, used_only_by
 from hf_align.tracing.trace import Program, op_name
 
 
@@ -162,31 +162,10 @@ def _added_table(table: str, readers: Collection[fx.Node], program: Program) -> 
             lookups[name].append(node)
     if not lookups[table] or not used_only_by((table,), {*readers, *lookups[table]}, program):
         return None
-    sums = [set(_summands(lookup)) for lookup in lookups[table]]
+    sums = [set(summands(lookup)) for lookup in lookups[table]]
     for other, nodes in lookups.items():
         met = [node for node in nodes for summands in sums if node in summands]
         each_once = all(sum(node in summands for node in nodes) == 1 for summands in sums)
         if other != table and each_once and met == nodes and used_only_by((other,), nodes, program):
             return other
     return None
-
-
-def _summands(node: fx.Node) -> Iterator[fx.Node]:
-    """What is added up with a value, all of which nothing else sees."""
-    while len(node.users) == 1 and (_is_sum(user := next(iter(node.users))) or _is_same(user)):
-        node = user
-    parts = [node]
-    while parts:
-        part = parts.pop()
-        if _is_sum(part) or _is_same(part):
-            parts += [a for a in part.all_input_nodes if len(a.users) == 1]
-        else:
-            yield part
-
-
-def _is_sum(node: fx.Node) -> bool:
-    return op_name(node) == "add" and len(node.all_input_nodes) == len(node.args) == 2 and not node.kwargs
-
-
-def _is_same(node: fx.Node) -> bool:
-    return op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias") and node.op == "call_function"

@@ -1,0 +1,44 @@
+"""Where a gauge holds, and where its condition nearly does, but not quite."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import transformers as hf
+from traps import biases
+from traps.tower import TowerConfig
+
+from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.derive import derive
+from hf_align.symmetry.gauges.canonical import Gauge, MoveValueBias
+from hf_align.tracing.trace import Program, trace
+
+
+@cache
+def program(part: str) -> Program:
+    """Of a decoder with some part that is not as usual."""
+    names = {"model_type": f"tower_{part.lower()}", "__init__": TowerConfig.__init__}
+    config_class = type(f"{part}Config", (TowerConfig,), names)
+    kind = type(part, (getattr(biases, f"{part}Tower"),), {"config_class": config_class})
+    hf.AutoConfig.register(names["model_type"], config_class)
+    hf.AutoModelForCausalLM.register(config_class, kind)
+    return trace(config_class(architectures=[part], num_hidden_layers=1), length=10)
+
+
+def gauges(part: str) -> tuple[Gauge, ...]:
+    """Those of a decoder with some part, if the canonical weights compute the same."""
+    spec, rng = derive(program(part)), torch.Generator().manual_seed(0)
+    for _ in range(3):
+        inputs = random_inputs(program(part), rng)
+        assert soundness(program(part), spec, random_weights(spec, rng), inputs, rng) < 1e-9
+    return spec.gauges
+
+
+@pytest.mark.parametrize(
+    ("part", "moves"), [("Beside", True), ("Fainter", False), ("Doubled", False), ("Measured", False)]
+)
+def test_values_without_bias_keep_their_constant_unless_a_bias_is_added_once(part: str, moves: bool) -> None:
+    assert any(isinstance(gauge, MoveValueBias) for gauge in gauges(part)) == moves
