@@ -5,13 +5,13 @@ OUT ?= out
 # One thread each: on a few cores, processes side by side do more than threads that wait for each other.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test test-slow lint docs golden bench coverage clean
+.PHONY: demo test test-slow durations lint docs golden bench coverage clean
 
 demo: .venv/installed  ## align and merge two trained models, with the barrier before and after
 	OMP_NUM_THREADS=1 $(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
 		--data examples/data/eval_lm_kjv.safetensors --points 3 --overwrite
 
-test: .venv/installed  ## the quick tests: about 12 minutes on two cores
+test: .venv/installed  ## the quick tests: less than five minutes on two cores
 	$(TEST)
 
 test-slow: .venv/installed  ## all tests, those that take minutes each too
@@ -21,6 +21,11 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+durations: .venv/installed  ## which tests are slow: all are run, and tests/slow.txt is written
+	mkdir -p $(OUT)
+	$(TEST) -m "" --durations=0 -vv > $(OUT)/durations.txt || true
+	$(BIN)/python tests/slow.py $(OUT)/durations.txt
 
 golden: .venv/installed  ## what the tests compare derived specs with, and the schema of overrides
 	$(BIN)/python tests/golden/regenerate.py

@@ -34,6 +34,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.trace import model_class
 
 ROOT = Path(__file__).parent.parent
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 MODELS = ROOT / "examples" / "models"
 DATA = ROOT / "examples" / "data"
 
@@ -90,6 +91,14 @@ def matched(
     """Two models matched by their weights."""
     models = Balanced.of(spec, a, b)
     return models.match(*match_weights(models, progress))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is known to take long is slow."""
+    for item in items:
+        if item.nodeid in SLOW and item.get_closest_marker("quick") is None:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -80,6 +80,7 @@ def test_a_weakened_rule_is_caught(op: str, weakened: interpreter.Rule, monkeypa
     assert not holds(certify(config))
 
 
+@pytest.mark.quick
 def test_a_removed_rule_pins_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     certify(tiny_llama())
     monkeypatch.delitem(interpreter.RULES, "mean")

@@ -35,6 +35,7 @@ def test_a_merge_loads_whole(family: str, tmp_path: Path, capsys: pytest.Capture
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
 
 
+@pytest.mark.quick
 def test_a_merge_is_the_midpoint_of_the_aligned_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = (LLAMA / "0", LLAMA / "1")
     assert run("merge", *common, "-o", tmp_path / "zero", "--weight", 0) == 0

@@ -248,6 +248,7 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "answer as they did" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.quick
 def test_what_is_said_of_align(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):  # the second run has nothing left to do
         assert run("align", *PAIR, "-o", tmp_path / "out", "--quiet") == 0

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_flatten
 
+from hf_align.tracing.nested import leaves, nesting
 from hf_align.tracing.trace import Program
 
 Sizes = set[tuple[int, int]]
@@ -88,8 +88,7 @@ def _results(program: Program, places: dict[fx.Node, int]) -> list[int | str | N
 
 
 def _shapes(node: fx.Node) -> list[tuple[int, ...]]:
-    leaves, _ = tree_flatten(node.meta.get("val"))
-    return [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+    return [tuple(leaf.shape) for leaf in leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
 
 
 def _arguments(node: fx.Node) -> Iterator[tuple[str, Any]]:
@@ -98,9 +97,8 @@ def _arguments(node: fx.Node) -> Iterator[tuple[str, Any]]:
     names = [a.name for a in schema.arguments] if schema is not None else []
     given = [(names[i] if i < len(names) else "", value) for i, value in enumerate(node.args)]
     for name, value in (*given, *node.kwargs.items()):
-        leaves, tree = tree_flatten(value)
-        yield f"{name} is", str(tree)
-        for leaf in leaves:
+        yield f"{name} is", nesting(value)
+        for leaf in leaves(value):
             yield name, leaf
 
 

@@ -33,9 +33,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_align.tracing.nested import leaves, mapped, nesting
 from hf_align.tracing.reasons import HELPERS
 from hf_align.tracing.state import left_as_found
 
@@ -120,7 +121,7 @@ class _Made:
 
     @classmethod
     def by(cls, func: Any, args: Any, kwargs: Any, result: Tensor) -> _Made:
-        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        operands = [t for t in leaves((args, kwargs)) if isinstance(t, Tensor)]
         return cls(func, args, kwargs, tuple((t, t._version) for t in operands), result, result._version)
 
     def still_gives(self, value: Tensor) -> bool:
@@ -182,8 +183,8 @@ class _Recorder(ProxyTorchDispatchMode):
         if self.generic and func in _EQUALITIES and self._is_given(args[0]):
             return self._born(func, torch.full(args[0].shape, func is _EQUALITIES[1]))
         shapes_alone = func._opname in ONLY_SHAPES
-        if shapes_alone or not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-            args, kwargs = tree_map_only(FakeTensor, _zeros, (args, kwargs))
+        if shapes_alone or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
+            args, kwargs = mapped(FakeTensor, _zeros, (args, kwargs))
             result = func(*args, **kwargs)
             if not shapes_alone and isinstance(result, Tensor) and not func._schema.is_mutable:
                 before = self.made.get(id(result))
@@ -201,9 +202,9 @@ class _Recorder(ProxyTorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as question:
             self.asked = question
             raise
-        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+        if not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             return result
-        args, kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
+        args, kwargs = mapped(Tensor, self._node, (args, kwargs))
         if func._schema.is_mutable and self._written_anew(func, result, args, kwargs):
             return result
         node = self._op(func, args, kwargs)
@@ -213,7 +214,7 @@ class _Recorder(ProxyTorchDispatchMode):
             for i, part in enumerate(result):
                 if isinstance(part, Tensor):
                     self._noted(part, self._op(operator.getitem, (node, i), {}))
-            node.meta["val"] = tree_map_only(Tensor, _described, result)
+            node.meta["val"] = mapped(Tensor, _described, result)
         return result
 
     def _is_given(self, value: Any) -> bool:
@@ -224,14 +225,14 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives; it is asked once for operands of the same kinds, where it gives new memory."""
-        leaves, tree = tree_flatten((args, kwargs))
+        operands = list(leaves((args, kwargs)))
         known = (*_PLAIN, FakeTensor) if _asks_for_values(func) else (*_PLAIN, Tensor)
-        if not all(isinstance(leaf, known) for leaf in leaves):
+        if not all(isinstance(leaf, known) for leaf in operands):
             return func(*args, **kwargs)
-        key = func, str(tree), tuple(_kind(leaf) for leaf in leaves)
+        key = func, nesting((args, kwargs)), tuple(_kind(leaf) for leaf in operands)
         if key not in _GIVES:
             result = func(*args, **kwargs)
-            memory = {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
+            memory = {t.untyped_storage()._cdata for t in operands if isinstance(t, Tensor)}
             is_new = isinstance(result, FakeTensor) and result.untyped_storage()._cdata not in memory
             _GIVES[key] = (result.shape, result.stride(), result.dtype) if is_new else None
             return result
@@ -276,13 +277,13 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def _born(self, func: Any, result: Any) -> Any:
         """What a call without fake operands gives."""
-        born = [t for t in tree_leaves(result) if isinstance(t, Tensor) and not is_batchedtensor(t)]
+        born = [t for t in leaves(result) if isinstance(t, Tensor) and not is_batchedtensor(t)]
         new = [t for t in born if t.untyped_storage()._cdata not in self.births]  # inside of vmap nothing is written to
         if new:
             frame = _caller_outside(_LIBRARIES)
             line = frame and (frame.f_code.co_filename, frame.f_lineno), func
             if line in self.known:
-                return tree_map_only(Tensor, self._emptied, result)
+                return mapped(Tensor, self._emptied, result)
             self.births.update((t.untyped_storage()._cdata, line) for t in new)
         self.alive += born
         return result
@@ -307,7 +308,7 @@ class _Recorder(ProxyTorchDispatchMode):
             self.alive.append(value)
             made = self.made.get(id(value))
             if made is not None and made.still_gives(value):
-                args, kwargs = tree_map_only(Tensor, self._node, (made.args, made.kwargs))
+                args, kwargs = mapped(Tensor, self._node, (made.args, made.kwargs))
                 self.copies[key] = self._op(made.func, args, kwargs)
                 self.copies[key].meta["val"] = value
             else:
@@ -399,4 +400,4 @@ def _targets(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+            yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,14 @@ def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
     reference = next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
     if reference is None or config._name_or_path not in _TRUSTED:
         return None
-    return get_class_from_dynamic_module(reference, config._name_or_path)
+    files = [(file.name, file.stat().st_mtime_ns) for file in sorted(Path(config._name_or_path).glob("*.py"))]
+    return _loaded_class(reference, config._name_or_path, tuple(files))
+
+
+@cache
+def _loaded_class(reference: str, model: str, files: tuple[tuple[str, int], ...]) -> Any:
+    """Reading all imports of the modelling code takes longer than a trace, and each build of a model asks for it."""
+    return get_class_from_dynamic_module(reference, model)
 
 
 def _registered_class(config: PretrainedConfig, name: str) -> Any:

@@ -1,0 +1,39 @@
+"""The arguments of an op: values in lists, tuples and dictionaries. `torch.utils._pytree` knows more and takes longer,
+which of the thousands of ops of a trace was a quarter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The values, in order."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from leaves(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from leaves(part)
+    else:
+        yield value
+
+
+def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """The same with each value of a kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(kind, change, part) for part in value])
+    if isinstance(value, dict):
+        return {name: mapped(kind, change, part) for name, part in value.items()}
+    return value
+
+
+def nesting(value: Any) -> Any:
+    """How the values are nested: equal for those that are nested alike, and hashable."""
+    if isinstance(value, list | tuple):
+        return type(value), tuple(nesting(part) for part in value)
+    if isinstance(value, dict):
+        return dict, tuple((name, nesting(part)) for name, part in value.items())
+    return None
