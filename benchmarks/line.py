@@ -231,7 +231,7 @@ def merged(family: str, method: str) -> float:
         found.pair.spec, *(network.placed(w) for w in (found.models.a, found.models.moved(learned(family))))
     )
     mix = FROM_WEIGHTS[method](models) if method in FROM_WEIGHTS else FROM_SAMPLES[method](
-        models, Samples(network, *({k: t[:MOST] for k, t in w.items()} for w in found.written))
+        models, Samples(network, [{k: t[:MOST] for k, t in w.items()} for w in found.written])
     )  # fmt: skip
     return found.rise(network, {n: mix(n, 0.5) for n in found.pair.spec.parameters})
 

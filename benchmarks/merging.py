@@ -62,7 +62,7 @@ class Bench:
         network = Network(pair.config)
         inputs = {k: t for k, t in fit.items() if k != "labels"}
         own = [own_inputs(Network(pair.config), w, rows, 64, i) for i, w in enumerate((models.a, models.b))]
-        return cls(pair, models, Samples(network, inputs, inputs), Samples(network, *own),
+        return cls(pair, models, Samples(network, (inputs, inputs)), Samples(network, own),
                    Evaluator(Network(pair.config), held_out), plain)  # fmt: skip
 
     def loss(self, mix: Mix, weight: float = 0.5) -> float:

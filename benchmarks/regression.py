@@ -40,15 +40,14 @@ SHOWN_NOT_ALIGNED = ("mean", "**regression**")
 
 def regressed_alone(models: Aligned, samples: Samples) -> Mix:
     """Every weight fitted, and nothing chosen."""
-    found: dict[str, torch.Tensor] = {}
-    regress((models.a, models.b), (0.5, 0.5), samples, mean_of(models, 0.5), found)
-    return Regressed(models, found)
+    mean, found = mean_of((models.a, models.b), (0.5, 0.5)), dict[str, torch.Tensor]()
+    regress((models.a, models.b), (0.5, 0.5), samples, mean, found)
+    return Regressed(mean, found)
 
 
 def fewer(samples: Samples) -> Samples:
     """As many as RegMean takes."""
-    a, b = ({k: t[:MOST] for k, t in x.items()} for x in (samples.a, samples.b))
-    return Samples(samples.network, a, b)
+    return Samples(samples.network, [{k: t[:MOST] for k, t in x.items()} for x in samples.each])
 
 
 METHODS: dict[str, Callable[[Aligned, Samples], Mix]] = {
@@ -96,7 +95,7 @@ def rows(family: str, pair: Pair) -> Iterator[Row]:
         parents = sum(evaluator.loss(w) for w in (models.a, models.b)) / 2
         if samples is None:
             start = time.process_time()
-            samples = Samples.of(models, network, inputs(family, pair, fit), lambda _: None, MORE)
+            samples = Samples.of((models.a, models.b), network, inputs(family, pair, fit), lambda _: None, MORE)
             writing = time.process_time() - start
         for method, merge in METHODS.items():
             if match == "none" and method not in SHOWN_NOT_ALIGNED:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from transformers import AutoModelForCausalLM
 
 import hf_align
+from hf_align.jobs import descending
 from hf_align.matching.descent import State
 from hf_align.matching.schedule import Schedule
 from hf_align.merging.distil import TowardsMix, distilled
@@ -84,14 +85,18 @@ def test_a_model_and_its_copy_in_another_basis_merge_to_it(tmp_path: Path) -> No
     torch.testing.assert_close(answers(found), answers(model), rtol=2e-3, atol=2e-3)
 
 
-def test_two_models_come_nearer_to_their_ensemble_than_by_regression(tmp_path: Path) -> None:
-    a, b = (save(tmp_path / name, built(tiny_llama(), seed)) for seed, name in enumerate("ab"))
+@pytest.mark.parametrize("count", [2, 3])
+def test_models_come_nearer_to_their_ensemble_than_by_regression(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descending, "_WRITTEN", 128)
+    folders = [save(tmp_path / str(seed), built(tiny_llama(), seed)) for seed in range(count)]
     apart = {}
     for method in ("regression", "distil"):
         more = ["--steps", 30] if method == "distil" else []
-        assert run("merge", a, b, "-o", tmp_path / method, "--method", method, *more, "--quiet") == 0
+        assert run("merge", *folders, "-o", tmp_path / method, "--method", method, *more, "--quiet") == 0
         found = load_file(tmp_path / method / "model.safetensors")
-        teacher = TowardsMix((weights_of(0), weights_of(1)), (0.5, 0.5), ROWS)
+        teacher = TowardsMix([weights_of(seed) for seed in range(count)], (1 / count,) * count, ROWS)
         apart[method] = float(teacher.loss(NETWORK, found, 64, Generator().manual_seed(0)))
     assert apart["distil"] < apart["regression"]
 

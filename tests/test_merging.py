@@ -58,7 +58,7 @@ def case(family: str) -> Case:
     fit = {k: t[:rows] for k, t in data.items() if k != "labels"}
     models = Opened((pair,), Options())
     weights = [{n: w[n] for n in pair.spec.parameters} for w in Basis(models, models.find()).weights]
-    return Case(pair, Aligned(pair.spec, *weights), Samples(Network(pair.config), fit, fit),
+    return Case(pair, Aligned(pair.spec, *weights), Samples(Network(pair.config), (fit, fit)),
                 Evaluator(Network(pair.config), {k: t[-rows:] for k, t in data.items()}))  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_regression_is_best_on_what_is_read(family: str, cases: dict[str, Case])
     case = cases[family]
     mix = regression_mean(case.models, case.samples, off_diagonal=1.0)
     network = case.samples.network
-    both = [grams(network, w, case.samples.a) for w in (case.models.a, case.models.b)]
+    both = [grams(network, w, case.samples.all) for w in (case.models.a, case.models.b)]
     shares = []
     for site in both[0]:
         a, b, mean = (t.movedim(site.axis, 0).double() for t in (
@@ -139,7 +139,7 @@ def test_tied_tables_are_averaged(tmp_path: Path) -> None:
     pair = open_pair(str(tmp_path / "0"), str(tmp_path / "1"), untie=False)
     ids = {"input_ids": torch.randint(11, (4, 10), generator=torch.Generator().manual_seed(0))}
     weights = [{n: m.weights[n] for n in pair.spec.parameters} for m in (pair.a, pair.b)]
-    mix = regression_mean(Aligned(pair.spec, *weights), Samples(Network(pair.config), ids, ids))
+    mix = regression_mean(Aligned(pair.spec, *weights), Samples(Network(pair.config), (ids, ids)))
     tied = set(pair.spec.ties.values())
     assert len(tied) == 1
     for name in pair.spec.parameters:

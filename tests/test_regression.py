@@ -20,7 +20,7 @@ from hf_align.merging import fits
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.fits import ridge
 from hf_align.merging.lockstep import divided, program_of, require_same
-from hf_align.merging.regression import Regressed, mean_of, regress
+from hf_align.merging.regression import Regressed, mean_of, regress, regression_of
 from hf_align.merging.samples import Samples
 from hf_align.merging.selection import costs, eliminated, independent, units
 from hf_align.merging.sites import sites
@@ -65,13 +65,11 @@ def weights_of(config: PretrainedConfig, seed: int) -> dict[str, Tensor]:
 
 def samples_of(config: PretrainedConfig, count: int = 40) -> Samples:
     inputs = noise(trace(config, batch=count, length=8))
-    return Samples(Network(config), inputs, inputs)
+    return Samples(Network(config), (inputs, inputs))
 
 
 def solved(models: Aligned, samples: Samples, weight: float = 0.5) -> Regressed:
-    found: dict[str, Tensor] = {}
-    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found, choosing=models.spec)
-    return Regressed(models, found)
+    return regression_of((models.a, models.b), (1 - weight, weight), samples, models.spec)
 
 
 def model_of(config: PretrainedConfig, seed: int) -> nn.Module:
@@ -88,35 +86,43 @@ def test_copies_merge_to_themselves(family: str) -> None:
     """Copies in another basis, too: the merge computes what they compute."""
     config = CONFIGS[family]()
     a = model_of(config, 0)
-    b = hf_align.randomize(a, seed=1)
+    copies = [a, *(hf_align.randomize(a, seed=seed) for seed in range(1, 3 if family == "llama" else 2))]
     expected, naive, found = (
         outputs(m, config)
-        for m in (a, hf_align.merge([a, b], align="none"), hf_align.merge([a, b], method="regression"))
+        for m in (a, hf_align.merge(copies, align="none"), hf_align.merge(copies, method="regression"))
     )
     scale = float(expected.abs().max())
     assert float((naive - expected).abs().max()) > 0.05 * scale
     torch.testing.assert_close(found, expected, atol=1e-3 * scale, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "share"), [("llama", 0.8), ("gpt2", 0.6), ("vit", 0.5), ("mixtral", 0.8)])
-def test_the_stream_comes_to_the_mean(family: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("family", "share", "parts"),
+    [
+        ("llama", 0.8, (0.5, 0.5)),
+        ("gpt2", 0.6, (0.5, 0.5)),
+        ("vit", 0.5, (0.5, 0.5)),
+        ("mixtral", 0.8, (0.5, 0.5)),
+        ("llama", 0.7, (0.1, 0.1, 0.8)),
+    ],
+    ids=["llama", "gpt2", "vit", "mixtral", "three llamas"],
+)
+def test_the_stream_comes_to_the_mean(family: str, share: float, parts: tuple[float, ...]) -> None:
     config = CONFIGS[family]()
     samples = samples_of(config, 250)
-    models = Aligned(symmetries(config), weights_of(config, 0), weights_of(config, 1))
-    mix = solved(models, samples)
+    models = [weights_of(config, seed) for seed, _ in enumerate(parts)]
+    found = regression_of(models, parts, samples, symmetries(config))
     program = trace(config, batch=250, length=8)
     last = [site for site in sites(program) if site.beside][-1]
     (stream,) = last.node.users
 
     def streams(weights: dict[str, Tensor]) -> Tensor:
-        found: Tensor = run_program(program, weights, samples.a)[stream]
+        found: Tensor = run_program(program, weights, samples.all)[stream]
         return found
 
-    aim = (streams(dict(models.a)) + streams(dict(models.b))) / 2
-    mean, found = (
-        float((streams({n: m(n, 0.5) for n in models.a}) - aim).norm()) for m in (Regressed(models, {}), mix)
-    )
-    assert found < share * mean
+    aim = sum(part * streams(model) for part, model in zip(parts, models, strict=True))
+    apart, of_mean = (float((streams(dict(m)) - aim).norm()) for m in (found, mean_of(models, parts)))
+    assert apart < share * of_mean
 
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -154,7 +160,7 @@ def test_a_weight_that_is_read_twice_keeps_the_mean() -> None:
 def test_the_graph_must_compute_what_the_model_computes() -> None:
     config = tiny_llama()
     weights, samples = weights_of(config, 0), samples_of(config)
-    part = divided(samples.a)[0]
+    part = divided(samples.all)[0]
     program = program_of(samples.network, part)
     require_same(program, samples.network, weights, part)
     silu = next(n for n in program.graph.nodes if n.op == "call_function" and op_name(n) == "silu")
@@ -170,8 +176,8 @@ def test_low_precision_stays() -> None:
         for dtype in (torch.float32, torch.bfloat16)
     )
     found, mix = (solved(models, samples_of(config)) for models in (low, whole))
-    assert all(found(n, 0.5).dtype == torch.bfloat16 for n in whole.a)
-    apart = [outputs(Network(config).module({n: m(n, 0.5).float() for n in whole.a}), config) for m in (found, mix)]
+    assert all(found[n].dtype == torch.bfloat16 for n in whole.a)
+    apart = [outputs(Network(config).module({n: m[n].float() for n in whole.a}), config) for m in (found, mix)]
     assert float((apart[0] - apart[1]).norm()) < 0.5 * float(apart[1].norm())
 
 
@@ -188,7 +194,7 @@ def test_a_model_at_either_end(family: str = "llama") -> None:
     for weight, own in ((0.0, models.a), (1.0, models.b)):
         mix = solved(models, samples_of(config), weight)
         for name, tensor in own.items():
-            torch.testing.assert_close(mix(name, weight), tensor, atol=1e-3, rtol=0)
+            torch.testing.assert_close(mix[name], tensor, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("half", [0, 1], ids=["between weights", "between a weight and its bias"])
@@ -200,7 +206,8 @@ def test_what_is_solved_is_not_solved_again(half: int, monkeypatch: pytest.Monke
     found = dict(list(whole.items())[: len(whole) // 2 + half])
     calls = []
     monkeypatch.setattr(fits, "ridge", lambda *x: calls.append(x) or ridge(*x))
-    regress((models.a, models.b), (0.5, 0.5), samples, mean_of(models, 0.5), found, choosing=models.spec)
+    both = (models.a, models.b)
+    regress(both, (0.5, 0.5), samples, mean_of(both, (0.5, 0.5)), found, choosing=models.spec)
     assert 0 < len(calls) < len(whole) and found.keys() == whole.keys()
     assert all(torch.equal(found[n], whole[n]) for n in whole)
 

@@ -12,6 +12,7 @@ from hf_align.choices import (
     BASELINES,
     BY_SITE,
     DESCENDING,
+    OF_MANY,
     AnyHeads,
     AnyMatch,
     AnyMethod,
@@ -112,12 +113,16 @@ class Options:
         Raises:
             OptionError: there is such an option.
         """
-        if self.method != "linear":
-            raise OptionError(f"--method {self.method} merges two models; more are merged by their mean")
+        if self.method not in OF_MANY:
+            raise OptionError(f"--method {self.method} merges two models; more are merged by {', '.join(OF_MANY)}")
         if self.weight != 0.5:
             raise OptionError("--weight is of the second of two models; more have equal shares")
         if self.alignment is not None:
             raise OptionError("--alignment is of two models; more are matched anew")
+
+    def shares(self, count: int) -> tuple[float, ...]:
+        """What each of so many models has in their merge: the second of two its weight, of more each as much."""
+        return (1 - self.weight, self.weight) if count == 2 else (1 / count,) * count
 
     @property
     def torch_dtype(self) -> torch.dtype | None:

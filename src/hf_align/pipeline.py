@@ -33,8 +33,8 @@ def merge(
     """Align models with the first, and write their merge as a checkpoint that `from_pretrained` loads.
 
     Args:
-        a, b, more: folders or Hub references. More than two are merged by their mean, through a basis that favours
-            none of them.
+        a, b, more: folders or Hub references. More than two are brought together through a basis that favours none of
+            them, and merged by their mean, by regression or by distillation.
         data: examples; with them the report says whether alignment helped. What runs the models, be it to match or to
             merge, takes the first half of them, and the report the other.
         say: told what is going on, a line at a time.

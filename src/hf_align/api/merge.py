@@ -18,10 +18,11 @@ from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Given, Kind, Model, take
-from hf_align.choices import AnyMatch, Dtype, Match, Method, checked
+from hf_align.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
 from hf_align.devices import Devices
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.methods import REGRESSION, mix_of
+from hf_align.merging.regression import regression_of
 from hf_align.merging.samples import MORE, MOST, Samples
 from hf_align.ondemand import Computed
 from hf_align.options import Options
@@ -57,7 +58,7 @@ def merge(
     Args:
         models: live models, state dicts, folders or Hub ids; the first one is the reference.
         weights: the share of each, equal by default; they add up to one.
-        method: how models in one basis are merged; all but "linear" take two.
+        method: how models in one basis are merged; "linear" and "regression" take any number.
         align: how they are matched; alignments of all but the first with the first; or "none".
         output_dir: where folders and ids are merged to, shard by shard, as the command does.
         push_to_hub: the repository that the output folder is then uploaded to.
@@ -81,8 +82,8 @@ def merge(
     if len(models) < 2:
         raise ValueError(f"two models or more are merged; {len(models)} given")
     shares = _shares(weights, len(models))
-    if method != "linear" and len(models) > 2:
-        raise ValueError(f'method="{method}" merges two models; more are merged by "linear"')
+    if method not in OF_MANY and len(models) > 2:
+        raise ValueError(f'method="{method}" merges two models; more are merged by "linear" or "regression"')
     if output_dir is None:
         if push_to_hub is not None or overwrite or dtype is not None:
             raise ValueError("push_to_hub, overwrite and dtype need output_dir")
@@ -164,13 +165,14 @@ def _in_memory(
             return functools.reduce(torch.add, (share * w[name] for share, w in zip(shares, moved, strict=True)))
 
         return given[0].with_weights(Computed(spec.parameters, mean), config, spec)
-    pair = Aligned(spec, *(Computed(spec.parameters, w.__getitem__) for w in moved))  # tied weights once
+    each = [Computed(spec.parameters, w.__getitem__) for w in moved]  # tied weights once
 
-    def samples() -> Samples:
-        most = MORE if method == REGRESSION else MOST
-        return Samples.of(pair, network_for(config, Devices.choose(device).running), batch, lambda _: None, most)
+    def samples(most: int = MOST) -> Samples:
+        return Samples.of(each, network_for(config, Devices.choose(device).running), batch, lambda _: None, most)
 
-    mix = mix_of(method, pair, samples)
+    if method == REGRESSION:
+        return given[0].with_weights(regression_of(each, shares, samples(MORE), spec), config, spec)
+    mix = mix_of(method, Aligned(spec, *each), samples)
     return given[0].with_weights(Computed(spec.parameters, lambda n: mix(n, shares[1])), config, spec)
 
 

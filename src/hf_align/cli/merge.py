@@ -23,7 +23,7 @@ def merge(
     a: opt.A,
     b: opt.B,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="MORE", help="More models: all are merged by their mean.")
+        list[str] | None, typer.Argument(metavar="MORE", help="More models, for --method linear, regression or distil.")
     ] = None,
     match: opt.Match = Options.match,
     steps: opt.Steps = None,

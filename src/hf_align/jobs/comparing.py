@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from huggingface_hub.utils import tqdm
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -16,6 +15,7 @@ from hf_align.jobs.opened import Basis
 from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Mix
+from hf_align.merging.regression import mean_of
 from hf_align.ondemand import Computed
 from hf_align.outcome import Report
 from hf_align.running.evaluate import Comparison, Evaluator
@@ -59,10 +59,11 @@ def verdict(comparison: Comparison) -> str:
 
 def against_the_mean(basis: Basis, mix: Mix, held_out: Batch) -> str:
     """One honest sentence on a method that is not the mean."""
-    models, options, (a, b) = basis.models, basis.models.options, basis.weights
+    models, options = basis.models, basis.models.options
     evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
     found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
-    mean = evaluator.loss(Computed(names, lambda n: torch.lerp(a[n].float(), b[n].float(), options.weight)))
+    in_float32 = [Computed(names, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
+    mean = evaluator.loss(mean_of(in_float32, options.shares(len(in_float32))))
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
     return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"

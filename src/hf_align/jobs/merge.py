@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -56,7 +56,7 @@ class Mixed(Basis):
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(OpenedJob[Mixed]):
-    """Two models mixed by any method, or the mean of more.
+    """Two models mixed by any method, or more by those that have a meaning for more.
 
     Attributes:
         held_out: examples to report on.
@@ -117,8 +117,8 @@ class Merge(OpenedJob[Mixed]):
 
     def document(self, claim: Claim, match: Mixed, report: Report) -> None:
         save_matches(claim.documents, match)
-        if self.options.method == REGRESSION and isinstance(match.mix, Regressed):
-            report.notes.append(match.mix.note)
+        if self.options.method == REGRESSION:
+            report.notes.append(self._regressed(claim, match).note)
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
             if self.options.method != "linear":
@@ -132,6 +132,9 @@ class Merge(OpenedJob[Mixed]):
     def _mix(self, claim: Claim, basis: Basis) -> Mix:
         """The merge that the options ask for, tensor by tensor."""
         weights, method = basis.weights, self.options.method
+        if method in (REGRESSION, DISTIL):
+            made = self._regressed(claim, basis) if method == REGRESSION else self._distilled(claim, basis)
+            return lambda name, _: made[name]
         if not self.is_pair:
             mean = Mean(weights)
             return lambda name, _: mean[name]
@@ -140,32 +143,26 @@ class Merge(OpenedJob[Mixed]):
             self.asked.say(f"--method {method} mixes units by maps that are no symmetries: B's function is not kept")
         if method == CURVE:
             return along(models, once(claim, _BENDS, partial(self._bends, models)))
-        if method == DISTIL:
-            return Regressed(models, self._distilled(claim, models))
-        if method == REGRESSION:
-            return Regressed(models, self._regression(claim, models))
-        return mix_of(method, models, lambda: Samples.of(models, self.models.network, self.fit, self.asked.say))
+        return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
 
-    def _regression(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
-        """The weights that are solved for; what a run with the same record has found is used again."""
-        found = KeptWeights(claim, tuple(models.spec.parameters))
+    def _regressed(self, claim: Claim, basis: Basis) -> Regressed:
+        """Weights that are solved for; what a run with the same record has found is used again."""
+        names, shares = self.models.spec.parameters, self.options.shares(len(basis.weights))
+        models = [Computed(names, weights.__getitem__) for weights in basis.weights]
+        mean, found = mean_of(models, shares), KeptWeights(claim, tuple(names))
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
                 samples = Samples.of(models, self.models.network, self.fit, self.asked.say, MORE)
                 with waiting("regression", quiet=self.options.quiet):
-                    weight = self.options.weight
-                    regress((models.a, models.b), (1 - weight, weight), samples, mean_of(models, weight), found,
-                            choosing=models.spec)  # fmt: skip
+                    regress(models, shares, samples, mean, found, choosing=self.models.spec)
                 found.close()
-        return found
+        return Regressed(mean, found)
 
-    def _distilled(self, claim: Claim, models: Aligned) -> Mapping[str, Tensor]:
-        """From the regression down to what both models say together."""
-        regressed, weight = Regressed(models, self._regression(claim, models)), self.options.weight
-        start = Computed(models.spec.parameters, lambda name: regressed(name, weight))
-        sources = (models.a, models.b)
-        inputs = written_by(self.models, sources, self.fit)
-        return distil_once(claim, self.models, start, sources, (1 - weight, weight), inputs)
+    def _distilled(self, claim: Claim, basis: Basis) -> Regressed:
+        """From the regression down to what all models say together."""
+        start, sources = self._regressed(claim, basis), basis.weights
+        inputs, shares = written_by(self.models, sources, self.fit), self.options.shares(len(sources))
+        return Regressed(start, distil_once(claim, self.models, start, sources, shares, inputs))
 
     def _bends(self, models: Aligned, state: State) -> dict[str, Tensor]:
         network, search = self.models.network, self.models.search()

@@ -26,8 +26,8 @@ def fisher_mean(models: Aligned, samples: Samples) -> Mix:
     """
     network = samples.network
     network.must_hold("--method fisher holds as much as both models")
-    first = information(network, network.placed(models.a), samples.a, Generator().manual_seed(0))
-    second = information(network, network.placed(models.b), samples.b, Generator().manual_seed(0))
+    first = information(network, network.placed(models.a), samples.each[0], Generator().manual_seed(0))
+    second = information(network, network.placed(models.b), samples.each[1], Generator().manual_seed(0))
 
     def mix(name: str, weight: float) -> Tensor:
         a, b = models.a[name], models.b[name]

@@ -31,7 +31,7 @@ def fused(models: Aligned, temperature: float = TEMPERATURE) -> Mix:
 def fused_by_activations(models: Aligned, samples: Samples, temperature: float = TEMPERATURE) -> Mix:
     """Units mixed by doubly stochastic maps that follow how their activations correlate; both models on A's samples."""
     a, b = (samples.network.placed(w) for w in (models.a, models.b))
-    spec, first, second = as_weights(models.spec, compare(samples.network, a, b, batches(samples.a)))
+    spec, first, second = as_weights(models.spec, compare(samples.network, a, b, batches(samples.each[0])))
     maps = {}
     for name in units(models.spec):
         if name in spec.spaces:
@@ -53,7 +53,7 @@ def semi_permuted(models: Aligned, samples: Samples) -> Mix:
     chosen = {n: favourites(m) for n, m in likeness(models.spec, models.a, models.b).items()}
     shared = {n: m / m.sum(-2, keepdim=True).clamp_min(1) for n, m in chosen.items()}
     writing, reading = blends(models.spec, chosen), blends(models.spec, shared)
-    one = next(batches(samples.a, 1))
+    one = next(batches(samples.each[0], 1))
     sites = set(watch(samples.network, samples.network.placed(models.a), one))
 
     def mix(name: str, weight: float) -> Tensor:

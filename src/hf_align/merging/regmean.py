@@ -29,7 +29,8 @@ def regression_mean(models: Aligned, samples: Samples, off_diagonal: float = OFF
     All Gram matrices, float64, are held as the network holds sums.
     """
     network = samples.network
-    grams_a, grams_b = (grams(network, network.placed(w), x) for w, x in ((models.a, samples.a), (models.b, samples.b)))
+    both = zip((models.a, models.b), samples.each, strict=True)
+    grams_a, grams_b = (grams(network, network.placed(w), x) for w, x in both)
     read = [site for site in grams_a if len(models.spec.parameters[site.weight]) == 2]
     tied = set(models.spec.ties.values())
     sites = {site.weight: site for site in read if site.weight not in tied}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 
 from torch import Tensor, fx
 
@@ -29,7 +29,7 @@ from hf_align.merging.samples import Samples
 from hf_align.merging.selection import independent, units
 from hf_align.merging.sites import sites
 from hf_align.merging.tensors import linear
-from hf_align.ondemand import Computed
+from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Weights
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -42,44 +42,50 @@ Solved = MutableMapping[str, Tensor]
 
 def sequential_regression(models: Aligned, samples: Samples) -> Mix:
     """The regression of two models on samples of both, computed when the first weight is asked for."""
-    found: dict[float, Solved] = {}
 
-    def mix(name: str, weight: float) -> Tensor:
-        if weight not in found:
-            found[weight] = {}
-            regress(
-                (models.a, models.b),
-                (1 - weight, weight),
-                samples,
-                mean_of(models, weight),
-                found[weight],
-                choosing=models.spec,
-            )
-        return Regressed(models, found[weight])(name, weight)
+    @cache
+    def at(weight: float) -> Regressed:
+        return regression_of((models.a, models.b), (1 - weight, weight), samples, models.spec)
 
-    return mix
+    return lambda name, weight: at(weight)[name]
 
 
-@dataclass(frozen=True)
-class Regressed:
-    """The merge of a parameter by its name: the weights that were solved, and the mean of all others.
+def regression_of(
+    models: Sequence[Weights], shares: Sequence[float], samples: Samples, spec: SymmetrySpec
+) -> Regressed:
+    """The regression of models in one basis on samples of all, in memory.
+
+    Args:
+        shares: of each of them, 1 in sum.
+
+    Raises:
+        HfAlignError: as `regress`.
+    """
+    mean, found = mean_of(models, shares), dict[str, Tensor]()
+    regress(models, shares, samples, mean, found, choosing=spec)
+    return Regressed(mean, found)
+
+
+class Regressed(OnDemand):
+    """A merge of models, by name in memory: the weights that were solved, in the dtypes of the mean, and the mean of
+    all others.
 
     Attributes:
         solved: by name in memory.
     """
 
-    models: Aligned
-    solved: Mapping[str, Tensor]
+    def __init__(self, mean: Weights, solved: Mapping[str, Tensor]) -> None:
+        super().__init__(mean)
+        self._mean, self.solved = mean, solved
 
-    def __call__(self, name: str, weight: float) -> Tensor:
-        """In the dtype of A's."""
-        a = self.models.a[name]
-        return self.solved[name].to(a) if name in self.solved else linear(a, self.models.b[name], weight)
+    def __getitem__(self, name: str) -> Tensor:
+        mean = self._mean[name]
+        return self.solved[name].to(mean) if name in self.solved else mean
 
     @property
     def note(self) -> str:
         """One line on the weights that keep the mean, those of all layers taken together."""
-        names = self.models.spec.parameters
+        names = list(self)
         mean = [n for n in names if n not in self.solved]
         kinds = list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", n) for n in mean))
         more = f" and {len(kinds) - _SHOWN} more" if len(kinds) > _SHOWN else ""
@@ -87,10 +93,17 @@ class Regressed:
         return f"regression solves {len(names) - len(mean)} of {len(names)} weights{kept}"
 
 
-def mean_of(models: Aligned, weight: float) -> Weights:
-    """The mean of all weights, with a share of B's."""
-    mean = Regressed(models, {})
-    return Computed(models.spec.parameters, lambda name: mean(name, weight))
+def mean_of(models: Sequence[Weights], shares: Sequence[float]) -> Weights:
+    """Σ s·w of two models or more, in the dtypes of the first; the shares s are 1 in sum."""
+
+    def mean(name: str) -> Tensor:
+        first, *others = (model[name] for model in models)
+        if len(others) == 1:
+            return linear(first, others[0], shares[1])
+        terms = (share * (other.float() - first.float()) for share, other in zip(shares[1:], others, strict=True))
+        return sum(terms, first.float()).to(first)
+
+    return Computed(models[0], mean)
 
 
 def regress(

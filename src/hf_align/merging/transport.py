@@ -73,4 +73,4 @@ def samples_of(finetuned: Weights, network: Network, data: Batch | None, say: Ca
         found = own_inputs(network, network.placed(finetuned), MOST, LENGTH, 0)
     else:
         found = {k: t[:MOST] for k, t in data.items() if k != "labels"}
-    return Samples(network, found, found)
+    return Samples(network, (found,))
