@@ -86,7 +86,7 @@ def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
 def test_the_device_is_the_one_that_is_asked_for_or_the_accelerator() -> None:
     assert Devices.choose("cpu") == Devices(CPU, CPU)
     for asked in ("nowhere", "cuda:7"):
-        with pytest.raises(HfAlignError, match=f"--device {asked} is not there"):
+        with pytest.raises(HfAlignError, match=f"device {asked} is not available"):
             Devices.choose(asked)
     with Elsewhere():
         found = Devices.choose()

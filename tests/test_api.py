@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -14,12 +16,13 @@ from conftest import DATA, MODELS, built, run, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import hf_align
 from hf_align import choices as choice
+from hf_align.api.examples import examples
 from hf_align.api.given import take
-from hf_align.matching.schedule import LAMBDA
+from hf_align.matching.schedule import LAMBDA, Schedule
 from hf_align.merging.methods import CURVE, DISTIL, FROM_SAMPLES, FROM_WEIGHTS
 from hf_align.options import Options
 from hf_align.running.data import with_labels
@@ -100,6 +103,9 @@ def test_state_dicts_come_back_as_such() -> None:
         torch.testing.assert_close(tensor, merged[name])
     with pytest.raises(ValueError, match="config="):
         hf_align.merge(states)
+    alignment = hf_align.align(states[1], to=states[0], config=config, witness=False)
+    for name, tensor in alignment.apply(b).state_dict().items():
+        torch.testing.assert_close(alignment.apply(states[1])[name], tensor)
     del states[1]["lm_head.weight"]
     with pytest.raises(ValueError, match=r"lacks lm_head\.weight"):
         hf_align.merge(states, config=config)
@@ -124,6 +130,7 @@ def test_an_alignment_is_saved_and_found(tmp_path: Path) -> None:
     alignment.save_pretrained(tmp_path)
     again = hf_align.Alignment.from_pretrained(tmp_path)
     assert again.distance == alignment.distance
+    assert "spaces of llama moved, weight distance" in repr(again) and len(repr(again)) < 100
     for x, y in zip(again.apply(b).parameters(), alignment.apply(b).parameters(), strict=True):
         assert torch.equal(x, y)
     with pytest.raises(hf_align.HfAlignError, match="holds no alignment"):
@@ -181,12 +188,22 @@ def test_losses_on_the_line() -> None:
 
 def test_symmetries_and_their_proof() -> None:
     found = hf_align.symmetries(built(tiny_llama(), 0))
+    assert re.fullmatch(r"Symmetries\(llama: \d+ spaces, \d+ parameters\)", repr(found))
     assert found.spec == hf_align.symmetries(tiny_llama()).spec
     assert "spaces" in found.explain("model.layers.0.mlp.up_proj.weight")
     proof = hf_align.certify(found)
     assert proof.sound and proof.complete and proof.modes
     with pytest.raises(ValueError, match="no parameter nowhere"):
         found.explain("nowhere")
+
+
+def test_texts_come_in_a_list_or_as_rows() -> None:
+    given = take(MODELS / "llama" / "0")
+    texts = ["In the beginning God created the heaven and the earth."] * 20
+    listed, rows = examples(texts, given), examples([{"text": text, "id": i} for i, text in enumerate(texts)], given)
+    assert torch.equal(listed["input_ids"], rows["input_ids"])
+    with pytest.raises(ValueError, match="data has 4 tokens"):
+        examples(["short"], given)
 
 
 def test_folders_are_merged_to_disk(tmp_path: Path) -> None:
@@ -223,6 +240,10 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.evaluate(a, b, ["a text"]), "tokenizer="),
         (lambda a, b: hf_align.evaluate(a, b, {}, points=2), "points is 2"),
         (lambda a, b: hf_align.align([], to=a), "no model to align"),
+        (lambda a, b: hf_align.merge("org/a"), "a list of two or more"),
+        (lambda a, b: hf_align.certify(a, layers=0), "layers is 0"),
+        (wrong(device="gpu"), "device gpu is not available"),
+        (lambda a, b: hf_align.evaluate(a, b, [{"input_ids": "In the beginning"}]), "is text"),
     ],
 )
 def test_what_cannot_be_is_said(call: Callable[[Model, Model], Any], said: str) -> None:
@@ -231,8 +252,45 @@ def test_what_cannot_be_is_said(call: Callable[[Model, Model], Any], said: str) 
         call(a, b)
 
 
-@pytest.mark.parametrize("option", [{"match": "wieght"}, {"heads": "two_stage"}, {"residual": "none"}, {"weight": 2}])
-def test_options_of_the_pipeline_are_checked(option: dict[str, Any]) -> None:
+def literals(hint: Any) -> list[str]:
+    """The strings that a type lists, wherever in it."""
+    found = get_args(hint) if get_origin(hint) is Literal else [c for part in get_args(hint) for c in literals(part)]
+    return [choice for choice in found if isinstance(choice, str)]
+
+
+def hints(made: Any) -> dict[str, Any]:
+    return get_type_hints(made.__init__ if isinstance(made, type) else made, localns={"Trainer": Trainer})
+
+
+CALLED = {name: getattr(hf_align, name) for name in hf_align.__all__} | {"Options": Options, "Schedule": Schedule}
+CHOICES = sorted(
+    (name, option)
+    for name, made in CALLED.items()
+    if not (isinstance(made, type) and issubclass(made, Exception))
+    for option, hint in hints(made).items()
+    if option != "return" and literals(hint)
+)
+
+
+def test_there_are_choices_to_check() -> None:
+    assert {("align", "heads"), ("merge", "method"), ("transport", "match"), ("Options", "dtype")} <= set(CHOICES)
+
+
+@pytest.mark.parametrize(("name", "option"), CHOICES)
+def test_a_wrong_choice_is_refused_first_and_the_choices_are_listed(name: str, option: str) -> None:
+    """Before any model is looked for: those that are given here are nowhere."""
+    made = CALLED[name]
+    needed = [
+        p for p in inspect.signature(made).parameters.values() if p.default is p.empty and p.kind != p.VAR_KEYWORD
+    ]
+    given = {p.name: ["no/a", "no/b"] if p.name == "models" else 0.5 if p.name == "weight" else "no/a" for p in needed}
+    with pytest.raises(ValueError, match=f"{option} is 'no_such'") as refused:
+        made(**{**given, option: "no_such"})
+    assert all(repr(choice) in str(refused.value) for choice in literals(hints(made)[option]))
+
+
+@pytest.mark.parametrize("option", [{"weight": 2}, {"points": 2}])
+def test_numbers_of_the_pipeline_are_checked(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(option))} is"):
         Options(**option)
 

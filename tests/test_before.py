@@ -116,7 +116,7 @@ OPTIONS: dict[str, tuple[Arguments, str]] = {
     "a baseline": (["--residual", "separate"], "--allow-inexact"),
     "features": (["--residual", "first"], "needs --match activation"),
     "no such space": (["--spaces", "nothing"], "no space is called nothing"),
-    "no such device": (["--device", "cuda:77"], "--device cuda:77 is not there"),
+    "no such device": (["--device", "cuda:77"], "device cuda:77 is not available"),
     "shards": (["--max-shard-size", "much"], "no shard size"),
     "shards of a plain merge": (["--max-shard-size", "much", "--match", "none"], "no shard size"),
     "no such alignment": (["--alignment", "nowhere"], "is no alignment file"),

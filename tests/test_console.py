@@ -148,7 +148,8 @@ REFUSED = {
     "merge a b --private": "need --push",
     "merge a+b c --revision main": "a@REVISION+b",
     "align a b -o c --match none": "leaves B as it is",
-    "evaluate a b": "Missing option '--data'",
+    "evaluate a b": "evaluate needs --data or --tasks",
+    "evaluate a b --data c --limit 3": "--limit needs --tasks",
     "certify a --layers 0": "greater than or equal to 1",
 }
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import MODELS
+from conftest import MODELS, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_align
+from hf_align.jobs.scoring import score_lines
 
 LLAMA = MODELS / "llama" / "0"
 QUESTIONS = [("And God said, Let there be", [" light", " xqz"]), ("In the beginning", [" zzkw", " God created"])]
@@ -55,10 +56,44 @@ def test_models_are_scored_by_the_harness(task: Path, monkeypatch: pytest.Monkey
         live.lm_head.weight.neg_()
         expected = right(live.eval())
     found = hf_align.score({"A": LLAMA, "negated": live}, ["genesis"], include_path=task, device="cpu")
-    assert found["A"]["genesis"]["acc,none"] == 1
+    assert found["A"]["genesis"]["acc,none"] == 1 and all("," in name for name in found["A"]["genesis"])
     assert math.isclose(found["negated"]["genesis"]["acc,none"], expected) and expected < 1
-    with pytest.raises(ValueError, match="no task exodus"):
+    with pytest.raises(ValueError, match="no task called exodus"):
         hf_align.score({"A": LLAMA}, ["exodus"], include_path=task)
+
+
+@pytest.mark.slow
+def test_the_command_scores_both_models_and_their_means(
+    task: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    common = ("evaluate", LLAMA, LLAMA.parent / "1", "--tasks", "genesis", "--include-path", task, "--device", "cpu")
+    assert run(*common, "--json") == 0
+    scores = json.loads(capsys.readouterr().out)["tasks"]
+    assert list(scores) == ["A", "B", "mean", "aligned mean"]
+    assert scores["A"] == hf_align.score({"A": LLAMA}, ["genesis"], include_path=task, device="cpu")["A"]
+    assert run(*common, "--match", "none") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["A", "B", "mean"] and shown[1].split()[:2] == ["genesis", "acc"]
+    assert max(map(len, shown)) <= 80
+    assert run(*common, "--tasks", "exodus") == 2
+    assert "no task called exodus" in capsys.readouterr().err
+
+
+def test_a_table_of_scores_has_a_row_for_each_metric() -> None:
+    each = {"acc,none": 0.5, "acc_stderr,none": 0.1, "acc_norm,none": 0.25}
+    lines = score_lines({"A": {"task": each}, "B": {"task": {**each, "acc,none": 1.0}}})
+    assert [line.split() for line in lines] == [["A", "B"], ["task", "acc", "0.5000", "1.0000"],
+                                                ["task", "acc_norm", "0.2500", "0.2500"]]  # fmt: skip
+
+
+def test_without_the_harness_the_command_says_so_before_it_merges(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert run("evaluate", "no/a", "no/b", "--tasks", "genesis") == 2
+    assert "hf-align[tasks]" in capsys.readouterr().err
 
 
 def test_without_the_harness_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_align.errors import HfAlignError
+from hf_align.errors import OptionError
 from hf_align.processes import current
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ class Devices:
         """As asked, such as "cpu" or "cuda:1"; else the accelerator, else the CPU.
 
         Raises:
-            HfAlignError: what is asked for is not there.
+            OptionError: what is asked for is not there.
         """
         if asked is None:
             running = _accelerator()
@@ -44,7 +44,7 @@ class Devices:
                 torch.zeros(1, device=running)
             except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
                 why = str(error).splitlines()[0]
-                raise HfAlignError(f"--device {asked} is not there: {why}; cpu is always there") from error
+                raise OptionError(f"device {asked} is not available: {why}; cpu always is") from error
         return cls(running, running if _has_double(running) else CPU)
 
 

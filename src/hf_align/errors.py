@@ -34,6 +34,10 @@ class OptionError(HfAlignError, ValueError):
     """An option has no such value, or contradicts another one: choose otherwise."""
 
 
+class MissingExtra(HfAlignError, ImportError):
+    """An optional dependency is not installed: install the extra that the message names."""
+
+
 class IncompatibleModels(HfAlignError):
     """The two models do not merge, or an architecture cannot be built or traced: choose other models."""
 

@@ -45,11 +45,11 @@ class _OfTheCaller(Objective):
 
 
 @overload
-def align(model: list[Model], *, to: Model, **options: Any) -> list[Alignment]: ...
+def align(model: Sequence[Model], *, to: Model, **options: Any) -> list[Alignment]: ...
 @overload
 def align(model: Model, *, to: Model, **options: Any) -> Alignment: ...
 def align(  # type: ignore[misc]  # the options are listed once, here
-    model: Model | list[Model],
+    model: Model | Sequence[Model],
     *,
     to: Model,
     match: Match = "weight",
@@ -59,7 +59,7 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     seed: int = 0,
     residual: Residual = "orthogonal",
     heads: Heads = "two-stage",
-    spaces: Sequence[str] = (),
+    spaces: str | Sequence[str] = (),
     untie: bool | None = None,
     device: str | None = None,
     config: PretrainedConfig | None = None,
@@ -97,15 +97,16 @@ def align(  # type: ignore[misc]  # the options are listed once, here
         raise ValueError('an objective needs match="learned", and data to be computed on')
     if steps is not None and (match != "learned" or steps < 1):
         raise ValueError('steps are of match="learned", and at least one')
+    several = isinstance(model, (list, tuple))
+    given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
+    names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]
     reference = take(to, config, called="A")
-    given = model if isinstance(model, list) else [model]
-    names = [f"model {i}" for i in range(1, len(given) + 1)] if isinstance(model, list) else ["B"]
     others = [take(m, config, called=name) for m, name in zip(given, names, strict=True)]
     if not others:
         raise ValueError("there is no model to align")
     common = _in_common(reference, others, untie)
     aligned_config, spec, _ = choose_heads(common, untie)
-    spec = as_chosen(spec, residual, heads, tuple(spaces))
+    spec = as_chosen(spec, residual, heads, (spaces,) if isinstance(spaces, str) else tuple(spaces))
     devices = Devices.choose(device)
     network = network_for(aligned_config, devices.running)
     batch = examples(data, reference, tokenizer)
@@ -121,7 +122,7 @@ def align(  # type: ignore[misc]  # the options are listed once, here
         said = hold_all(moved, devices.running).as_json() if witness else None
         distance = None if matched.before is None or matched.after is None else (matched.before, matched.after)
         alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, distance, said))
-    return alignments if isinstance(model, list) else alignments[0]
+    return alignments if several else alignments[0]
 
 
 def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) -> PretrainedConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -43,17 +43,24 @@ class Alignment:
     """
 
     config: PretrainedConfig
-    spec: SymmetrySpec = field(repr=False)
-    elements: Mapping[str, Element] = field(repr=False)
-    reference: Mapping[str, Element] = field(repr=False)
+    spec: SymmetrySpec
+    elements: Mapping[str, Element]
+    reference: Mapping[str, Element]
     distance: tuple[float, float] | None = None
-    witness: dict[str, Any] | None = field(default=None, repr=False)
+    witness: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        moved = f"{len(self.elements)} of {len(self.spec.spaces)} spaces of {self.spec.model_type} moved"
+        if self.distance is None:
+            return f"Alignment({moved})"
+        return f"Alignment({moved}, weight distance {self.distance[0]:.4g} -> {self.distance[1]:.4g})"
 
     def apply(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
         """The model in the basis of the reference, its function unchanged.
 
         Args:
-            model: of the same architecture: a live model; a state dict, with its config beside it; a folder or an id.
+            model: of the same architecture: a live model, a state dict, a folder or a Hub id.
+            config: of a state dict; by default that of the aligned models.
 
         Returns:
             The same kind of thing, in the dtypes and on the devices of the model; live for a folder or an id.
@@ -61,11 +68,11 @@ class Alignment:
         Raises:
             ValueError: it is of another architecture.
         """
-        return self._moved(take(model, config), self.elements)
+        return self._moved(take(model, config or self.config), self.elements)
 
     def apply_to_reference(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
         """The reference in the gauge in which the weights of both models can be compared and averaged."""
-        return self._moved(take(model, config), self.reference)
+        return self._moved(take(model, config or self.config), self.reference)
 
     def _moved(self, given: Given, elements: Elements) -> Any:
         return given.with_weights(self.weights_of(given, elements), self.config, self.spec)

@@ -48,10 +48,10 @@ class BarrierCallback(TrainerCallback):
         points: int = 5,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        self.match: Match = checked("match", match, Match)
         self.trainer = trainer
         self.reference = take(reference, called="the reference").model
         self.data = data
-        self.match: Match = checked("match", match, Match)
         self.points = points
         self.tokenizer = tokenizer
         self._witnessed = False

@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_align.api.given import Given
+from hf_align.errors import HfAlignError, OptionError
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch
 
 Data = str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[Any]
 """A file or folder as `--data` takes it; tensors by the names of arguments, [examples, ...]; a DataLoader or any other
-iterable of such batches; rows of a dataset; or a list of texts."""
+iterable of such batches; a dataset whose rows have them, or have a "text"; or a list of texts."""
 
 _MOST = 4096
 """Examples that are read of what may have no end."""
@@ -57,6 +58,8 @@ def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -
         raise ValueError("data holds no examples")
     if all(isinstance(item, str) for item in found):
         return _of_texts(found, given, tokenizer)
+    if all(isinstance(item, Mapping) and isinstance(item.get("text"), str) for item in found):
+        return _of_texts([item["text"] for item in found], given, tokenizer)
     if not all(isinstance(item, Mapping) and item.keys() == found[0].keys() for item in found):
         raise ValueError("data gives neither texts nor batches with the same arguments")
     return {name: _joined(name, [item[name] for item in found]) for name in found[0]}
@@ -69,6 +72,8 @@ def _rows(item: Any) -> int:
 
 def _joined(name: str, values: list[Any]) -> Tensor:
     """Batches one behind the other, or single rows on top of each other."""
+    if other := next((value for value in values if isinstance(value, (str, bytes))), None):
+        raise ValueError(f'{name} is text ({other[:20]!r}) in data; a column of text is called "text"')
     tensors = [torch.as_tensor(value) for value in values]
     if len({t.shape[1:] for t in tensors}) > 1:
         raise ValueError(f"{name} is not of one length in all of data: pad it, or cut it")
@@ -85,7 +90,10 @@ def _of_texts(texts: list[str], given: Given, tokenizer: PreTrainedTokenizerBase
             raise ValueError("texts need a tokenizer: give tokenizer= beside them")
         file = Path(made, "texts.txt")
         file.write_text("\n".join(texts), encoding="utf-8")
-        return load_data(file, folder, given.config)
+        try:
+            return load_data(file, folder, given.config)
+        except HfAlignError as error:
+            raise OptionError(str(error).replace(str(file), "data")) from error
 
 
 def _folder_of(given: Given) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +78,11 @@ def merge(
         HfAlignError: models that do not merge.
     """
     checked("method", method, Method)
+    if isinstance(align, str):
+        checked("align", align, AnyMatch)
+    stored = _named(dtype)
+    if isinstance(models, (str, os.PathLike, Mapping)):
+        raise ValueError("models is one model; a list of two or more is needed")
     models = list(models)
     if len(models) < 2:
         raise ValueError(f"two models or more are merged; {len(models)} given")
@@ -91,7 +96,7 @@ def merge(
         alignments = _alignments(models, align, data, device, config, tokenizer, witness)
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
     of_two = shares[1] if len(shares) == 2 else 0.5
-    options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=_named(dtype),
+    options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=stored,
                       overwrite=overwrite, witness=witness, quiet=True)  # fmt: skip
     return _to_disk(models, options, Path(output_dir), data, push_to_hub, shares)
 

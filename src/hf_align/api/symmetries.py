@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Kind, Model, take
+from hf_align.errors import OptionError
 from hf_align.models import config_of
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
@@ -39,6 +40,10 @@ class Symmetries:
 
     config: PretrainedConfig
     spec: SymmetrySpec
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return f"Symmetries({spec.model_type}: {len(spec.spaces)} spaces, {len(spec.parameters)} parameters)"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -95,8 +100,11 @@ def certify(
         With `.sound`, `.complete`, `.modes` and `.as_json()`.
 
     Raises:
+        ValueError: `layers` is less than one.
         IncompatibleModels: no small copy of it runs.
     """
+    if layers < 1:
+        raise OptionError(f"layers is {layers}; a copy has at least one")
     if isinstance(architecture, Symmetries):
         architecture = architecture.config
     config = _config(architecture, trust_remote_code)

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_align.api.given import Model, take
 from hf_align.devices import Devices
+from hf_align.errors import MissingExtra, OptionError
 
 Scores = dict[str, dict[str, float]]
 """Task -> metric -> value, as the harness names them."""
@@ -34,6 +35,7 @@ def score(
         tokenizer: of all models; by default each has that of the folder or repository it was loaded from.
         num_fewshot: examples in the prompt; the task's own number by default.
         limit: examples of each task; all by default.
+        batch_size: examples that run at once.
         include_path: a folder of tasks of your own.
         device: where models run; an accelerator if there is one.
 
@@ -41,7 +43,7 @@ def score(
         By model, what each task's metrics are, standard errors among them.
 
     Raises:
-        ImportError: the harness is not installed (`pip install 'hf-align[tasks]'`).
+        MissingExtra: the harness is not installed (`pip install 'hf-align[tasks]'`).
         ValueError: there is no such task, or no tokenizer.
     """
     try:
@@ -49,16 +51,19 @@ def score(
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise ImportError("tasks need the LM Evaluation Harness: pip install 'hf-align[tasks]'") from error
-    manager = TaskManager(include_path=None if include_path is None else os.fspath(include_path))
+        raise MissingExtra("tasks need the LM Evaluation Harness: pip install 'hf-align[tasks]'") from error
+    own = None if include_path is None else os.fspath(include_path)
+    manager = TaskManager(include_path=own, include_defaults=False)
+    if not set(tasks) <= set(manager.all_tasks):  # to index the thousands that ship takes a minute
+        manager = TaskManager(include_path=own)
     if unknown := [task for task in tasks if task not in manager.all_tasks]:
-        raise ValueError(f"there is no task {unknown[0]}; `lm_eval ls tasks` lists those that there are")
+        raise OptionError(f"there is no task called {unknown[0]}; `lm_eval ls tasks` lists them")
     running = str(Devices.choose(device).running)
     found = {}
     for name, model in models.items():
         live = take(model, called=name).model
         if not isinstance(live, PreTrainedModel):
-            raise ValueError(f"{name} is a state dict; tasks run live models, folders and Hub ids")
+            raise OptionError(f"{name} is a state dict; tasks run live models, folders and Hub ids")
         words = tokenizer or _tokenizer_of(name, live)
         harness = HFLM(pretrained=live, tokenizer=words, device=running, batch_size=batch_size,
                        prefix_token_id=_first_token(name, live, words))  # fmt: skip
@@ -72,7 +77,7 @@ def _tokenizer_of(name: str, model: PreTrainedModel) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model.config._name_or_path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"no tokenizer is known of {name}: give tokenizer= beside it") from error
+        raise OptionError(f"{name} comes without a tokenizer, which the tasks need") from error
 
 
 def _first_token(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -81,8 +86,9 @@ def _first_token(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     for token in known:
         if isinstance(token, int):
             return token
-    raise ValueError(f"the tokenizer of {name} has no token that a text begins with")
+    raise OptionError(f"the tokenizer of {name} has neither a bos nor an eos token")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
+    """The metrics, which are named after a filter as well; what else there is counts samples."""
+    return {name: float(value) for name, value in metrics.items() if "," in name and isinstance(value, (int, float))}

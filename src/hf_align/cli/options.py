@@ -36,7 +36,8 @@ def _with_token(token: str | None) -> None:
 
 def _verbose(wanted: bool) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "info" if wanted else "error")  # read when it is loaded
-    logging.getLogger("transformers").setLevel(logging.INFO if wanted else logging.ERROR)
+    for library in ("transformers", "lm_eval"):
+        logging.getLogger(library).setLevel(logging.INFO if wanted else logging.ERROR)
     logging.getLogger("hf_align").setLevel(logging.DEBUG if wanted else logging.WARNING)
 
 
@@ -184,7 +185,7 @@ DataToMatch = Annotated[
     ),
 ]
 HeldOut = Annotated[
-    Path,
+    Path | None,
     typer.Option(
         metavar="FILE",
         rich_help_panel=JUDGING,
@@ -193,6 +194,29 @@ HeldOut = Annotated[
 ]
 Points = Annotated[
     int, typer.Option(min=3, metavar="N", rich_help_panel=JUDGING, help="λ from 0 to 1 at which losses are measured.")
+]
+
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASK,...",
+        rich_help_panel=JUDGING,
+        help="Tasks of the LM Evaluation Harness: A, B and their means are run on them (pip install "
+        "'hf-align[tasks]').",
+    ),
+]
+FewShot = Annotated[
+    int | None,
+    typer.Option("--num-fewshot", min=0, metavar="N", rich_help_panel=JUDGING, show_default="that of the task",
+                 help="Examples in the prompt of a task."),
+]  # fmt: skip
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", rich_help_panel=JUDGING, show_default="all", help="Examples of each task."),
+]
+TaskFolder = Annotated[
+    Path | None,
+    typer.Option("--include-path", metavar="DIR", rich_help_panel=JUDGING, help="A folder with tasks of your own."),
 ]
 
 # Output ---------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_align.errors import MissingExtra
 from hf_align.ondemand import Computed
 from hf_align.running.data import with_labels
 from hf_align.running.network import Batch, Network, batches
@@ -62,13 +63,13 @@ class Comparison:
         """Draw both paths with matplotlib, into these axes or new ones, which are returned.
 
         Raises:
-            ImportError: matplotlib is not installed (`pip install 'hf-align[plots]'`).
+            MissingExtra: matplotlib is not installed (`pip install 'hf-align[plots]'`).
         """
         if axes is None:
             try:
                 from matplotlib import pyplot
             except ImportError as error:
-                raise ImportError("plots need matplotlib: pip install 'hf-align[plots]'") from error
+                raise MissingExtra("plots need matplotlib: pip install 'hf-align[plots]'") from error
             _, axes = pyplot.subplots()
         for name, path in (("as they are", self.naive), ("aligned", self.aligned)):
             axes.plot(path.lambdas, path.losses, marker="o", markersize=3, label=f"{name}, barrier {path.barrier:.3f}")
