@@ -31,6 +31,8 @@ MergekitMethod = Literal[
 TransportMethod = Literal["regression", "task_arithmetic", "distil"]
 """How a fine-tune is carried to another base."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
+Effort = Literal["quick", "good", "best"]
+"""How much a merge may take: seconds, what the models compute without gradients, or minutes of a descent."""
 LambdaSampling = Literal["near-midpoint", "midpoint", "uniform"]
 """Where between two models a descent takes the loss: λ in (0.4, 0.6), 0.5, or in (0, 1)."""
 BY_SITE = frozenset(("first", "last", "all", "separate"))

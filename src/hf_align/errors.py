@@ -42,6 +42,10 @@ class IncompatibleModels(HfAlignError):
     """The two models do not merge, or an architecture cannot be built or traced: choose other models."""
 
 
+class CannotRun(HfAlignError):
+    """The models cannot be run here as a choice needs it: choose one that reads the weights alone."""
+
+
 class CheckpointError(HfAlignError):
     """A checkpoint is missing, damaged or unsupported: fetch or convert it again."""
 

@@ -6,15 +6,18 @@ Modelling code takes seconds to load. What needs it is imported where it is call
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_align import plain
+from hf_align.choices import Effort
 from hf_align.jobs.job import Asked, Say, run, silent
 from hf_align.options import Options
 from hf_align.outcome import Report
 
 if TYPE_CHECKING:
+    from hf_align.jobs.merge import Merge
     from hf_align.running.evaluate import Comparison
 
 
@@ -29,6 +32,7 @@ def merge(
     more: Sequence[str] = (),
     certify: bool = False,
     command: str = "",
+    effort: Effort | None = None,
 ) -> Report:
     """Align models with the first, and write their merge as a checkpoint that `from_pretrained` loads.
 
@@ -40,10 +44,16 @@ def merge(
         say: told what is going on, a line at a time.
         certify: prove the symmetries that are used on a small copy, and put the proof into the model card.
         command: what the card says that the merge was made with.
+        effort: chooses how they are matched and merged, in place of what the options say.
 
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
+    if effort is not None:
+        from hf_align.effort import at_effort
+
+        options, line = at_effort((a, b, *more), options, effort)
+        say(line)
     asked = Asked(options, data, say, command)
     if options.match == "none" and data is None and not more:
         report = plain.merge(a, b, output, asked)
@@ -51,7 +61,24 @@ def merge(
             return report
     from hf_align.jobs.merge import Merge
 
-    return run(Merge.open((a, b, *more), asked, certify=certify), output)
+    models = (a, b, *more)
+    job = Merge.open(models, asked, certify=certify) if effort is None else _as_it_runs(models, asked, certify)
+    return run(job, output)
+
+
+def _as_it_runs(models: Sequence[str], asked: Asked, certify: bool) -> Merge:
+    """The merge, by the mean where the models cannot be run here as its method needs."""
+    from hf_align.errors import CannotRun
+    from hf_align.jobs.merge import Merge
+
+    try:
+        job = Merge.open(models, asked, certify=certify)
+        job.require_graph()
+        return job
+    except CannotRun as error:
+        asked.say(f"merged by the mean: {error}")
+        mean = replace(asked, options=replace(asked.options, method="linear"))
+        return Merge.open(models, mean, certify=certify)
 
 
 def align(a: str, b: str, output: Path, options: Options, data: Path | None = None, say: Say = silent) -> Report:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from hf_align import console
-from hf_align.choices import OwnMethod
+from hf_align.choices import Effort, OwnMethod
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
 from hf_align.options import Options
 
 if TYPE_CHECKING:
     from hf_align.outcome import Report
+
+_OF_EFFORT = ("match", "method", "alignment", "steps", "lambda_sampling", "base", "parameter")
 
 
 def merge(
@@ -36,6 +38,7 @@ def merge(
     alignment: opt.AlignmentFile = None,
     specs: opt.Specs = None,
     strict: opt.Strict = False,
+    effort: opt.Effort = None,
     method: opt.Method = Options.method,
     weight: opt.Weight = Options.weight,
     base: opt.Base = None,
@@ -66,6 +69,7 @@ def merge(
     """Align B with A and merge the two into one checkpoint.
 
     $ hf-align merge org/a org/b -o merged --data held_out.txt
+    $ hf-align merge org/a org/b --effort good
     $ hf-align merge org/a org/b --match learned --push
 
     On several processes, with the same bytes:
@@ -77,6 +81,8 @@ def merge(
     if push is None and (private or create_pr or commit_message):
         raise OptionError("--private, --create-pr and --commit-message need --push")
     options = opt.chosen(locals())
+    if effort is not None:
+        _require_left_open(ctx)
     _require_for_method(options, base, parameter, len(more or ()))
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if dry_run:
@@ -84,7 +90,7 @@ def merge(
     console.bars(quiet)
     owner = _uploader(push, create_pr) if push is not None else ""
     done = _merged(models, output, options, base, parameter, data, push is not None if certify is None else certify,
-                   opt.command(ctx, merge))  # fmt: skip
+                   opt.command(ctx, merge), effort)  # fmt: skip
     report = done.as_json()
     lines = console.merge_lines(report)
     if push is not None:
@@ -99,6 +105,14 @@ def merge(
     console.emit(report, as_json, lines)
 
 
+def _require_left_open(ctx: typer.Context) -> None:
+    """Refuse what an effort chooses beside it."""
+    for name in _OF_EFFORT:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise OptionError(f"--effort chooses how to match and to merge; leave out --{name.replace('_', '-')}")
+
+
 def _require_for_method(options: Options, base: str | None, parameter: list[str] | None, more: int) -> None:
     """Refuse what does not go with a method, or with more than two models."""
     own = options.method in get_args(OwnMethod)
@@ -111,12 +125,13 @@ def _require_for_method(options: Options, base: str | None, parameter: list[str]
 
 
 def _merged(models: list[str], output: Path, options: Options, base: str | None, parameter: list[str] | None,
-            data: Path | None, certify: bool, command: str) -> Report:  # fmt: skip
+            data: Path | None, certify: bool, command: str, effort: Effort | None) -> Report:  # fmt: skip
     say, (a, b, *more) = console.speaker(options.quiet), models
     if options.method in get_args(OwnMethod):
         from hf_align import pipeline
 
-        return pipeline.merge(a, b, output, options, data, say, more=more, certify=certify, command=command)
+        return pipeline.merge(a, b, output, options, data, say, more=more, certify=certify, command=command,
+                              effort=effort)  # fmt: skip
     from hf_align.mergekit.pair import merge_pair, read_parameters
 
     return merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,

@@ -158,6 +158,15 @@ Method = Annotated[
         "inexact; from ties on they are mergekit's (pip install 'hf-align[mergekit]').",
     ),
 ]
+Effort = Annotated[
+    choices.Effort | None,
+    typer.Option(
+        metavar="HOW",
+        rich_help_panel=MERGING,
+        help="Choose how to match and to merge: quick (weights and the mean, seconds), good (regression, no gradients) "
+        "or best (distillation, minutes). Fine-tunes of one base are told by their weights, and merged as they are.",
+    ),
+]
 Weight = Annotated[float, typer.Option(min=0.0, max=1.0, metavar="T", rich_help_panel=MERGING, help="Share of B.")]
 Base = Annotated[
     str | None,

@@ -11,10 +11,12 @@ from transformers import PretrainedConfig
 
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.naming import NamedWeights, match_names
+from hf_align.choices import DESCENDING, Effort
 from hf_align.jobs.opened import Basis
 from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Mix
+from hf_align.merging.methods import REGRESSION
 from hf_align.merging.regression import mean_of
 from hf_align.ondemand import Computed
 from hf_align.outcome import Report
@@ -67,6 +69,25 @@ def against_the_mean(basis: Basis, mix: Mix, held_out: Batch) -> str:
     if found < mean:
         return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
     return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
+
+
+def beside_the_models(basis: Basis, mix: Mix, held_out: Batch) -> str:
+    """What a merge comes to beside its models and their ensemble, and what would come lower."""
+    models, options = basis.models, basis.models.options
+    evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
+    found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
+    raw = [Computed(names, weights.__getitem__) for weights in Basis(models).weights]
+    apart = [evaluator.loss(weights) for weights in raw]
+    ensemble = evaluator.ensemble(raw, options.shares(len(raw)))
+    beside = "" if ensemble is None else f", their ensemble {ensemble:.3f}"
+    losses = f"loss {found:.3f}; its models {', '.join(f'{loss:.3f}' for loss in apart)}{beside}"
+    if found <= min(apart):
+        return f"the merge is no worse than the better model: {losses}"
+    worse = f"the merge is worse than the better model alone: {losses}"
+    if options.method in DESCENDING:
+        return worse
+    effort: Effort = "best" if options.method == REGRESSION or options.match == "none" else "good"
+    return f"{worse}; --effort {effort} is what comes lower"
 
 
 def of_result(basis: Basis, held_out: Batch, called: str, config: PretrainedConfig, written: Checkpoint) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
-from hf_align.jobs.comparing import against_the_mean, judged
+from hf_align.jobs.comparing import against_the_mean, beside_the_models, judged
 from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
@@ -23,6 +23,7 @@ from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, learn_curve
+from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import CURVE, DISTIL, HOLDING, INEXACT, REGRESSION, mix_of
 from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import MORE, Samples
@@ -32,7 +33,9 @@ from hf_align.progress import waiting
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.data import with_labels
+from hf_align.running.generate import noise
 from hf_align.running.network import Batch
+from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
 from hf_align.writing import draft_of, entries_of, record, reported_on
 
@@ -95,6 +98,16 @@ class Merge(OpenedJob[Mixed]):
                    draft=draft_of(pair, pair.layout(pair.a), options), models=models, fit=fit,
                    held_out=held_out, certificate=certificate)  # fmt: skip
 
+    def require_graph(self) -> None:
+        """See that the models have a graph, if they are merged along it.
+
+        Raises:
+            CannotRun: they have none.
+        """
+        if self.options.method in (REGRESSION, DISTIL):
+            network = self.models.network
+            program_of(network, noise(trace(network.config)))
+
     @property
     def is_pair(self) -> bool:
         return len(self.models.pairs) == 1
@@ -123,6 +136,7 @@ class Merge(OpenedJob[Mixed]):
             report.notes.append(judged(match, self.held_out, report))
             if self.options.method != "linear":
                 report.notes.append(against_the_mean(match, match.mix, self.held_out))
+            report.notes.append(beside_the_models(match, match.mix, self.held_out))
             self.asked.clock.lap("evaluate")
         shown = self.asked.data is not None and self.is_pair
         agreement = cosines(self.models.first, *match.weights) if shown else {}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.errors import HfAlignError
+from hf_align.errors import CannotRun, HfAlignError
 from hf_align.running.network import Batch, Network, Weights, batches, in_dtype, predictions
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.inputs import Example
@@ -132,14 +132,14 @@ def program_of(network: Network, part: Batch) -> Program:
     """The graph of a call with one part of the inputs, in which every argument is free.
 
     Raises:
-        HfAlignError: there is none.
+        CannotRun: there is none.
     """
     tokens = {k: torch.unique(t) for k, t in part.items() if not t.is_floating_point()}
     model = build_without_weights(network.config)
     try:
         return trace_call(model, Example(dict(part), tokens))
     except Exception as error:  # tracing fails in as many ways as there are models
-        raise HfAlignError(f"{type(model).__name__} has no graph for {', '.join(part)}: {error}") from error
+        raise CannotRun(f"{type(model).__name__} has no graph for {', '.join(part)}: {error}") from error
 
 
 @torch.no_grad()

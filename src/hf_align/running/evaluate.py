@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from hf_align.errors import MissingExtra
 from hf_align.ondemand import Computed
@@ -15,6 +16,8 @@ from hf_align.running.data import with_labels
 from hf_align.running.network import Batch, Network, batches
 
 _BATCH = 64
+_ALIKE = 1e-4
+"""How far a loss may be from what it is taken for: float32."""
 
 Pair = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 """The weights of A and of B, by name in memory."""
@@ -133,6 +136,31 @@ class Evaluator:
         return Comparison(self.path(*raw, at, tick), self.path(*moved, at, tick))
 
     @torch.no_grad()
+    def ensemble(self, models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> float | None:
+        """The loss of the mean of the models' log-probabilities, weighted by their shares.
+
+        None where the models' own loss is not seen to be the cross-entropy of the labels, or of those one place on.
+        """
+        placed = [self.network.placed(weights) for weights in models]
+        ahead: int | None = None
+        total = count = 0.0
+        for batch in batches(self.data, _BATCH):
+            here = {k: t.to(self.network.device) for k, t in batch.items()}
+            outputs = [self.network(weights, here) for weights in placed]
+            logits = [getattr(output, "logits", None) for output in outputs]
+            if ahead is None:
+                own = float(outputs[0].loss)
+                fits = [n for n in (0, 1) if _is_close(_cross_entropy(logits[0], here["labels"], n), own)]
+                if len(fits) != 1:
+                    return None
+                (ahead,) = fits
+            told = sum(s * x.log_softmax(-1) for s, x in zip(shares, logits, strict=True) if x is not None)
+            size = len(here["labels"])
+            total += (_cross_entropy(told, here["labels"], ahead) or 0.0) * size
+            count += size
+        return total / count
+
+    @torch.no_grad()
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """The model's own loss with these weights, averaged over the data."""
         device = self.network.device
@@ -143,3 +171,18 @@ class Evaluator:
             total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
             count += size
         return total / count
+
+
+def _cross_entropy(logits: Any, labels: Tensor, ahead: int) -> float | None:
+    """Of labels so many places ahead; None where they do not go with the logits."""
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != labels.shape or labels.ndim <= ahead:
+        return None
+    if labels.is_floating_point() or int(labels.max()) >= logits.shape[-1]:
+        return None
+    if ahead:
+        logits, labels = logits[:, :-ahead], labels[:, ahead:]
+    return float(cross_entropy(logits.flatten(0, -2), labels.flatten().long()))
+
+
+def _is_close(found: float | None, expected: float) -> bool:
+    return found is not None and abs(found - expected) <= _ALIKE * abs(expected)

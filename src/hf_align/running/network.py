@@ -63,7 +63,7 @@ class Network:
         """Refuse `what` if weights are not held in memory, where outputs can be differentiated by them.
 
         Raises:
-            HfAlignError: they are not.
+            CannotRun: they are not.
         """
 
     @cached_property

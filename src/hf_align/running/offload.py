@@ -20,7 +20,7 @@ from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.errors import HfAlignError
+from hf_align.errors import CannotRun
 from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, runnable
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
@@ -140,7 +140,7 @@ class OffloadedNetwork(Network):
         self._files = (Path(self._folder.name) / str(number) for number in itertools.count())
 
     def must_hold(self, what: str) -> None:
-        raise HfAlignError(f"{what}, where they do not fit or --offload is given")
+        raise CannotRun(f"{what}, where they do not fit or --offload is given")
 
     def placed(self, weights: Weights) -> Weights:
         return Streamed(weights, self._build(self.config), self.device, self.dtype)

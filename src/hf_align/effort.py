@@ -1,0 +1,65 @@
+"""How much a merge may take, and what that comes to: which way to match and to merge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.choices import AnyMethod, Effort
+from hf_align.errors import HfAlignError
+from hf_align.matching.schedule import Schedule
+from hf_align.options import Options
+from hf_align.plain import Same
+
+METHODS: dict[Effort, AnyMethod] = {"quick": "linear", "good": "regression", "best": "distil"}
+"""Of models that were trained apart (`benchmarks/regression.py`, `benchmarks/distil.py`)."""
+OF_FINE_TUNES: dict[Effort, AnyMethod] = {"quick": "linear", "good": "linear", "best": "curve"}
+"""Of two that share a basis (`benchmarks/finetunes.py`)."""
+_ALIKE = 0.5
+"""The cosine of weights from which on models share a basis: of two seeds it is about 0, of two fine-tunes 0.98."""
+_LOOKED_AT, _ENTRIES = 16, 2**16
+"""Matrices, and entries of each: enough to tell 0 from 1, and little to read."""
+
+
+def at_effort(references: Sequence[str], options: Options, effort: Effort) -> tuple[Options, str]:
+    """The options with what an effort comes to for these models, and a line on it.
+
+    Args:
+        references: of the models, folders or Hub references.
+        options: with neither a way to match nor a method of the caller's.
+    """
+    if not share_basis(references, trust_remote_code=options.trust_remote_code):
+        method = METHODS[effort]
+        return _by(method, options), f"--effort {effort}: matched by weights, merged by {method}"
+    method = OF_FINE_TUNES[effort] if len(references) == 2 else "linear"
+    alike = "the models share a basis, as fine-tunes of one base do"
+    return _by(method, replace(options, match="none")), f"--effort {effort}: {alike}; merged as they are by {method}"
+
+
+def _by(method: AnyMethod, options: Options) -> Options:
+    return replace(options, method=method, schedule=Schedule.of_method(method))
+
+
+def share_basis(references: Sequence[str], *, trust_remote_code: bool = False) -> bool:
+    """Whether models store the same tensors, and their matrices are close to the first one's: a sample of the entries
+    is read."""
+    try:
+        pairs = [Same.open(references[0], other, trust_remote_code=trust_remote_code) for other in references[1:]]
+    except HfAlignError:  # whoever opens them to merge says what is wrong
+        return False
+    return all(pair is not None and _cosine(pair.a, pair.b) > _ALIKE for pair in pairs)
+
+
+def _cosine(a: Checkpoint, b: Checkpoint) -> float:
+    """The median over some of the matrices; 0 without one."""
+    matrices = [n for n in sorted(a) if len(a.info(n).shape) > 1 and a.info(n).dtype.is_floating_point]
+    found = []
+    for name in matrices[:: max(1, len(matrices) // _LOOKED_AT)]:
+        count = min(_ENTRIES, math.prod(a.info(name).shape))
+        x, y = (model.entries(name, 0, count).double() for model in (a, b))
+        found.append(float(torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), 0)))
+    return sorted(found)[len(found) // 2] if found else 0.0
