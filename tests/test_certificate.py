@@ -17,7 +17,7 @@ from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
 from hf_align.symmetry.certificate.random_copy import with_eps, with_tokens
 from hf_align.symmetry.certificate.tangents import _steps, tangents
-from hf_align.symmetry.gauges import attention_biases
+from hf_align.symmetry.gauges import constants
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Scaling
 from hf_align.symmetry.interpreter import Call, Value
 from hf_align.symmetry.softmax_shift import reaches_softmax
@@ -105,10 +105,8 @@ def test_an_unfolded_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_value_bias_taken_for_a_key_bias_is_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
-    def always_a_key(product: object, labels: Tensor, found: object) -> attention_biases._Fate:
-        return attention_biases._Fate(labels[labels >= 0].unique(), is_key=True)
-
-    monkeypatch.setattr(attention_biases, "_key_or_value", always_a_key)
+    monkeypatch.setattr(constants, "_is_lost", lambda use, program: constants._is_right_factor(use.value, use.user))
+    monkeypatch.setattr(constants, "sums_to_one", lambda left: False)
     assert not certify(tiny_gpt2()).sound
 
 

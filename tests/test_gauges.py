@@ -13,7 +13,7 @@ from traps.tower import TowerConfig
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.gauges.canonical import Gauge, MoveValueBias
+from hf_align.symmetry.gauges.canonical import Gauge, MoveConstant, Stored
 from hf_align.tracing.trace import Program, trace
 
 
@@ -37,8 +37,27 @@ def gauges(part: str) -> tuple[Gauge, ...]:
     return spec.gauges
 
 
+def moved(part: str, stored: Stored) -> bool:
+    """Whether some constant that is stored so goes into biases."""
+    moves = [gauge for gauge in gauges(part) if isinstance(gauge, MoveConstant)]
+    return any(gauge.taken and gauge.source.stored is stored for gauge in moves)
+
+
 @pytest.mark.parametrize(
     ("part", "moves"), [("Beside", True), ("Fainter", False), ("Doubled", False), ("Measured", False)]
 )
 def test_values_without_bias_keep_their_constant_unless_a_bias_is_added_once(part: str, moves: bool) -> None:
-    assert any(isinstance(gauge, MoveValueBias) for gauge in gauges(part)) == moves
+    assert moved(part, Stored.READER) == moves
+
+
+@pytest.mark.parametrize(
+    ("part", "moves"), [("Behind", True), ("BehindHalf", False), ("BehindSlopes", False), ("BehindShifted", False)]
+)
+def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: str, moves: bool) -> None:
+    assert moved(part, Stored.TABLE) == moves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", biases.PARTS)
+def test_canonical_weights_compute_the_same_where_constants_are_seen(part: str) -> None:
+    gauges(part.removesuffix("Tower"))

@@ -155,6 +155,38 @@ class Measured(Beside):
         return x + (y + z) * torch.sigmoid(z.norm(dim=-1, keepdim=True))
 
 
+class Behind(Layer):
+    """Norms after the blocks, which read the stream as it is: a constant of the positions may go into their biases."""
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.attn_norm(self.join(x, self.attn(self.read(x), positions, seen, cache)))
+        return self.mlp_norm(self.join(x, self.mlp(self.read(x))))
+
+    def read(self, x: Tensor) -> Tensor:
+        return x
+
+
+class BehindHalf(Behind):
+    """Half of the stream goes past a block, and so half of the constant."""
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * x + y
+
+
+class BehindSlopes(Behind):
+    """What blocks read of the stream, and of a constant, grows with the position."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.1 * torch.arange(x.shape[1], dtype=x.dtype)[:, None])
+
+
+class BehindShifted(Behind):
+    """A block reads the stream of the position before, and of the first one nothing."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return functional.pad(x[:, :-1], (0, 0, 1, 0))
+
+
 class PlainEps(Layer):
     """An epsilon that is no rounding: the scale of the stream matters."""
 

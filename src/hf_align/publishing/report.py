@@ -21,14 +21,12 @@ from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import (
     CentreRows,
     CentreWriter,
-    DropKeyBias,
     FoldIntoWriter,
     FoldNorm,
     FoldStatistics,
     FreeReader,
     LevelTable,
-    MoveNormBias,
-    MoveValueBias,
+    MoveConstant,
 )
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
@@ -56,11 +54,9 @@ _GAUGES = {
     FoldStatistics.__name__: "statistics of a norm, moved into its gain and bias",
     CentreWriter.__name__: "centred, as every norm downstream does",
     CentreRows.__name__: "centred, as every norm downstream does",
-    DropKeyBias.__name__: "softmax is blind to it, so it is zero",
-    MoveNormBias.__name__: "a norm's bias, moved into what reads it and what is added to it",
     FreeReader.__name__: "without what it never sees of a norm's output",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
-    MoveValueBias.__name__: "moved into the output's bias",
+    MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
 }
 _PINNED = "var(--pinned)"
 

@@ -70,6 +70,14 @@ def takes_rows(node: fx.Node, program: Program) -> bool:
     return rows and same and not any(bool(b.any()) for b in blank)
 
 
+def multiplies_by_one(node: fx.Node, value: fx.Node, program: Program) -> bool:
+    """Whether an op multiplies a value by one, or by a mask that hides nothing, and leaves its shape."""
+    if op_name(node) != "mul" or node.kwargs or node.meta["val"].shape != value.meta["val"].shape:
+        return False
+    factors = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in node.args if a is not value]
+    return len(factors) == 1 and factors[0] is not None and bool((torch.as_tensor(factors[0]) == 1).all())
+
+
 def pads_nothing(node: fx.Node) -> bool:
     """Whether an op would pad a value, but it is large enough as it is."""
     return op_name(node) == "pad" and not any(node.args[1])  # type: ignore[arg-type]
@@ -88,7 +96,8 @@ def used_only_by(names: Iterable[str | None], nodes: Collection[fx.Node], progra
 
 def _users(weight: fx.Node) -> Iterator[fx.Node]:
     for user in weight.users:
-        if op_name(user) in PASSES | _FLIPS and user.all_input_nodes == [weight]:
+        expanded = op_name(user) == "expand_as" and user.args[0] is weight
+        if expanded or (op_name(user) in PASSES | _FLIPS and user.all_input_nodes == [weight]):
             yield from _users(user)
         else:
             yield user
@@ -147,22 +156,6 @@ def _same_value(a: object, b: object) -> bool:
     return a is b
 
 
-def summands(node: fx.Node) -> Iterator[fx.Node]:
-    """What is added up with a value, all of which nothing else sees."""
-    while len(node.users) == 1 and (_is_sum(user := next(iter(node.users))) or _is_same(user)):
-        node = user
-    parts = [node]
-    while parts:
-        part = parts.pop()
-        if _is_sum(part) or _is_same(part):
-            parts += [a for a in part.all_input_nodes if len(a.users) == 1]
-        else:
-            yield part
-
-
-def _is_sum(node: fx.Node) -> bool:
+def is_sum(node: fx.Node) -> bool:
+    """Whether an op adds two values."""
     return op_name(node) == "add" and len(node.all_input_nodes) == len(node.args) == 2 and not node.kwargs
-
-
-def _is_same(node: fx.Node) -> bool:
-    return op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias") and node.op == "call_function"

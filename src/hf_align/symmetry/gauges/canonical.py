@@ -4,13 +4,12 @@ Raw weights of two models differ in these for no reason; fixed, the models becom
 Every gauge rewrites single tensors, from a few others, so that a checkpoint is canonicalised tensor by tensor.
 
 * the gain of a norm moves into its readers, and its bias into theirs; a gain on what one weight writes, into that;
-* the bias of a norm whose gain stays moves into what reads it and what is added to it; its readers lose what they
-  never see;
+* a constant that only biases and softmaxes see, such as the bias of keys, of values, or of a norm whose gain stays,
+  is dropped, or moves into these;
+* the readers of a norm whose gain stays lose what they never see;
 * the statistics of a BatchNorm move into its gain and bias;
 * what writes a LayerNorm stream, or a head that is normalised, loses its mean, and so do the readers of its output,
-  and what a softmax reads;
-* the key bias is dropped (softmax does not see it), the value bias moves into the output bias (attention rows sum
-  to one), or into that of what is added to the output; so do the constants that readers without bias keep.
+  and what a softmax reads.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -138,31 +138,6 @@ class FoldNorm(Gauge):
 
 
 @dataclass(frozen=True)
-class MoveNormBias(Gauge):
-    """b + Wβ replaces the bias of every reader of γ ⊙ n + β, b + β that of what is added to it, and zero replaces β.
-
-    Attributes:
-        added: the biases along the norm that are added to it further on.
-    """
-
-    bias: str
-    reads: tuple[Read, ...]
-    added: tuple[str, ...]
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (self.bias, *(r.bias for r in self.reads if r.bias), *self.added)
-
-    def fix(self, name: str, get: Get) -> Tensor:
-        if name == self.bias:
-            return torch.zeros_like(get(name))
-        if name in self.added:
-            return get(name) + get(self.bias)
-        (read,) = (r for r in self.reads if r.bias == name)
-        return get(name) + get(read.weight).movedim(read.axis, -1) @ get(self.bias)
-
-
-@dataclass(frozen=True)
 class FreeReader(Gauge):
     """W - u hᵀ replaces W for the u that makes Wh zero, and b + (hᵀβ) u replaces b: it reads γ ⊙ n + β, h = 1/γ."""
 
@@ -191,12 +166,12 @@ class FreeReader(Gauge):
 class LevelTable(Gauge):
     """W - s 1 hᵀ replaces W for the s that makes the mean of Wh zero, and P + s 1 hᵀ replaces P.
 
-    The tied head W reads γ ⊙ n + β, h = 1/γ, and a row of the table P is added wherever one of the table W is. What the
-    head then adds to all its outputs, s hᵀβ, goes into its bias.
+    The tied head W reads γ ⊙ n + β, h = 1/γ, and a row of one of the tables P is added wherever one of the table W is.
+    What the head then adds to all its outputs, s hᵀβ, goes into its bias.
     """
 
     weight: str
-    other: str
+    others: tuple[str, ...]
     bias: str | None
     gain: str
     norm_bias: str | None
@@ -204,7 +179,7 @@ class LevelTable(Gauge):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return (self.weight, self.other, *([self.bias] if self.bias else []))
+        return (self.weight, *self.others, *([self.bias] if self.bias else []))
 
     def fix(self, name: str, get: Get) -> Tensor:
         row = _inverse(get(self.gain) + self.offset)
@@ -212,7 +187,7 @@ class LevelTable(Gauge):
         if name == self.bias:
             assert self.norm_bias is not None
             return get(name) + share * (get(self.norm_bias) @ row)
-        return get(name) + (share if name == self.other else -share) * row
+        return get(name) + (share if name in self.others else -share) * row
 
 
 def _inverse(gain: Tensor) -> Tensor:
@@ -309,79 +284,94 @@ Runs = tuple[tuple[int, int], ...]
 """Entries of a vector as consecutive [start, stop) runs."""
 
 
+class Stored(Enum):
+    """Where a constant is: it is a vector; W β for the β = 1/√d · 1 that a folded norm keeps; the mean of the rows of
+    a table that is added."""
+
+    VECTOR = "vector"
+    READER = "reader"
+    TABLE = "table"
+
+
 @dataclass(frozen=True)
 class Constant:
-    """What a linear map adds to all that it writes: its bias, or Wβ for the β = 1/√d · 1 that a folded norm keeps.
+    """What a weight adds to a value at all of its places.
 
     Attributes:
-        parameter: the bias, or W.
-        axis: along which W reads; None for a bias.
+        axis: along which a reader reads.
     """
 
     parameter: str
-    axis: int | None = None
+    stored: Stored = Stored.VECTOR
+    axis: int = 0
 
-    def of(self, stored: Tensor) -> Tensor:
-        """The constant, [outputs], from the stored parameter."""
-        return stored if self.axis is None else stored.sum(self.axis) / math.sqrt(stored.shape[self.axis])
+    def of(self, tensor: Tensor) -> Tensor:
+        """The constant, [entries], from the parameter."""
+        if self.stored is Stored.VECTOR:
+            return tensor.flatten()
+        if self.stored is Stored.TABLE:
+            return tensor.mean(0)
+        return tensor.sum(self.axis) / math.sqrt(tensor.shape[self.axis])
 
-    def less(self, stored: Tensor, lost: Tensor) -> Tensor:
-        """The stored parameter when `lost`, [outputs], is taken off the constant."""
-        if self.axis is None:
-            return stored - lost
-        return stored - lost.unsqueeze(self.axis) / math.sqrt(stored.shape[self.axis])
-
-
-@dataclass(frozen=True)
-class DropKeyBias(Gauge):
-    """Zero for some entries of a constant: q·b is the same for all keys, and softmax subtracts it."""
-
-    constant: Constant
-    entries: Runs
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (self.constant.parameter,)
-
-    def fix(self, name: str, get: Get) -> Tensor:
-        return _without(get(name), self.constant, self.entries)
+    def less(self, tensor: Tensor, lost: Tensor) -> Tensor:
+        """The parameter when `lost`, [entries], is taken off the constant."""
+        if self.stored is Stored.READER:
+            return tensor - lost.unsqueeze(self.axis) / math.sqrt(tensor.shape[self.axis])
+        return tensor - (lost if self.stored is Stored.TABLE else lost.reshape(tensor.shape))
 
 
 @dataclass(frozen=True)
-class MoveValueBias(Gauge):
-    """b_o + W_o b_v replaces b_o and zero replaces b_v: the rows of attention sum to one.
+class Taken:
+    """A bias that takes a constant up: b + c replaces b, or b + Wc.
 
     Attributes:
-        entries: where b_v lies in the constant that holds it.
-        read: the entry of that constant behind each input of W_o (query heads share a KV head's value), as runs.
-        output_bias: added to what W_o writes, by W_o or by what is added to that.
+        shown: what b is added to: these entries of c, or of Wc; all of them in order if there are none.
+        weight, axis: W, and along which axis it reads.
+        read: the entries of c that the inputs of W show.
     """
 
-    constant: Constant
+    bias: str
+    shown: Runs = ()
+    weight: str | None = None
+    axis: int = 0
+    read: Runs = ()
+
+    def plus(self, constant: Tensor, get: Get) -> Tensor:
+        """The new bias."""
+        if self.weight is not None:
+            mapped = get(self.weight).movedim(self.axis, -1) @ _chosen(constant, self.read)
+            constant = mapped.flatten(1).sum(1) if mapped.dim() > 1 else mapped
+        bias = get(self.bias)
+        return bias + (_chosen(constant, self.shown) if self.shown else constant).reshape(bias.shape)
+
+
+@dataclass(frozen=True)
+class MoveConstant(Gauge):
+    """Zero for some entries of a constant: a softmax subtracts them (q·b is the same for all keys), or a bias takes
+    them up: that of what reads them, or one that is added where they are, or behind attention (its rows sum to one)."""
+
+    source: Constant
     entries: Runs
-    read: Runs
-    weight: str
-    axis: int
-    output_bias: str
+    taken: tuple[Taken, ...]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return (self.constant.parameter, self.output_bias)
+        return (self.source.parameter, *(t.bias for t in self.taken))
 
     def fix(self, name: str, get: Get) -> Tensor:
-        if name == self.constant.parameter:
-            return _without(get(name), self.constant, self.entries)
-        values = self.constant.of(get(self.constant.parameter))
-        moved = torch.cat([values[start:stop] for start, stop in self.read])
-        return get(name) + get(self.weight).movedim(self.axis, -1) @ moved
+        every = self.source.of(get(self.source.parameter))
+        lost = torch.zeros_like(every)
+        for start, stop in self.entries:
+            lost[start:stop] = every[start:stop]
+        if name == self.source.parameter:
+            return self.source.less(get(name), lost)
+        (taken,) = (t for t in self.taken if t.bias == name)
+        return taken.plus(lost, get)
 
 
-def _without(stored: Tensor, constant: Constant, entries: Runs) -> Tensor:
-    """What is stored, with some entries of the constant taken off."""
-    every, lost = constant.of(stored), torch.zeros_like(constant.of(stored))
-    for start, stop in entries:
-        lost[start:stop] = every[start:stop]
-    return constant.less(stored, lost)
+def _chosen(vector: Tensor, entries: Runs) -> Tensor:
+    """Entries in another order; zero where there is none."""
+    return torch.cat([vector[start:stop] if start >= 0 else vector.new_zeros(stop - start) for start, stop in entries])
 
 
 def _along(tensor: Tensor, axis: int, factors: Tensor) -> Tensor:

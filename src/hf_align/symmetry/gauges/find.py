@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.attention_biases import attention_biases
 from hf_align.symmetry.gauges.canonical import (
     Carried,
     CentreWriter,
@@ -18,7 +17,9 @@ from hf_align.symmetry.gauges.canonical import (
     FoldStatistics,
     Gauge,
     Read,
+    Stored,
 )
+from hf_align.symmetry.gauges.constants import moved_constants
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
@@ -56,13 +57,19 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
     gains = tuple(_gains(found, folded))
     gone = {g.gain for g in gains if isinstance(g, FoldIntoWriter) or (isinstance(g, FoldNorm) and g.exclusive)}
-    kept = {Constant(r.weight, r.axis) for g in gains if isinstance(g, FoldNorm) and g.keeps_constants for r in g.reads
-            if r.bias is None}  # fmt: skip
+    folds = [g for g in gains if isinstance(g, FoldNorm)]
+    kept = {
+        Constant(r.weight, Stored.READER, r.axis) for g in folds if g.keeps_constants for r in g.reads if not r.bias
+    }
+    constants = tuple(moved_constants(found, kept, {g.bias for g in folds if g.exclusive and g.bias}))
+    zero = {
+        g.source.parameter for g in constants if g.entries == ((0, found.weights[g.source.parameter].axes[-1].size),)
+    }
     return (
         *statistics,
         *gains,
-        *kept_norms(found, gone),
-        *attention_biases(found, kept),
+        *constants,
+        *kept_norms(found, gone, zero),
         *_centred_writers(found, ones),
         *centred_rows(found),
     )

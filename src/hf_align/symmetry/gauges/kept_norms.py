@@ -1,20 +1,20 @@
 """Norms whose gain stays, because what they write re-enters the stream: γ ⊙ n + β with n of mean zero.
 
-Their bias is a constant like any other: it may go into the biases of what reads it, and of what is added to it. And
-hᵀ(γ ⊙ n + β) = hᵀβ for h = 1/γ, whatever n is, so that a reader W may become W + u hᵀ against -(hᵀβ) u in its bias.
+hᵀ(γ ⊙ n + β) = hᵀβ for h = 1/γ, whatever n is, so that a reader W may become W + u hᵀ against -(hᵀβ) u in its bias;
+and against nothing if β has gone elsewhere, as any constant may (`constants.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from torch import Tensor, fx
+from torch import fx
 
-from hf_align.symmetry.gauges.canonical import FreeReader, Gauge, LevelTable, MoveNormBias, Read
+from hf_align.symmetry.gauges.canonical import FreeReader, Gauge, LevelTable
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, is_centred, keeps_last, summands, used_only_by
+from hf_align.symmetry.passing import PASSES, is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
 from hf_align.tracing.trace import Program, op_name
 
 
@@ -27,19 +27,15 @@ class _Norm:
     offset: float
 
 
-def kept_norms(found: Interpretation, gone: Collection[str]) -> Iterator[Gauge]:
-    """The gauges of norms whose gain has not gone into all of its readers: first their biases, then the readers."""
-    norms = dict(_norms(found, gone))
-    uses = {node: list(_uses(node, found)) for node in norms}
-    together: dict[str, list[fx.Node]] = defaultdict(list)
-    for node, norm in norms.items():
-        if norm.bias is not None:
-            together[norm.bias].append(node)
-    for bias, nodes in together.items():
-        moved = _moved(bias, [use for node in nodes for use in uses[node]], nodes, found)
-        if moved is not None:
-            yield moved
-    yield from _free_readers(norms, uses, found)
+def kept_norms(found: Interpretation, gone: Collection[str], zero: Collection[str]) -> Iterator[Gauge]:
+    """The gauges of what reads norms whose gain has not gone into all of its readers.
+
+    Args:
+        gone: gains that have.
+        zero: biases that have gone elsewhere.
+    """
+    norms = {node: replace(norm, bias=None) if norm.bias in zero else norm for node, norm in _norms(found, gone)}
+    yield from _free_readers(norms, {node: list(_uses(node, found)) for node in norms}, found)
 
 
 def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.Node, _Norm]]:
@@ -85,50 +81,10 @@ def _uses(node: fx.Node, found: Interpretation) -> Iterator[_Use]:
 
 def _passes(user: fx.Node, node: fx.Node, program: Program) -> bool:
     """Whether every vector along the last axis of the result is one of the value, or a mean of such."""
-    if op_name(user) == "mul":  # by a mask that hides nothing
-        masks = [program.constants.get(a) for a in user.all_input_nodes if a is not node]
-        ones = len(masks) == 1 and isinstance(masks[0], Tensor) and bool((masks[0] == 1).all())
-        return ones and user.meta["val"].shape == node.meta["val"].shape
+    if multiplies_by_one(user, node, program):
+        return True
     passes = op_name(user) in PASSES or op_name(user) == "mean"
     return passes and user.all_input_nodes[0] is node and keeps_last(user)
-
-
-def _moved(bias: str, uses: Iterable[_Use], nodes: Collection[fx.Node], found: Interpretation) -> MoveNormBias | None:
-    """Where β goes, if every use is a reader with a bias, or a sum with what such a one writes."""
-    reads: dict[Read, set[fx.Node]] = defaultdict(set)
-    added: dict[str, set[fx.Node]] = defaultdict(set)
-    for use in uses:
-        if use.reading is not None and use.reading.bias is not None:
-            reads[Read(use.reading.weight, use.reading.in_axis, use.reading.bias)].add(use.user)
-        elif (writer := _beside(use, found)) is not None and writer.bias is not None:
-            added[writer.bias].add(writer.node)
-        else:
-            return None
-    taken: dict[str, set[fx.Node]] = defaultdict(set)
-    for name, readers in (*((r.bias, n) for r, n in reads.items()), *added.items()):
-        assert name is not None
-        if taken[name]:
-            return None
-        taken[name] |= readers
-    if not used_only_by((bias,), nodes, found.program):
-        return None
-    if not all(used_only_by((name,), readers, found.program) for name, readers in taken.items()):
-        return None
-    return MoveNormBias(bias, tuple(reads), tuple(added))
-
-
-def _beside(use: _Use, found: Interpretation) -> Reading | None:
-    """The linear map whose result alone is added to a value."""
-    if op_name(use.user) != "add" or use.user.kwargs or len(use.user.args) != 2:
-        return None
-    (other,) = [a for a in use.user.args if a is not use.value] or [None]
-    while isinstance(other, fx.Node) and len(other.users) == 1:
-        if (reading := found.readings.get(other)) is not None:
-            return reading
-        if not (op_name(other) in PASSES and len(other.all_input_nodes) == 1 and keeps_last(other)):
-            return None
-        other = other.all_input_nodes[0]
-    return None
 
 
 def _free_readers(
@@ -149,23 +105,44 @@ def _free_readers(
             continue
         if used_only_by((weight,), nodes, found.program):
             yield FreeReader(weight, axis, seen, norm.gain, norm.bias, norm.offset)
-        elif axis == 1 and (other := _added_table(weight, nodes, found.program)) is not None:
-            yield LevelTable(weight, other, seen, norm.gain, norm.bias, norm.offset)
+        elif axis == 1 and (added := _added_tables(weight, nodes, found.program)):
+            yield LevelTable(weight, added, seen, norm.gain, norm.bias, norm.offset)
 
 
-def _added_table(table: str, readers: Collection[fx.Node], program: Program) -> str | None:
-    """A table of which a row is added wherever one of this table is, if this one is only looked up or read."""
+def _added_tables(table: str, readers: Collection[fx.Node], program: Program) -> tuple[str, ...]:
+    """Tables of one of which a row is added wherever one of this table is, if this one is only looked up or read."""
     lookups: dict[str, list[fx.Node]] = defaultdict(list)
     for node in program.graph.nodes:
         name = program.parameters.get(node.args[0]) if op_name(node) == "embedding" else None
         if name is not None:
             lookups[name].append(node)
     if not lookups[table] or not used_only_by((table,), {*readers, *lookups[table]}, program):
-        return None
-    sums = [set(summands(lookup)) for lookup in lookups[table]]
+        return ()
+    sums = [set(_summands(lookup)) for lookup in lookups[table]]
+    others: list[str] = []
     for other, nodes in lookups.items():
-        met = [node for node in nodes for summands in sums if node in summands]
-        each_once = all(sum(node in summands for node in nodes) == 1 for summands in sums)
-        if other != table and each_once and met == nodes and used_only_by((other,), nodes, program):
-            return other
-    return None
+        times = [sum(node in summands for node in nodes) for summands in sums]
+        alone = other != table and sum(times) == len(nodes) and used_only_by((other,), nodes, program)
+        if alone and set(times) <= {0, 1}:
+            others.append(other)
+            sums = [summands for summands, n in zip(sums, times, strict=True) if not n]
+    return () if sums else tuple(others)
+
+
+def _summands(node: fx.Node) -> Iterator[fx.Node]:
+    """What is added up with a value, all of which nothing else sees."""
+    while len(node.users) == 1 and (is_sum(user := next(iter(node.users))) or _is_same(user)):
+        node = user
+    parts = [node]
+    while parts:
+        part = parts.pop()
+        if is_sum(part) or _is_same(part):
+            parts += [a for a in part.all_input_nodes if len(a.users) == 1]
+        else:
+            yield part
+
+
+def _is_same(node: fx.Node) -> bool:
+    if op_name(node) == "mul":
+        return node.args[1:] in ((1,), (1.0,))
+    return op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias") and node.op == "call_function"

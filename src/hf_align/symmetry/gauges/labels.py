@@ -5,7 +5,7 @@ So any way of fusing and interleaving what one weight writes is understood.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Runs
 from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES
+from hf_align.symmetry.passing import PASSES, pads_nothing
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.trace import op_name
 
@@ -34,10 +34,10 @@ def present(labels: Tensor) -> Tensor:
 
 
 def runs(entries: Tensor) -> Runs:
-    """Consecutive numbers as [start, stop)."""
+    """Consecutive numbers as [start, stop); each that is nobody's by itself."""
     found: list[tuple[int, int]] = []
     for entry in entries.tolist():
-        if found and found[-1][1] == entry:
+        if found and found[-1][1] == entry and found[-1][0] != NOBODY:
             found[-1] = (found[-1][0], entry + 1)
         else:
             found.append((entry, entry + 1))
@@ -53,11 +53,18 @@ class Use:
     labels: Tensor
 
 
-def follow(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[Use]:
+Passing = Callable[[fx.Node, fx.Node, Tensor], Tensor | None]
+"""From an op, the one operand that is labelled, and its labels to those of the result; None if the op ends the way."""
+
+
+def follow(
+    starts: Mapping[fx.Node, Tensor], found: Interpretation, goes_on: Passing = lambda user, node, labels: None
+) -> Iterator[Use]:
     """Every use of values whose entries have labels, behind ops that only move entries.
 
     Args:
         starts: by node, labels in the shape of its value; entries of all other values are nobody's.
+        goes_on: what else the way leads through.
     """
     order = found.program.order
     labels = dict(starts)
@@ -75,14 +82,28 @@ def follow(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[
                 labels[after] = part
                 for later in after.users:
                     heappush(waiting, (order[later], later))
+        elif len(carried) == 1 and (behind := goes_on(user, carried[0], labels[carried[0]])) is not None:
+            labels[user] = behind
+            for later in user.users:
+                heappush(waiting, (order[later], later))
         else:
             yield from (Use(user, a, labels[a]) for a in carried)
 
 
+def moved_alone(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretation) -> Tensor | None:
+    """The labels of a single result that only shows the entries of a single value elsewhere."""
+    if not (_only_moves(user, [node], found) and isinstance(user.meta.get("val"), Tensor)):
+        return None
+    ((_, after),) = _moved(user, {node: labels}, found)
+    return after
+
+
 def _only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
-    if op_name(user) in ("cat", "stack", "slice_scatter", "copy"):
+    if op_name(user) in ("cat", "stack", "slice_scatter", "copy", "roll") or pads_nothing(user):
         return True
+    if op_name(user) == "expand_as":
+        return carried == [user.args[0]]
     return op_name(user) in PASSES and all(a in carried or a in found.program.constants for a in user.all_input_nodes)
 
 

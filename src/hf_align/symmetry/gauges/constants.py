@@ -1,0 +1,311 @@
+"""Constants: what a weight adds to a value at all of its places, followed to where it is lost or taken up by a bias.
+
+A bias, the bias of a norm, the mean of a table's rows, what a reader without bias keeps of its norm's: each is a vector
+whose entries go through views, sums, averages and attention (its rows sum to one) unchanged. If all that ever happens
+to some of them is that a softmax subtracts them, or that a linear map with a bias reads them, or that they meet a bias
+in a sum, then they may be zero.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.asked import Arguments
+from hf_align.symmetry.gauges.canonical import Constant, MoveConstant, Runs, Stored, Taken
+from hf_align.symmetry.gauges.labels import NOBODY, Use, follow, moved_alone, numbered, present, runs
+from hf_align.symmetry.interpreter import Interpretation, Reading
+from hf_align.symmetry.passing import PASSES, is_sum, multiplies_by_one, sums_to_one, used_only_by
+from hf_align.symmetry.softmax_shift import reaches_softmax
+from hf_align.tracing.trace import Program, op_name
+
+Starts = dict[fx.Node, Tensor]
+"""Where a constant stands first, with the number of its entry for each entry of the value."""
+_PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}
+"""Where the left factor stands among the operands."""
+_AVERAGES = ("mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+
+
+@dataclass(frozen=True)
+class _Fate:
+    """What becomes of some entries of a constant at one place: lost if neither taken nor seen.
+
+    Attributes:
+        taken: how a bias takes them up, and the node at which that bias is added.
+    """
+
+    entries: Tensor
+    taken: Taken | None = None
+    at: fx.Node | None = None
+    seen: bool = False
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A bias on its way: its name, the node that adds it first, and its entries by number."""
+
+    name: str
+    start: fx.Node
+    labels: Tensor
+
+
+def moved_constants(found: Interpretation, kept: Collection[Constant], gone: Collection[str]) -> Iterator[MoveConstant]:
+    """The gauges of all constants that need not be where they are, each where the one before it has moved already.
+
+    Args:
+        kept: the constants that readers without bias keep of their norm's.
+        gone: biases of norms whose readers have taken them up.
+    """
+    ways = _Ways(found)
+    waiting = []
+    for source, starts in _sources(found, kept, gone):
+        size = max((int(labels.max()) + 1 for labels in starts.values() if labels.numel()), default=0)
+        moved = _moved(source, size, list(ways.fates(starts, source.parameter)), ways) if size else None
+        if moved is not None:
+            waiting.append(moved)
+    while waiting:
+        given = {t.bias for gauge in waiting for t in gauge.taken}
+        first = next((g for g in waiting if g.source.parameter not in given), waiting[0])
+        waiting.remove(first)
+        yield first
+
+
+def _sources(
+    found: Interpretation, kept: Collection[Constant], gone: Collection[str]
+) -> Iterator[tuple[Constant, Starts]]:
+    """Every constant whose uses all add it to some value, in the order of the graph."""
+    program, order = found.program, found.program.order
+    names = program.parameters
+    attached = {r.bias for r in found.readings.values()}
+    starts: dict[Constant, Starts] = defaultdict(dict)
+    first: dict[Constant, int] = {}
+    for node in program.graph.nodes:
+        reading, operands = found.readings.get(node), [a for a in node.args if isinstance(a, fx.Node)]
+        if reading is not None and reading.bias is not None:
+            source, labels = Constant(reading.bias), numbered(reading)
+        elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
+            source, labels = own, numbered(reading)
+        elif op_name(node) == "embedding" and operands[0] in names:
+            source, labels = Constant(names[operands[0]], Stored.TABLE), _along_last(node)
+        elif op_name(node) == "layer_norm" and len(node.args) > 3 and operands[-1] in names:
+            source, labels = Constant(names[operands[-1]]), _along_last(node)
+        elif names.get(node) not in attached and _is_vector(node) and node.users and _is_added(node):
+            source, labels = Constant(names[node]), _along_last(node)
+        else:
+            continue
+        starts[source][node] = labels
+        first.setdefault(source, min(order[u] for u in node.users) if node in names else order[node])
+    for source, nodes in sorted(starts.items(), key=lambda item: first[item[0]]):
+        apart = all(node in names for node in nodes)
+        if source.parameter not in gone and (apart or used_only_by((source.parameter,), nodes, program)):
+            yield source, nodes
+
+
+def _along_last(node: fx.Node) -> Tensor:
+    shape = node.meta["val"].shape
+    return torch.arange(shape[-1]).expand(shape)
+
+
+def _is_vector(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and bool(
+        value.is_floating_point() and value.dim() and 1 < value.shape[-1] == value.numel()
+    )
+
+
+def _is_added(vector: fx.Node) -> bool:
+    """Whether all that is done with a weight, however it is laid out first, is to add it."""
+    return all(is_sum(user) or (_is_laid_out(user, vector) and _is_added(user)) for user in vector.users)
+
+
+def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:
+    return op_name(user) in PASSES or (op_name(user) == "expand_as" and user.args[0] is vector)
+
+
+def _moved(source: Constant, size: int, fates: list[_Fate], ways: _Ways) -> MoveConstant | None:
+    """The entries that nothing sees, and all that takes them up; none if they only change their place in a sum."""
+    met, seen = torch.zeros(2, size, dtype=torch.bool)
+    program = ways.found.program
+    takers: dict[str, list[_Fate]] = defaultdict(list)
+    for fate in fates:
+        met[fate.entries] = True
+        if fate.seen:
+            seen[fate.entries] = True
+        if fate.taken is not None:
+            takers[fate.taken.bias].append(fate)
+    for name, alike in takers.items():
+        once = sorted(f.at for f in alike if f.at is not None) == sorted(ways.starts[name])
+        if len({f.taken for f in alike}) > 1 or not once or not used_only_by((name,), ways.starts[name], program):
+            for fate in alike:
+                seen[fate.entries] = True
+    free = met & ~seen
+    taken = [alike[0].taken for alike in takers.values() if bool(free[alike[0].entries].any())]
+    lost = any(f.taken is None and bool(free[f.entries].any()) for f in fates)
+    if not (lost or any(t is not None and t.weight is not None for t in taken)):
+        return None
+    return MoveConstant(source, runs(free.nonzero()[:, 0]), tuple(t for t in taken if t is not None))
+
+
+class _Ways:
+    """The ways of constants through a program."""
+
+    def __init__(self, found: Interpretation) -> None:
+        self.found = found
+
+    @cached_property
+    def starts(self) -> dict[str, list[fx.Node]]:
+        """Where each bias is added to something."""
+        nodes: dict[str, list[fx.Node]] = defaultdict(list)
+        for biases in self.arriving.values():
+            for bias in biases.values():
+                if bias.start not in nodes[bias.name]:
+                    nodes[bias.name].append(bias.start)
+        return nodes
+
+    @cached_property
+    def arriving(self) -> dict[fx.Node, dict[fx.Node, _Bias]]:
+        """By sum and operand, the bias that comes into it, and is seen nowhere else."""
+        program = self.found.program
+        sums: dict[fx.Node, dict[fx.Node, _Bias]] = defaultdict(dict)
+        for node in program.graph.nodes:
+            reading = self.found.readings.get(node)
+            if reading is not None and reading.bias is not None and used_only_by(
+                (reading.bias,), [r.node for r in self.found.readings.values() if r.bias == reading.bias], program
+            ):  # fmt: skip
+                first = _Bias(reading.bias, node, numbered(reading))
+                sums[node][node] = first
+                self._walk(node, first, sums)
+            elif node in program.parameters and _is_vector(node) and _is_added(node):
+                for user in node.users:
+                    shape = node.meta["val"].shape
+                    labels = torch.arange(shape[-1]).reshape(shape)
+                    self._walk(node, _Bias(program.parameters[node], user, labels), sums, user)
+        return sums
+
+    def _walk(
+        self, node: fx.Node, bias: _Bias, sums: dict[fx.Node, dict[fx.Node, _Bias]], first: fx.Node | None = None
+    ) -> None:
+        """Follow a bias through moves and sums, as long as nothing else sees the value that it is in."""
+        labels, users = bias.labels, [first] if first is not None else list(node.users)
+        apart = first is not None
+        while len(users) == 1:
+            (user,) = users
+            if is_sum(user):
+                if apart:
+                    bias, apart = replace(bias, start=user), False
+                labels = torch.broadcast_to(labels, user.meta["val"].shape)
+                sums[user][node] = replace(bias, labels=labels)
+            else:
+                after = moved_alone(user, node, labels, self.found)
+                if after is None:
+                    return
+                labels = after
+            node, users = user, list(user.users)
+
+    def fates(self, starts: Mapping[fx.Node, Tensor], own: str, *, within: Reading | None = None) -> Iterator[_Fate]:
+        """What becomes of a constant, place by place.
+
+        Args:
+            own: the parameter that holds it, which cannot take it up.
+            within: the reader without bias whose result it is.
+        """
+
+        def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+            if is_sum(user) and self._beside(user, node, own) is not None:
+                return None
+            by_one = multiplies_by_one(user, node, self.found.program)
+            return labels if by_one else _passed_on(user, node, labels)
+
+        for use in follow(starts, self.found, goes_on):
+            yield from self._fates_at(use, own, within)
+
+    def _beside(self, user: fx.Node, node: fx.Node, own: str) -> _Bias | None:
+        """The bias that a sum brings to a value."""
+        biases = [b for a, b in self.arriving[user].items() if a not in (node, user)] if user in self.arriving else []
+        return biases[0] if biases and biases[0].name != own else None
+
+    def _fates_at(self, use: Use, own: str, within: Reading | None) -> Iterator[_Fate]:
+        entries = present(use.labels)
+        reading = self.found.readings.get(use.user)
+        if reading is not None and reading.input is use.value:
+            yield from self._read(reading, use.labels, own, within)
+            return
+        if is_sum(use.user) and (bias := self._beside(use.user, use.value, own)) is not None:
+            shown = _shown(bias.labels, torch.broadcast_to(use.labels, bias.labels.shape))
+            if shown is not None:
+                yield _Fate(entries, Taken(bias.name, shown), bias.start)
+                return
+        yield _Fate(entries, seen=not _is_lost(use, self.found.program))
+
+    def _read(self, reading: Reading, labels: Tensor, own: str, within: Reading | None) -> Iterator[_Fate]:
+        """What a linear map makes of a constant goes into its bias, or on to where that of a sum is."""
+        entries, read = present(labels), _row_of(reading, labels, self.found)
+        if read is None or within is not None or own in (reading.bias, reading.weight):
+            yield _Fate(entries, seen=True)
+        elif reading.bias is not None:
+            taken = Taken(reading.bias, (), reading.weight, reading.in_axis, read)
+            yield _Fate(entries, taken, reading.node)
+        else:
+            for fate in self.fates({reading.node: numbered(reading)}, own, within=reading):
+                through = fate.taken and replace(fate.taken, weight=reading.weight, axis=reading.in_axis, read=read)
+                yield replace(fate, entries=entries, taken=through)
+
+
+def _is_lost(use: Use, program: Program) -> bool:
+    """Whether a constant of keys, the same for all of them, only shifts the scores of a softmax."""
+    alike = bool((use.labels == use.labels[..., :1]).all())
+    return _is_right_factor(use.value, use.user) and alike and reaches_softmax(use.user, program)
+
+
+def _passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+    """The entries behind an op that is linear in a value, and makes of a constant the same constant."""
+    shape = user.meta["val"].shape if isinstance(user.meta.get("val"), Tensor) else ()
+    places = [i for i, a in enumerate(user.args) if a is node]
+    if op_name(user) in ("add", "sub") and not user.kwargs and (places == [0] or (is_sum(user) and places == [1])):
+        return torch.broadcast_to(labels, shape)
+    if op_name(user) in _AVERAGES:
+        args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double())
+        mean = user.target(*args, **kwargs)  # type: ignore[operator]
+        args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double().square())
+        alike = torch.allclose(mean.square(), user.target(*args, **kwargs), atol=1e-6)  # type: ignore[operator]
+        return mean.round().long() if alike else None
+    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[_PRODUCTS[op_name(user)]]):
+        return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
+    return None
+
+
+def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
+    """Whether an op multiplies another value by this one, and does nothing else with it."""
+    at = _PRODUCTS.get(op_name(user))
+    return at is not None and [i for i, a in enumerate(user.args) if a is node] == [at + 1]
+
+
+def _row_of(reading: Reading, labels: Tensor, found: Interpretation) -> Runs | None:
+    """The entry that each input of a linear map shows, the same at all places; none if it also reads what is beside
+    the value."""
+    weight = len(found.weights[reading.weight].axes)
+    if weight > 2 and _pads(reading.node):
+        return None
+    rows = labels.movedim(labels.dim() + 1 - weight, -1).reshape(-1, labels.shape[labels.dim() + 1 - weight])
+    return runs(rows[0]) if bool((rows == rows[:1]).all()) else None
+
+
+def _pads(convolution: fx.Node) -> bool:
+    pads = Arguments(convolution).ask("padding", 0)
+    return pads != "valid" if isinstance(pads, str) else any(pads) if isinstance(pads, (list, tuple)) else bool(pads)
+
+
+def _shown(biases: Tensor, entries: Tensor) -> Runs | None:
+    """The entry that meets each entry of a bias, the same wherever it does; none if one meets no bias."""
+    if bool(((biases == NOBODY) & (entries != NOBODY)).any()):
+        return None
+    met = biases != NOBODY
+    pairs = torch.stack([biases[met], entries[met]], 1).unique(dim=0)
+    if len(pairs) != len(pairs[:, 0].unique()):
+        return None
+    return runs(pairs[:, 1])
