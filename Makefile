@@ -27,7 +27,7 @@ durations: .venv/installed  ## which tests are slow: all are run, and tests/slow
 	$(TEST) -m "" --durations=0 -vv > $(OUT)/durations.txt || true
 	$(BIN)/python tests/slow.py $(OUT)/durations.txt
 
-golden: .venv/installed  ## what the tests compare derived specs with, and the schema of overrides
+golden: .venv/installed  ## specs/derived, the schema of overrides, and what the tests compare derived specs with
 	$(BIN)/python tests/golden/regenerate.py
 
 docs: .venv/installed  ## the pages, as a site under out/site
@@ -38,11 +38,12 @@ bench: .venv/installed coverage  ## every table under benchmarks/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/merging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/line.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/picture.py
 	$(BIN)/python benchmarks/size.py
 	$(BIN)/python benchmarks/engine.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/witness.py
 
-coverage: .venv/coverage  ## the table of all architectures; goes on where it was stopped
+coverage: .venv/coverage  ## the table of all architectures; resumes where it stopped
 	$(BIN)/python benchmarks/coverage.py
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries that nothing here needs.

@@ -245,8 +245,8 @@ def refused(capsys: pytest.CaptureFixture[str], out: Path, *models: object) -> s
         ({"base_model_name_or_path": None}, "does not name its base; write BASE+"),
         ({"base_model_name_or_path": "./gone"}, "is an adapter of ./gone (./gone is neither a folder nor a Hub id"),
         ({"peft_type": "IA3"}, "an adapter of the kind IA3, not LoRA"),
-        ({"use_dora": True}, "is no plain LoRA (use_dora)"),
-        ({"init_lora_weights": "pissa_niter_4"}, "is no plain LoRA (init_lora_weights pissa_niter_4)"),
+        ({"use_dora": True}, "is not a plain LoRA (use_dora)"),
+        ({"init_lora_weights": "pissa_niter_4"}, "is not a plain LoRA (init_lora_weights pissa_niter_4)"),
     ],
 )
 def test_adapters_that_cannot_be_merged(
@@ -268,7 +268,7 @@ def test_adapters_that_do_not_fit(
     assert "is not of the form BASE+ADAPTER" in refused(capsys, tmp_path / "out", base, f"{base}+{base}")
     stored = load_file(wide / "adapter_model.safetensors")
     save_file({n: t for n, t in stored.items() if "lora_A" in n}, wide / "adapter_model.safetensors")
-    assert "holds half of the change" in refused(capsys, tmp_path / "out", base, wide)
+    assert "has only half of the change" in refused(capsys, tmp_path / "out", base, wide)
     (wide / "adapter_model.safetensors").unlink()
     assert "has no adapter_model.safetensors" in refused(capsys, tmp_path / "out", base, wide)
 
@@ -280,7 +280,7 @@ def test_an_adapter_with_more_than_two_factors(
     stored = load_file(lora / "adapter_model.safetensors")
     stored["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight"] = torch.zeros(8)
     save_file(stored, lora / "adapter_model.safetensors")
-    assert "is no plain LoRA; merge it with PEFT first" in refused(capsys, tmp_path / "out", base, lora)
+    assert "is not a plain LoRA; merge it with PEFT first" in refused(capsys, tmp_path / "out", base, lora)
 
 
 def test_tied_heads_are_named(

@@ -224,7 +224,7 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (wrong(match="wieght"), "'weight', 'activation', 'learned'"),
         (wrong(heads="two_stage"), "'two-stage', 'circuits', 'monotonic'"),
         (wrong(residual="separate"), "'orthogonal', 'permutation', 'identity'"),
-        (wrong(steps=5), "steps are of"),
+        (wrong(steps=5), "steps needs"),
         (wrong(match="learned", steps=0), "at least one"),
         (wrong(objective=lambda output, batch: output.loss), "an objective needs"),
         (lambda a, b: hf_align.merge([a, b], method="mean"), "'linear', 'slerp'"),

@@ -193,7 +193,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "path not text": (lambda f: edit_index(f, lambda m: m.update(scalar=3)), f"{INDEX} has no weight_map"),
     "no weight map": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX} has no weight_map"),
     "index not JSON": (lambda f: (f / INDEX).write_text("{"), f"{INDEX} is not valid JSON"),
-    "index a list": (lambda f: (f / INDEX).write_text("[]"), f"{INDEX} holds no JSON object"),
+    "index a list": (lambda f: (f / INDEX).write_text("[]"), f"{INDEX} does not contain a JSON object"),
     "pickled only": (only_pickled, "pickled weights only; convert them to safetensors"),
     "no weights": (lambda f: [p.unlink() for p in f.iterdir() if p.is_file()], f"has neither {SINGLE} nor {INDEX}"),
     "no folder": (shutil.rmtree, f"has neither {SINGLE} nor {INDEX}"),
@@ -294,7 +294,7 @@ def test_sizes(size: str, count: int) -> None:
 
 @pytest.mark.parametrize("size", ["", "GB", "five", "5GiB", "-5GB", "1e3"])
 def test_sizes_that_are_none(size: str) -> None:
-    with pytest.raises(OptionError, match="is no shard size"):
+    with pytest.raises(OptionError, match="is not a shard size"):
         plan_of({}, size)
 
 

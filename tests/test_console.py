@@ -137,14 +137,14 @@ REFUSED = {
     "mrege a b": "Did you mean 'merge'",
     "merge a b --weight 2": "less than or equal to 1",
     "merge a b --points 2": "greater than or equal to 3",
-    "merge a b --max-shard-size much": "no shard size",
+    "merge a b --max-shard-size much": "not a shard size",
     "merge a b --residual separate": "changes B's function",
     "merge a b --residual first": "needs --match activation",
-    "merge a b --steps 3": "--steps is of a descent",
+    "merge a b --steps 3": "--steps applies to a descent",
     "merge a b --base c": "--base and --parameter are for methods of mergekit",
     "merge a b c --method ties": "merges two models here",
     "merge a b c --weight 0.3": "more have equal shares",
-    "merge a b c --dry-run": "--dry-run is of two models",
+    "merge a b c --dry-run": "--dry-run takes two models",
     "merge a b --private": "need --push",
     "merge a+b c --revision main": "a@REVISION+b",
     "align a b -o c --match none": "leaves B as it is",
@@ -169,7 +169,7 @@ def test_old_names_hold_for_one_version_and_say_so() -> None:
         "--spaces", "x", "--lambda-sampling", "near-midpoint", "--lambda-sampling=midpoint", "--tie-word-embeddings",
         "--allow-inexact",
     ]  # fmt: skip
-    assert len(said) == 5 and all("is called" in line for line in said)
+    assert len(said) == 5 and all("is now called" in line for line in said)
     there = {name for option in parameters("merge") for name in (*option.opts, *option.secondary_opts)}
     assert set(words.RENAMED.values()) <= there and not set(words.RENAMED) & there
 

@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     (bad / "model.safetensors").write_bytes((bad / "model.safetensors").read_bytes()[:-1])
     assert "truncated" in str(planned(capsys, PAIR[0], bad, status=2)["reason"])
     assert run("merge", *PAIR, "--dry-run", "--max-shard-size", "much") == 2
-    assert "no shard size" in capsys.readouterr().err
+    assert "not a shard size" in capsys.readouterr().err
 
 
 def test_it_reads_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,4 +126,4 @@ def test_inputs_that_change_while_a_run_is_killed_are_refused(tmp_path: Path) ->
     ran = forked(faults.while_an_input_changes, tmp_path / "out", arguments, b / SINGLE)
     killed, kept, status, overwritten = ran.stdout.split()
     assert (killed, status, overwritten) == ("True", "2", "0") and int(kept) > 0
-    assert "was begun with other inputs or options" in ran.stderr and f"{b}/{SINGLE} differs" in ran.stderr
+    assert "was started with other inputs or options" in ran.stderr and f"{b}/{SINGLE} differs" in ran.stderr

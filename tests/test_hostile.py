@@ -217,7 +217,7 @@ def test_a_download_that_is_not_what_the_hub_states(
     hub.objects = Turned(served)
     try:
         assert run("merge", "org/a", "org/b", "-o", tmp_path / "out", "--match", "none", "--quiet") == 2
-        assert "did not arrive as the Hub states it" in capsys.readouterr().err
+        assert "differs from what the Hub describes" in capsys.readouterr().err
     finally:
         hub.objects = dict(hub.objects)
     assert run("merge", "org/a", "org/b", "-o", tmp_path / "out", "--match", "none", "--quiet") == 0

@@ -127,7 +127,7 @@ def test_offline_a_shard_that_is_not_in_the_cache(hub: Hub, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("reference", "token", "message"),
     [
-        ("org/none", "hf_alice", "org/none is no folder, and no repository that you can see on the Hub"),
+        ("org/none", "hf_alice", "org/none is not a folder or an accessible repository on the Hub"),
         ("org/a@v9", "hf_alice", "org/a has no revision v9"),
         ("lab/gated", "hf_bob", "lab/gated is gated; accept its terms on the Hub and log in"),
         ("lab/gated", "", "lab/gated is gated; accept its terms on the Hub and log in"),
@@ -188,7 +188,7 @@ def test_a_hub_that_is_not_there_is_one_line(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert run("spec", "org/a") == 2
     said = capsys.readouterr().err.strip()
-    assert said == "hf-align: org/a is no folder, not in the cache, and the Hub cannot be reached"
+    assert said == "hf-align: org/a is not a folder and not in the cache, and the Hub cannot be reached"
 
 
 @pytest.mark.parametrize(

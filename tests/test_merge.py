@@ -198,7 +198,7 @@ def become_gpt2(folder: Path) -> None:
         (narrow, "different sizes"),
         (no_config, "no usable config.json"),
         (become_gpt2, "they do not merge"),
-        (shutil.rmtree, "no folder"),
+        (shutil.rmtree, "not a folder"),
     ],
 )
 def test_bad_input_is_one_line(

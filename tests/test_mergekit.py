@@ -22,6 +22,7 @@ from hf_align.checkpoints.claim import claimed
 from hf_align.choices import AnyMethod, MergekitMethod
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
+from hf_align.matching.kinship import share_basis
 from hf_align.mergekit import loaders
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import Loop, merge_here
@@ -116,6 +117,30 @@ TIES = {
 def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_path: Path) -> None:
     assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe), tmp_path / "ours") == 0
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+
+
+def test_fine_tunes_of_one_base_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = transformers.AutoModelForCausalLM.from_pretrained(LLAMA / "0")
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter += 0.3 * parameter.std() * torch.randn(parameter.shape, generator=torch.manual_seed(0))
+    tuned.save_pretrained(tmp_path / "tuned")
+    recipe = linear(LLAMA / "0", tmp_path / "tuned")
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe, align=True), tmp_path / "ours") == 0
+    assert "share a basis already" in capsys.readouterr().out
+    assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+    assert Provenance.load(tmp_path / "ours").strategy["match"] == "none"
+    told = write_recipe(tmp_path / "r.yml", **recipe, align={"match": "weight"})
+    assert run("mergekit", told, tmp_path / "told") == 0
+    assert "are in the basis of 0" in capsys.readouterr().out
+    assert Provenance.load(tmp_path / "told").strategy["match"] == "weight"
+
+
+def test_models_of_different_seeds_share_no_basis() -> None:
+    zero, one = (weights(LLAMA / seed) for seed in "01")
+    assert share_basis([zero, zero]) and not share_basis([zero, one]) and not share_basis([zero, zero, one])
+    assert share_basis([zero, {n: t + 0.5 * t.std() * torch.randn_like(t) for n, t in zero.items()}])
+    assert not share_basis([zero, {n: t[:-1] for n, t in zero.items()}])
 
 
 @pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
@@ -306,9 +331,9 @@ def test_layers_stacked_where_mergekit_cannot(
 @pytest.mark.parametrize(
     ("slices", "message"),
     [
-        ([("0", 0, 2), ("1", 1, 2)], "its sources are not as many layers"),
+        ([("0", 0, 2), ("1", 1, 2)], "its sources must be equally many layers"),
         ([("0", 0, 2), ("0", 2, 4)], "layers of each of different models"),
-        ([("0", 2, 9)], "goes beyond the 4 layers that there are"),
+        ([("0", 2, 9)], "goes beyond the 4 layers of the model"),
     ],
 )
 def test_slices_that_are_none(
@@ -408,18 +433,21 @@ def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "holds no mapping"),
-        ("a: [", "is no YAML"),
+        ("[1, 2]", "is not a mapping"),
+        ("a: [", "is not valid YAML"),
         ("merge_method: linear", "Exactly one of 'models'"),
         ("merge_method: linear\nmodels: 3", "models: "),
         ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
-        ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "none of the recipe's models"),
+        ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "not one of the recipe's models"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {refrence: x/y}", "align: refrence: Extra inputs"),
         (
             "merge_method: linear\nmodels: [{model: {model: {path: x/y}, override_architecture: X}}]",
             "names a model by model, override_",
         ),
-        ("merge_method: linear\nmodels: [{model: x/y}, {model: x/z}]\ndtype: float5\nalign: true", "float5 is none"),
+        (
+            "merge_method: linear\nmodels: [{model: x/y}, {model: x/z}]\ndtype: float5\nalign: true",
+            "float5 is not a dtype",
+        ),
     ],
 )
 def test_recipes_that_are_none(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

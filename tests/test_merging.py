@@ -318,6 +318,6 @@ def test_inexact_methods_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
     models = MODELS / "llama" / "0", MODELS / "llama" / "1"
     assert run("merge", *models, "--method", "transport", "-o", tmp_path / "out") == 0
     said = capsys.readouterr().err
-    assert "no symmetries" in said and "transport is called ot-fusion now" in said
+    assert "not symmetries" in said and "transport is now called ot-fusion" in said
     with pytest.warns(FutureWarning, match="ot-fusion-activations"):
         assert Options(method="transport-activations").method == "ot-fusion-activations"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
-from conftest import ROOT
+from conftest import ROOT, built, tiny_llama
 from forks import forked, hf_align, script
+from typer.main import get_command
+
+from hf_align.cli.app import app
 
 PAGES = [
     ROOT / "README.md",
@@ -40,7 +46,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_first_steps_in_the_shell_run(tmp_path: Path) -> None:
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("hf-align")]
+    lines = [line for block in blocks("sh") for line in block.splitlines() if "examples/models" in line]
     assert len(lines) == 2
     for line in lines:
         arguments = [str(tmp_path / w) if w.startswith("out/") else w for w in shlex.split(line)[1:]]
@@ -54,6 +60,35 @@ def test_the_first_steps_in_python_run(tmp_path: Path) -> None:
     ran = forked(script, str(tmp_path / "first.py"), cwd=ROOT)
     assert ran.returncode == 0 and "aligned B and A answer as they did" in ran.stdout, ran.stdout + ran.stderr
     assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
+def test_commands_on_the_pages_have_only_options_that_there_are() -> None:
+    commands: Any = get_command(app)
+    every = {o for c in commands.commands.values() for p in c.params for o in (*p.opts, *p.secondary_opts)}
+    seen = set()
+    for page in PAGES:
+        alone = set(re.findall(r"`(--[a-z][\w-]*)", page.read_text()))
+        assert alone <= {*every, "--multi_gpu", "--help"}, page.name
+        for name, rest in re.findall(r"hf-align ([a-z]+) ([^`\n]*)", page.read_text()):
+            if name in commands.commands:
+                known = {o for p in commands.commands[name].params for o in (*p.opts, *p.secondary_opts)}
+                assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", rest)) <= {*known, "-h", "--help"}, (page.name, rest)
+                seen.add(name)
+    assert {"merge", "align", "transport", "evaluate", "mergekit", "certify"} <= seen
+
+
+def test_the_python_of_the_readme_runs() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    tokens = torch.arange(32).reshape(4, 8) % 11
+    names: dict[str, Any] = {"a": built(tiny_llama(), 0), "b": built(tiny_llama(), 1), "data": {"input_ids": tokens}}
+    exec(code, names)
+    assert type(names["merged"]) is type(names["a"]) and names["losses"].naive.barrier >= 0
+
+
+def test_the_picture_has_the_numbers_of_two_models() -> None:
+    drawn = (ROOT / "docs" / "barriers.svg").read_text()
+    before, after = (re.findall(rf"{words}: (?:barrier )?(\d\.\d\d)<", drawn) for words in ("are", "first"))
+    assert len(before) == len(after) == 2 and all(map(operator.gt, before, after))
 
 
 def test_the_citation_has_the_version() -> None:

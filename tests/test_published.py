@@ -87,7 +87,7 @@ def test_a_config_from_elsewhere_is_refused(
     shutil.move(pair[0] / "config.json", tmp_path / "config.json")
     (pair[0] / "config.json").symlink_to(tmp_path / "config.json")
     assert run(*COMMANDS[command](*pair, tmp_path / "out")) == 2
-    assert "is no regular file inside" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "is not a regular file inside" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_links_out_of_it_is_not_uploaded(
@@ -97,7 +97,7 @@ def test_a_folder_with_links_out_of_it_is_not_uploaded(
     (tmp_path / "token").write_bytes(SECRET)
     (tmp_path / "out" / "tokenizer.model").symlink_to(tmp_path / "token")
     assert run("push", tmp_path / "out", "alice/x", "--quiet") == 2
-    assert "is a link out of" in capsys.readouterr().err and "alice/x" not in hub.repositories
+    assert "is a link to outside of" in capsys.readouterr().err and "alice/x" not in hub.repositories
 
 
 # No local path --------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_the_right_to_write_is_asked_for_before_anything_is_computed(
 
 def test_a_token_that_may_only_read(hub: Hub) -> None:
     hub.roles["hf_alice"] = "read"
-    with pytest.raises(HfAlignError, match="may only read"):
+    with pytest.raises(HfAlignError, match="is read-only"):
         user()
 
 

@@ -47,14 +47,16 @@ Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 """What a result is stored in."""
 
 RENAMED_METHODS = {"transport": "ot-fusion", "transport-activations": "ot-fusion-activations"}
-"""Names that methods had; they go with version 0.2."""
+"""Names that methods had; they will be removed in version 0.2."""
 
 
 def present_method(name: Any) -> Any:
     """The name that a method has today; a warning says so of an old one."""
     if name not in RENAMED_METHODS:
         return name
-    warnings.warn(f"{name} is called {RENAMED_METHODS[name]} now; the old name goes with version 0.2", FutureWarning, 3)
+    warnings.warn(
+        f"{name} is now called {RENAMED_METHODS[name]}; the old name goes away in version 0.2", FutureWarning, 3
+    )
     return RENAMED_METHODS[name]
 
 

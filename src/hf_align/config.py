@@ -20,12 +20,13 @@ class Align(BaseModel):
 
     Attributes:
         reference: the model whose basis all others are moved into; by default the base model, else the first.
+        match: without it by weights, and not at all where the models share a basis already.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     reference: str | None = None
-    match: Match = "weight"
+    match: Match | None = None
     data: Path | None = None
     residual: Literal["orthogonal", "permutation"] = "orthogonal"
     heads: Heads = "two-stage"
@@ -56,7 +57,7 @@ def read_recipes(path: Path) -> list[Recipe]:
     """The documents of a recipe, as `mergekit-multi` reads them. A bare `align: true` takes all defaults.
 
     Raises:
-        HfAlignError: there is no such file, or it is no YAML of that kind.
+        HfAlignError: there is no such file, or it is not valid YAML of that kind.
     """
     try:
         found = read_documents(path)
@@ -67,10 +68,10 @@ def read_recipes(path: Path) -> list[Recipe]:
 
 def _recipe(path: Path, document: Any) -> Recipe:
     if not isinstance(document, dict):
-        raise HfAlignError(f"{path} holds no mapping; a mergekit recipe has merge_method, models, …")
+        raise HfAlignError(f"{path} is not a mapping; a mergekit recipe has merge_method, models, …")
     name, asked = document.pop("name", None), document.pop("align", None)
     if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
-        raise HfAlignError(f"{path}: name is {name!r}; letters, digits, dots and dashes make a folder's name")
+        raise HfAlignError(f"{path}: name is {name!r}; use letters, digits, dots and dashes")
     body = written_out(document)
     if asked in (None, False):
         return Recipe(name, body, None)

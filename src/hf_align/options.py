@@ -93,7 +93,7 @@ class Options:
         if not 0 <= self.weight <= 1:
             raise OptionError(f"weight is {self.weight}; it must lie between 0 and 1")
         if self.points < 3:
-            raise OptionError(f"points is {self.points}; the ends and one in between are needed")
+            raise OptionError(f"points is {self.points}; at least 3 are needed")
         bytes_in(self.max_shard_size)
         if (chosen := {self.residual, self.heads} & BASELINES) and not self.baseline:
             raise OptionError(
@@ -116,9 +116,9 @@ class Options:
         if self.method not in OF_MANY:
             raise OptionError(f"--method {self.method} merges two models; more are merged by {', '.join(OF_MANY)}")
         if self.weight != 0.5:
-            raise OptionError("--weight is of the second of two models; more have equal shares")
+            raise OptionError("--weight is the share of the second of two models; more have equal shares")
         if self.alignment is not None:
-            raise OptionError("--alignment is of two models; more are matched anew")
+            raise OptionError("--alignment is for two models; more are always matched again")
 
     def shares(self, count: int) -> tuple[float, ...]:
         """What each of so many models has in their merge: the second of two its weight, of more each as much."""

@@ -30,7 +30,7 @@ def read_documents(path: Path) -> list[Any]:
 
     Raises:
         OSError: it cannot be read.
-        HfAlignError: it is no YAML, or stands for more than anyone writes.
+        HfAlignError: it is not valid YAML, or stands for more than anyone writes.
     """
     if path.exists() and not path.is_file():
         raise HfAlignError(f"{path} is no file")
@@ -41,9 +41,9 @@ def read_documents(path: Path) -> list[Any]:
         _require_plain(text, path)
         return list(yaml.safe_load_all(text))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise HfAlignError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise HfAlignError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     except (ValueError, TypeError, OverflowError) as error:  # of a date, a number or a key that is none
-        raise HfAlignError(f"{path} is no YAML: {error}") from error
+        raise HfAlignError(f"{path} is not valid YAML: {error}") from error
 
 
 def _require_plain(text: str, path: Path) -> None:

@@ -96,7 +96,7 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     if objective is not None and (match != "learned" or data is None):
         raise ValueError('an objective needs match="learned", and data to be computed on')
     if steps is not None and (match != "learned" or steps < 1):
-        raise ValueError('steps are of match="learned", and at least one')
+        raise ValueError('steps needs match="learned", and must be at least one')
     several = isinstance(model, (list, tuple))
     given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]

@@ -46,7 +46,7 @@ def evaluate(
         HfAlignError: models that do not merge.
     """
     if points < 3:
-        raise ValueError(f"points is {points}; the ends and one in between are needed")
+        raise ValueError(f"points is {points}; at least 3 are needed")
     if not isinstance(align, Alignment):
         match: Match = checked("align", align, Match)
         align = find(b, to=a, match=match, device=device, config=config, tokenizer=tokenizer)

@@ -55,7 +55,7 @@ def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -
         if rows >= _MOST:
             break
     if not found:
-        raise ValueError("data holds no examples")
+        raise ValueError("data has no examples")
     if all(isinstance(item, str) for item in found):
         return _of_texts(found, given, tokenizer)
     if all(isinstance(item, Mapping) and isinstance(item.get("text"), str) for item in found):
@@ -87,7 +87,7 @@ def _of_texts(texts: list[str], given: Given, tokenizer: PreTrainedTokenizerBase
             tokenizer.save_pretrained(made)
         folder = Path(made) if tokenizer is not None else _folder_of(given)
         if folder is None:
-            raise ValueError("texts need a tokenizer: give tokenizer= beside them")
+            raise ValueError("texts need a tokenizer: give tokenizer= with them")
         file = Path(made, "texts.txt")
         file.write_text("\n".join(texts), encoding="utf-8")
         try:

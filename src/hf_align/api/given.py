@@ -107,7 +107,7 @@ def take(model: Model, config: PretrainedConfig | None = None, *, called: str = 
         return given
     if isinstance(model, Mapping):
         if config is None:
-            raise ValueError("a state dict says nothing of its architecture: give config= beside it")
+            raise ValueError("a state dict says nothing of its architecture: give config= with it")
         return _given(called, model, config)
     raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
                     "is needed")  # fmt: skip

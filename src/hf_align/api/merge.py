@@ -126,7 +126,7 @@ def _named(dtype: Dtype | torch.dtype | None) -> Dtype | None:
 
 def _matching(align: Align) -> AnyMatch:
     if not isinstance(align, str):
-        raise ValueError("alignments that were found before are for live models; give a way to match beside output_dir")
+        raise ValueError("alignments that were found before are for live models; with output_dir, give a way to match")
     match: AnyMatch = checked("align", align, AnyMatch)
     return match
 
@@ -187,12 +187,12 @@ def _to_disk(models: list[Model], options: Options, output: Path, data: Data | N
     if len(references) < len(models):
         raise ValueError("output_dir is for folders and Hub ids; save_pretrained writes a live model")
     if data is not None and not isinstance(data, (str, os.PathLike)):
-        raise ValueError("beside output_dir, data is a path")
+        raise ValueError("with output_dir, data must be a path")
     path = None if data is None else Path(data)
     if repository is not None:
         push.user(repository)  # before anything is computed
     if len(references) > 2 and len(set(shares)) > 1:
-        raise ValueError("beside output_dir, more than two models have equal weights")
+        raise ValueError("with output_dir, more than two models must have equal weights")
     first, second, *more = references
     report = pipeline.merge(first, second, output, options, path, more=more)
     if repository is not None:

@@ -122,7 +122,7 @@ def _parts(adapter: Checkpoint, source: Source) -> tuple[dict[str, dict[str, str
         if found := _FACTOR.fullmatch(bare):
             factors.setdefault(found["module"], {})[f"{found['kind'] or ''}{found['side']}"] = name
         elif "lora_" in bare:
-            raise CheckpointError(f"{source.reference}: {name} is no plain LoRA; merge it with PEFT first")
+            raise CheckpointError(f"{source.reference}: {name} is not a plain LoRA; merge it with PEFT first")
         else:
             whole[bare] = name
     return factors, whole
@@ -135,7 +135,9 @@ def _low_rank(
     of_embedding = "embedding_A" in parts
     down_name, up_name = (parts.get(f"embedding_{side}" if of_embedding else side) for side in "AB")
     if down_name is None or up_name is None:
-        raise CheckpointError(f"{source.reference}: the adapter holds half of the change of {module}; fetch it again")
+        raise CheckpointError(
+            f"{source.reference}: the adapter has only half of the change of {module}; fetch it again"
+        )
     down, up = adapter.info(down_name).shape, adapter.info(up_name).shape
     rank, sizes = down[0], (up[0], math.prod(down[1:]))
     weight = (shape[0], math.prod(shape[1:]))
@@ -143,7 +145,7 @@ def _low_rank(
     if up[1] != rank or not fits:
         raise CheckpointError(
             f"{source.reference}: the adapter's {module} is {list(up)} by {list(down)}, which does not fit the base's "
-            f"{list(shape)}; is it of another base?"
+            f"{list(shape)}; was it made for another base?"
         )
     asked = of_embedding or bool(config.get("fan_in_fan_out"))  # where the weight is square only the config tells
     alpha = _by_pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
@@ -189,5 +191,5 @@ def _config(source: Source) -> dict[str, Any]:
     if _MOVES_BASE.match(start.lower()):
         beyond.append(f"init_lora_weights {start}")
     if beyond:
-        raise CheckpointError(f"{source.reference} is no plain LoRA ({beyond[0]}); merge it with PEFT first")
+        raise CheckpointError(f"{source.reference} is not a plain LoRA ({beyond[0]}); merge it with PEFT first")
     return config

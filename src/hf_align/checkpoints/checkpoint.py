@@ -100,7 +100,7 @@ class Checkpoint(OnDemand):
         for shard, expected in shards.items():
             found = _read_header(folder / shard, shard, remote)
             if expected is not None and (lost := sorted(expected - found.keys())):
-                raise CheckpointError(f"{folder / INDEX} promises {lost[0]} in {shard}, which does not hold it")
+                raise CheckpointError(f"{folder / INDEX} lists {lost[0]} in {shard}, which does not contain it")
             tensors.update(found if expected is None else {n: found[n] for n in expected})
         return cls(folder, tensors, remote)
 
@@ -299,7 +299,7 @@ def _read_header(path: Path, shard: str, remote: Shards | None) -> dict[str, Ten
 def _parse_header(start: bytes, size: int, path: Path, shard: str) -> dict[str, TensorInfo]:
     length = header_size(start, path)
     if length > size - 8:
-        raise CheckpointError(f"{path} is truncated or no safetensors file: its header does not fit {size} bytes")
+        raise CheckpointError(f"{path} is truncated or not a safetensors file: its header does not fit {size} bytes")
     try:
         header = parsed(start[8 : 8 + length])
         header.pop("__metadata__", None)
@@ -331,7 +331,7 @@ def _info(name: str, entry: dict[str, Any], path: Path, shard: str, data: int) -
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
     if not all(type(number) is int and 0 <= number < _LARGEST for number in (*shape, begin, end)):
-        raise ValueError(f"{name}: {shape} is no shape")
+        raise ValueError(f"{name}: {shape} is not a shape")
     if end - begin != bytes_of(shape, dtype):
         raise ValueError(f"{name}: {end - begin} bytes for {shape} of {dtype}")
     return TensorInfo(dtype, shape, end - begin, shard, data + begin)

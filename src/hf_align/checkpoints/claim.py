@@ -159,7 +159,7 @@ class Claim:
                 before = {str(k): v for k, v in begun.get("made_from") or []}
                 other = [what for what in {**before, **self.record} if before.get(what) != self.record.get(what)]
                 raise OutputError(
-                    f"{self.folder} was begun with other inputs or options; choose another -o, or --overwrite "
+                    f"{self.folder} was started with other inputs or options; choose another -o, or --overwrite "
                     f"({other[0] if other else 'the order'} differs)"
                 )
             if any(path != self.work for path in self.folder.iterdir()):
@@ -196,7 +196,7 @@ class Claim:
         needed = sum(s.file_size for s in self.missing(plan)) - freed
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise OutputError(f"{self.folder} has {_size(free)} free, and {_size(needed)} are needed")
+            raise OutputError(f"{self.folder} has {_size(free)} free, but {_size(needed)} are needed")
 
     # Writing ----------------------------------------------------------------------------------------------------------
 

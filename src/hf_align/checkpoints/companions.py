@@ -37,7 +37,7 @@ def write_companions(
     for file in own:
         shutil.copyfile(file, folder / file.name)
     if foreign:
-        say(f"left out: {foreign[0].name}, which is no regular file inside {source}")
+        say(f"left out: {foreign[0].name}, which is not a regular file inside {source}")
 
 
 def companions(folder: Path, *, with_code: bool) -> tuple[list[Path], list[Path]]:

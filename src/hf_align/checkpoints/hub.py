@@ -263,7 +263,7 @@ def _verify(file: Path, repository: str) -> None:
     if found.hexdigest() != blob.name:
         file.unlink()
         blob.unlink(missing_ok=True)
-        raise HfAlignError(f"{file.name} of {repository} did not arrive as the Hub states it ({blob.name}); try again")
+        raise HfAlignError(f"{file.name} of {repository} differs from what the Hub describes ({blob.name}); try again")
 
 
 def retrying(work: Callable[[], T]) -> T:
@@ -330,11 +330,13 @@ def plain_errors(reference: str) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise HfAlignError(f"{repository} has no revision {revision}") from error
     except RepositoryNotFoundError as error:
-        raise HfAlignError(f"{reference} is no folder, and no repository that you can see on the Hub") from error
+        raise HfAlignError(f"{reference} is not a folder or an accessible repository on the Hub") from error
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise HfAlignError(f"the Hub refused {repository}: {first_line(error.__cause__)}") from error
-        raise HfAlignError(f"{reference} is no folder, not in the cache, and the Hub cannot be reached") from error
+        raise HfAlignError(
+            f"{reference} is not a folder and not in the cache, and the Hub cannot be reached"
+        ) from error
     except EntryNotFoundError as error:
         raise HfAlignError(f"{repository} lacks a file: {first_line(error)}") from error
     except HfHubHTTPError as error:

@@ -46,7 +46,7 @@ def own_bytes(folder: Path, name: str) -> bytes | None:
         return None
     if not is_own(folder, file):
         raise CheckpointError(
-            f"{file} is no regular file inside {folder} of at most {LARGEST >> 20} MiB; put a copy there"
+            f"{file} is not a regular file inside {folder} of at most {LARGEST >> 20} MiB; put a copy there"
         )
     try:
         return file.read_bytes()
@@ -58,7 +58,7 @@ def own_json(folder: Path, name: str) -> dict[str, Any] | None:
     """The JSON object in a file; None if there is no file.
 
     Raises:
-        CheckpointError: as `own_bytes`, or it holds no JSON object.
+        CheckpointError: as `own_bytes`, or it does not contain a JSON object.
     """
     content = own_bytes(folder, name)
     return None if content is None else json_object(content, folder / name)
@@ -72,7 +72,7 @@ def header_size(start: bytes, where: object) -> int:
     """
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or length > _LARGEST_HEADER:
-        raise CheckpointError(f"{where} is truncated or no safetensors file: its header is of no size that there is")
+        raise CheckpointError(f"{where} is truncated or not a safetensors file: its header has an impossible size")
     return length
 
 
@@ -87,7 +87,7 @@ def json_object(text: str | bytes, where: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{where} is not valid JSON; fetch it again") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{where} holds no JSON object; fetch it again")
+        raise CheckpointError(f"{where} does not contain a JSON object; fetch it again")
     return found
 
 
@@ -106,5 +106,5 @@ def parsed(text: str | bytes) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key appears twice")
     return found

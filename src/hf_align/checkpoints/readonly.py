@@ -22,7 +22,7 @@ def require_apart(output: Path, reads: Iterable[Path]) -> None:
     for path in reads:
         inside = [entry for entry in path.iterdir() if entry.is_symlink()] if path.is_dir() else []
         if identity(path) in written or any(identity(output) in _lineage(p) for p in (path, *inside)):
-            raise OutputError(f"{output} is, holds or is inside {path}, which is read; choose another -o")
+            raise OutputError(f"{output} is, contains or is inside {path}, which is read; choose another -o")
 
 
 def _lineage(path: Path) -> set[tuple[int, int]]:

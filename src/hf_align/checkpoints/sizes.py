@@ -18,4 +18,4 @@ def bytes_in(size: str) -> int:
         return int(float(number) * _UNITS[unit])
     if size.isdigit():
         return int(size)
-    raise OptionError(f"{size!r} is no shard size; write 500MB or 5GB")
+    raise OptionError(f"{size!r} is not a shard size; write 500MB or 5GB")

@@ -48,7 +48,7 @@ def align(
     """
     options = opt.chosen(locals())
     if options.match == "none":
-        raise OptionError("align needs a matching; --match none leaves B as it is")
+        raise OptionError("align needs a way to match; --match none leaves B as it is")
     a, b = (opt.at_revision(model, revision) for model in (a, b))
     console.bars(quiet)
     from hf_align import pipeline

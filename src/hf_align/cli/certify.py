@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def certify(
     model: opt.Model,
     layers: Annotated[
-        int, typer.Option(min=1, metavar="N", rich_help_panel=opt.GENERAL, help="Of the small copy.")
+        int, typer.Option(min=1, metavar="N", rich_help_panel=opt.GENERAL, help="Layers of the small copy.")
     ] = 2,
     specs: opt.Specs = None,
     revision: opt.Revision = None,

@@ -147,7 +147,7 @@ def _uploader(repository: str, create_pr: bool) -> str:
 
 def _plan(models: list[str], output: Path, options: Options, as_json: bool) -> None:
     if len(models) > 2:
-        raise OptionError("--dry-run is of two models; what it says of each pair of more holds for the pair")
+        raise OptionError("--dry-run takes two models; for more, run it on pairs")
     from hf_align import dry_run
 
     found = dry_run.dry_run(models[0], models[1], output, options)

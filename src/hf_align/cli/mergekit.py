@@ -18,7 +18,7 @@ def mergekit(
     output: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the merged model.")],
     random_seed: Annotated[
         int | None,
-        typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Of methods that draw random numbers."),
+        typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Seed of methods that draw random numbers."),
     ] = None,
     device: opt.Device = None,
     cuda: Annotated[

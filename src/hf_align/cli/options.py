@@ -71,7 +71,7 @@ Steps = Annotated[
         metavar="N",
         rich_help_panel=MATCHING,
         show_default=str(Schedule.steps),
-        help="Of the descent of --match learned, and of --method curve; --method distil takes 1000.",
+        help="Steps of --match learned and of --method curve; --method distil takes 1000.",
     ),
 ]
 LambdaSampling = Annotated[
@@ -80,7 +80,7 @@ LambdaSampling = Annotated[
         metavar="WHERE",
         rich_help_panel=MATCHING,
         show_default=Schedule.lambda_sampling,
-        help="Where between the models a descent takes the loss: λ in (0.4, 0.6), 0.5, or in (0, 1).",
+        help="Where between the models learned methods take the loss: λ in (0.4, 0.6), 0.5, or in (0, 1).",
     ),
 ]
 Residual = Annotated[
@@ -117,7 +117,7 @@ Spaces = Annotated[
         "--spaces",
         metavar="PATTERN",
         rich_help_panel=MOVING,
-        help="Move only spaces of such names (*.layers.3.*); may be given again. hf-align spec lists them.",
+        help="Move only spaces whose names match (*.layers.3.*); may be repeated. hf-align spec lists them.",
     ),
 ]
 AllowInexact = Annotated[
@@ -174,7 +174,9 @@ Base = Annotated[
 ]
 Parameter = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", rich_help_panel=MERGING, help="Of a method of mergekit; may be given again."),
+    typer.Option(
+        metavar="NAME=VALUE", rich_help_panel=MERGING, help="Parameter of a mergekit method; may be repeated."
+    ),
 ]
 Data = Annotated[
     Path | None,
@@ -235,16 +237,16 @@ Output = Annotated[
 ]
 Dtype = Annotated[
     choices.Dtype | None,
-    typer.Option(metavar="DTYPE", rich_help_panel=OUTPUT, show_default="that of A", help="Of the output."),
+    typer.Option(metavar="DTYPE", rich_help_panel=OUTPUT, show_default="that of A", help="Data type of the result."),
 ]
-MaxShardSize = Annotated[str, typer.Option(metavar="SIZE", rich_help_panel=OUTPUT, help="Of the largest file.")]
+MaxShardSize = Annotated[str, typer.Option(metavar="SIZE", rich_help_panel=OUTPUT, help="Size of the largest file.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", rich_help_panel=OUTPUT, help="Replace what is in the output folder.")
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", rich_help_panel=OUTPUT, help="Say what would be read, written and needed; reads headers only."
+        "--dry-run", rich_help_panel=OUTPUT, help="Report what would be read, written and needed; reads headers only."
     ),
 ]
 
@@ -256,12 +258,14 @@ Push = Annotated[
         metavar="[ORG/NAME]", rich_help_panel=HUB, help="Upload the result with its card; by default to USER/A-B-merge."
     ),
 ]
-Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Where to; it is made if it is not there.")]
+Repository = Annotated[
+    str, typer.Argument(metavar="ORG/NAME", help="Repository to upload to; created if it does not exist.")
+]
 Private = Annotated[bool, typer.Option("--private", rich_help_panel=HUB, help="Make the repository private.")]
 CreatePr = Annotated[
     bool, typer.Option("--create-pr", rich_help_panel=HUB, help="Propose the files as a pull request.")
 ]
-CommitMessage = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=HUB, help="Of the upload.")]
+CommitMessage = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=HUB, help="Commit message.")]
 Revision = Annotated[
     str | None,
     typer.Option(metavar="REV", rich_help_panel=HUB, help="Branch, tag or commit of every model that names none."),
@@ -269,7 +273,7 @@ Revision = Annotated[
 Branch = Annotated[
     str | None,
     typer.Option(
-        "--revision", metavar="REV", rich_help_panel=HUB, help="Branch, or refs/pr/N to go on with a pull request."
+        "--revision", metavar="REV", rich_help_panel=HUB, help="Branch, or refs/pr/N to continue a pull request."
     ),
 ]
 Token = Annotated[
@@ -279,12 +283,12 @@ Token = Annotated[
         rich_help_panel=HUB,
         callback=_with_token,
         show_default="HF_TOKEN, or that of hf auth login",
-        help="To read and write with.",
+        help="Hub token.",
     ),
 ]
 DropCache = Annotated[
     bool,
-    typer.Option("--drop-cache", rich_help_panel=HUB, help="Take shards off the disk once they have been merged."),
+    typer.Option("--drop-cache", rich_help_panel=HUB, help="Delete shards from the cache once they have been merged."),
 ]
 Remote = Annotated[
     bool, typer.Option("--trust-remote-code", rich_help_panel=HUB, help="Run modelling code that comes with a model.")
@@ -316,7 +320,7 @@ Witness = Annotated[
         "--witness/--no-witness",
         rich_help_panel=RUNNING,
         show_default="--witness",
-        help="Run what is aligned before it is written, and refuse it if it does not answer as before.",
+        help="Run aligned models before writing, and stop if their outputs have changed.",
     ),
 ]
 Certify = Annotated[
@@ -336,7 +340,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=GENERAL, h
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", rich_help_panel=GENERAL, callback=_verbose, help="What transformers says, and tracebacks."
+        "--verbose",
+        "-v",
+        rich_help_panel=GENERAL,
+        callback=_verbose,
+        help="Show messages of transformers, and tracebacks.",
     ),
 ]
 
@@ -353,7 +361,7 @@ def chosen(given: Mapping[str, Any]) -> Options:
     options = Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": schedule})
     if scheduled and not options.descends:
         name = "--" + next(iter(scheduled)).replace("_", "-")
-        raise OptionError(f"{name} is of a descent: it needs --match learned, or --method curve or distil")
+        raise OptionError(f"{name} applies to a descent: it needs --match learned, or --method curve or distil")
     return options
 
 
@@ -366,7 +374,7 @@ def at_revision(model: str, revision: str | None) -> str:
     if revision is None or Path(model).exists() or "@" in model:
         return model
     if "+" in model:
-        raise OptionError(f"--revision is of one repository; write {model.replace('+', '@REVISION+')}")
+        raise OptionError(f"--revision applies to one repository; write {model.replace('+', '@REVISION+')}")
     return f"{model}@{revision}"
 
 

@@ -20,9 +20,9 @@ def push(
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
-    """Upload a merged model, or go on with an upload that broke off.
+    """Upload a merged model, or resume an interrupted upload.
 
-    What is there is not sent again.
+    Files that are already there are not sent again.
 
     $ hf-align push merged org/merged --private
     """

@@ -16,7 +16,7 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", rich_help_panel=opt.OUTPUT, show_default="report.html in DIR",
-                     help="The page."),
+                     help="HTML file to write."),
     ] = None,
     specs: opt.Specs = None,
     trust_remote_code: opt.Remote = False,

@@ -17,7 +17,7 @@ RENAMED = {
     "--untie": "--untie-word-embeddings",
     "--no-untie": "--tie-word-embeddings",
 }
-"""Names that options had; they go with version 0.2."""
+"""Names that options had; they will be removed in version 0.2."""
 _SAMPLINGS = {"narrow": "near-midpoint", "middle": "midpoint"}
 """Values that `--mixing` had."""
 
@@ -35,10 +35,10 @@ def current_names(words: Sequence[str], say: Callable[[str], None]) -> list[str]
         if old == "--mixing":
             name, equals, value = _SAMPLINGS.get(word, word), "", ""
         elif name in RENAMED:
-            say(f"{name} is called {RENAMED[name]} now; the old name goes with version 0.2")
+            say(f"{name} is now called {RENAMED[name]}; the old name goes away in version 0.2")
             value = _SAMPLINGS.get(value, value) if name == "--mixing" else value
         if "--method" in (old, name) and (method := value or word) in RENAMED_METHODS:
-            say(f"--method {method} is called {RENAMED_METHODS[method]} now; the old name goes with version 0.2")
+            say(f"--method {method} is now called {RENAMED_METHODS[method]}; the old name goes away in version 0.2")
             name, value = (name, RENAMED_METHODS[method]) if equals else (RENAMED_METHODS[method], "")
         old = "" if equals else name
         found.append(f"{RENAMED.get(name, name)}{equals}{value}")

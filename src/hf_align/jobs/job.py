@@ -154,7 +154,7 @@ class Job(ABC, Generic[M]):
 
 
 def run(job: Job[M], output: Path) -> Report:
-    """Write a model; a run that was killed goes on where it stopped, and one that was completed is left as it is.
+    """Write a model; an interrupted run resumes where it stopped, and one that was completed is left as it is.
 
     Raises:
         HfAlignError: the output is not the job's to write to, or what is found while it is computed.

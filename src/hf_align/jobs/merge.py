@@ -154,7 +154,9 @@ class Merge(OpenedJob[Mixed]):
             return lambda name, _: mean[name]
         models = Aligned(self.models.spec, *weights)
         if method in INEXACT:
-            self.asked.say(f"--method {method} mixes units by maps that are no symmetries: B's function is not kept")
+            self.asked.say(
+                f"--method {method} mixes units by maps that are not symmetries: B's function is not preserved"
+            )
         if method == CURVE:
             return along(models, once(claim, _BENDS, partial(self._bends, models)))
         return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))

@@ -50,7 +50,7 @@ class Descent:
     Args:
         moving: what moves.
         optimisers: that move it; each of their groups of parameters has a "rate", which the schedule paces.
-        state: a run that was killed goes on from there.
+        state: an interrupted run resumes from there.
 
     Attributes:
         rng: what is random in a descent is drawn from it, and goes on after a kill as it would have without.

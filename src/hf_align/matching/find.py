@@ -165,7 +165,7 @@ def towards(sources: tuple[Weights, ...], network: Network, search: Search, data
 
 def own(network: Network, search: Search, sources: tuple[Weights, ...], count: int, say: Say) -> list[Batch]:
     """What each source writes by itself, `count` rows each."""
-    say(f"each model writes {count} sequences of {search.length} tokens, or noise where it does not write")
+    say(f"each model generates {count} sequences of {search.length} tokens, or noise if it cannot generate")
     seed = search.schedule.seed
     return [own_inputs(network, w, count, search.length, seed + i) for i, w in enumerate(sources)]
 

@@ -39,7 +39,7 @@ def learn(
 
     Args:
         start: where it begins, for each model but the first; every space that moves named.
-        state: a run that was killed goes on from there.
+        state: an interrupted run resumes from there.
         progress: called after each step with its number and the loss.
 
     Raises:

@@ -63,7 +63,7 @@ class Match:
                     space, _, array = rest.rpartition("/")
                     sides[side].setdefault(space, {})[array] = file.get_tensor(key)
         except (OSError, SafetensorError, KeyError) as error:
-            raise HfAlignError(f"{path} is no alignment file") from error
+            raise HfAlignError(f"{path} is not an alignment file") from error
         about = json.loads(metadata.get(_FORMAT, "{}"))
         if about.pop("spaces", None) != _spaces(spec):
             raise HfAlignError(f"{path} was made for another architecture, or with another --residual")

@@ -50,4 +50,4 @@ def _sorted(needed: Mapping[str | None, Sequence[str]]) -> list[str | None]:
         return list(TopologicalSorter(needed).static_order())
     except CycleError as error:
         waiting = " and ".join(sorted({str(name) for name in error.args[1]}))
-        raise HfAlignError(f"the documents {waiting} of the recipe wait for each other") from error
+        raise HfAlignError(f"the documents {waiting} of the recipe depend on each other") from error

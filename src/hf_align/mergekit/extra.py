@@ -68,9 +68,9 @@ def parse(recipe: Mapping[str, Any]) -> Any:
         config = MergeConfiguration.model_validate(recipe)
         merge_methods.get(config.merge_method)
     except ValidationError as error:
-        raise HfAlignError(f"the recipe is not one of mergekit's: {first_fault(error)}") from error
+        raise HfAlignError(f"the recipe is rejected by mergekit: {first_fault(error)}") from error
     except (RuntimeError, KeyError, ValueError) as error:
-        raise HfAlignError(f"the recipe is not one of mergekit's: {str(error).splitlines()[0]}") from error
+        raise HfAlignError(f"the recipe is rejected by mergekit: {str(error).splitlines()[0]}") from error
     return config
 
 
@@ -104,5 +104,5 @@ def dtype_of(config: Any, *keys: str) -> torch.dtype | None:
         return None
     found = getattr(torch, named.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise HfAlignError(f"the recipe's dtype {named} is none; write float32, float16 or bfloat16")
+        raise HfAlignError(f"the recipe's dtype {named} is not a dtype; write float32, float16 or bfloat16")
     return found

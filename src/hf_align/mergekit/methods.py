@@ -53,7 +53,7 @@ def merge_here(config: Any, pair: Pair, options: Options, say: Say = silent, see
     """Every tensor of the architecture, by the method and the parameters that a recipe gives it.
 
     Args:
-        seed: of methods that draw random numbers; each tensor starts from it, so that a run that was killed goes on
+        seed: of methods that draw random numbers; each tensor starts from it, so that an interrupted run resumes
             to the same result.
 
     Raises:
@@ -130,9 +130,9 @@ def require_bound(config: Any, names: Mapping[str, str]) -> None:
         ranges = {str(source.model): source.layer_range for source in each.sources}
         lengths = {stop - start for start, stop in ranges.values()}
         if len(ranges) != len(each.sources) or len(lengths) != 1 or min(lengths) < 1:
-            raise HfAlignError(f"slice {part}: its sources are not as many layers of each of different models")
+            raise HfAlignError(f"slice {part}: its sources must be equally many layers of different models")
         if len(counts) == 1 and any(start < 0 or stop > counts[0] for start, stop in ranges.values()):
-            raise HfAlignError(f"slice {part}: layer_range goes beyond the {counts[0]} layers that there are")
+            raise HfAlignError(f"slice {part}: layer_range goes beyond the {counts[0]} layers of the model")
         with fitting():
             Settings.of_part(config, each).require_models(config)
 

@@ -26,6 +26,7 @@ from hf_align.jobs.aligned import save_matches
 from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Job, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.matching.kinship import share_basis
 from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
 from hf_align.mergekit.flags import Flags
@@ -42,6 +43,10 @@ from hf_align.running.network import Batch
 from hf_align.tracing.trace import build_without_weights, inventory, read_config
 from hf_align.witness.witness import Moved
 from hf_align.writing import symmetries_of
+
+_KIN = (
+    "the models share a basis already, like fine-tunes of one base; they stay as they are (match: weight aligns them)"
+)
 
 
 def run_recipe(
@@ -130,6 +135,9 @@ class _Recipe(Job[_Making]):
         named = {name: resolve(name) for name in models_of(recipe)}
         names = [reference, *(name for name in named if name != reference)]
         models = _open(names, asked) if _needs_us(align, named.values()) else None
+        if models is not None and align is not None and align.match is None and len(names) > 1:
+            asked, models = _unless_kin(names, asked, models)
+            options = asked.options
         fit, held_out = examples(models.first, options, asked.data) if models is not None else (None, None)
         if held_out is not None:
             with_labels(held_out)
@@ -159,7 +167,9 @@ class _Recipe(Job[_Making]):
 
     def report(self, output: Path, match: _Making) -> Report:
         first = match.inputs.models.sources[0].name if match.inputs is not None else ""
-        moved = [f"all models are in the basis of {first}"] if self.align and first else []
+        moved = []
+        if self.align and match.inputs is not None:
+            moved = [f"all models are in the basis of {first}" if match.inputs.matches else _KIN]
         report = Report(str(output), "", notes=[match.how, *moved])
         if self.models is not None:
             report.untied = self.models.first.untied
@@ -172,6 +182,7 @@ class _Recipe(Job[_Making]):
         """Card, provenance and the recipe, without local paths, and where its models came from."""
         folder, inputs = claim.documents, match.inputs
         asked = self.align.model_dump(mode="json", exclude_none=True) if self.align else {}
+        matched = {"match": self.options.match} if self.align else {}
         public = {name: source.name for name, source in zip(models_of(self.recipe), self.sources, strict=True)}
         shown = without_paths(renamed({**self.recipe, **({"align": asked} if self.align else {})}, public))
         (folder / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
@@ -181,7 +192,7 @@ class _Recipe(Job[_Making]):
         config = own_json(folder, "config.json") or {}
         report.model_type = str(config.get("model_type"))
         document(folder, self.sources, self.asked.say, command="hf-align mergekit mergekit_config.yml OUT",
-                 strategy={"method": self.recipe["merge_method"], **without_paths(renamed(asked, public)),
+                 strategy={"method": self.recipe["merge_method"], **without_paths(renamed(asked, public)), **matched,
                            "spaces": " ".join(self.options.spaces)},
                  **report.facts)  # fmt: skip
 
@@ -263,7 +274,7 @@ def _reference(recipe: Mapping[str, Any], align: Align | None) -> str:
         raise HfAlignError("the recipe names no model")
     reference = (align and align.reference) or str(recipe.get("base_model") or names[0])
     if reference not in names:
-        raise HfAlignError(f"align: reference {reference} is none of the recipe's models ({', '.join(names)})")
+        raise HfAlignError(f"align: reference {reference} is not one of the recipe's models ({', '.join(names)})")
     return reference
 
 
@@ -281,6 +292,15 @@ def _open(names: Sequence[str], asked: Asked) -> Opened:
         moves = asked.options.match != "none"
         asked.say(f"moving {name} into the basis of {names[0]}" if moves else f"opening {name}")
     return Opened.open({name: name for name in names}, asked.options, asked.say, jointly=False)
+
+
+def _unless_kin(names: Sequence[str], asked: Asked, models: Opened) -> tuple[Asked, Opened]:
+    """The models as they are, if they share a basis already: aligned, most methods merge them slightly worse."""
+    if not share_basis([model.weights for model in models.models]):
+        return asked, models
+    asked.say(_KIN)
+    asked = replace(asked, options=replace(asked.options, match="none", untie=False))
+    return asked, Opened.open({name: name for name in names}, asked.options, jointly=False)
 
 
 def _stored(source: Source, options: Options) -> dict[str, str]:
@@ -301,7 +321,8 @@ def _take(folder: Path, claim: Claim) -> None:
 def _options(align: Align | None, common: Options) -> Options:
     if align is None:
         return replace(common, match="none", untie=False)
-    given = align.model_dump(include={"match", "residual", "heads", "spaces", "device", "untie", "specs"})
+    given = align.model_dump(include={"residual", "heads", "spaces", "device", "untie", "specs"})
+    given |= {} if align.match is None else {"match": align.match}
     schedule = common.schedule
     drawn = replace(schedule, steps=align.steps or schedule.steps, seed=align.seed or schedule.seed)
     return replace(common, schedule=drawn, **given)

@@ -58,7 +58,7 @@ def learn_curve(
 
     Args:
         a, b: weights of aligned models by name in memory, placed for the network.
-        state: a run that was killed goes on from there.
+        state: an interrupted run resumes from there.
         progress: called after each step with its number and the loss.
 
     Raises:

@@ -85,7 +85,7 @@ def distilled(
 
     Args:
         start: weights by name in memory, placed for the network.
-        state: a run that was killed goes on from there.
+        state: an interrupted run resumes from there.
         progress: called after each step with its number and the loss.
 
     Raises:

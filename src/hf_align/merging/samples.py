@@ -54,7 +54,7 @@ class Samples:
         if data is not None:
             some = {k: t[:most] for k, t in data.items() if k != "labels"}
             return cls(network, (some,) * len(models))
-        say(f"no data: each model is run on {most} inputs of its own, noise where it does not write")
+        say(f"no data: each model is run on {most} inputs of its own, or on noise if it cannot generate")
         written = [
             own_inputs(network, network.placed(weights), most, _LENGTH, seed) for seed, weights in enumerate(models)
         ]

@@ -69,7 +69,7 @@ class Fine:
 def samples_of(finetuned: Weights, network: Network, data: Batch | None, say: Callable[[str], None]) -> Samples:
     """What the models are run on: some of the data, or what the fine-tune writes itself."""
     if data is None:
-        say(f"no data: the models are run on {MOST} inputs of the fine-tune's own, noise where it does not write")
+        say(f"no data: the models are run on {MOST} inputs of the fine-tune's own, or on noise if it cannot generate")
         found = own_inputs(network, network.placed(finetuned), MOST, LENGTH, 0)
     else:
         found = {k: t[:MOST] for k, t in data.items() if k != "labels"}

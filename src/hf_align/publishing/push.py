@@ -75,12 +75,12 @@ def user(repository: str = "", *, create_pr: bool = False) -> str:
         raise HfAlignError("no token to upload with; log in (hf auth login) or set HF_TOKEN") from error
     except HfHubHTTPError as error:
         if error.response.status_code == 401:
-            raise HfAlignError("the Hub does not know this token; log in again (hf auth login)") from error
+            raise HfAlignError("the Hub rejects this token; log in again (hf auth login)") from error
         raise HfAlignError(f"the Hub refused to say whose token this is: {error}".splitlines()[0]) from error
     except HTTPError as error:
         raise HfAlignError(f"the Hub cannot be reached to upload to: {error}") from error
     if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise HfAlignError("this token may only read; make one that may write, and log in with it (hf auth login)")
+        raise HfAlignError("this token is read-only; create one that can write, and log in with it (hf auth login)")
     owner = repository.partition("/")[0] if "/" in repository else found["name"]
     open_to = {found["name"], *(org["name"] for org in found.get("orgs", ()) if org.get("roleInOrg") != "read")}
     if owner not in open_to and not create_pr:
@@ -124,13 +124,13 @@ def _require_own(folder: Path) -> None:
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and root not in path.resolve().parents:
-            raise HfAlignError(f"{path} is a link out of {folder}; remove it, or put a copy there")
+            raise HfAlignError(f"{path} is a link to outside of {folder}; remove it, or put a copy there")
 
 
 def _make(to: Destination) -> None:
     retrying(lambda: HfApi().create_repo(to.repository, private=to.private or None, exist_ok=True))
     if to.private and not retrying(lambda: HfApi().model_info(to.repository)).private:
-        raise HfAlignError(f"{to.repository} is there and public; choose another name, or leave out --private")
+        raise HfAlignError(f"{to.repository} exists and is public; choose another name, or leave out --private")
 
 
 def _upload(folder: Path, to: Destination) -> Pushed:

@@ -75,13 +75,13 @@ def require_fit(data: Batch, path: Path, config: PretrainedConfig) -> Batch:
     model = build_without_weights(config)
     known = inspect.signature(model.forward).parameters
     if other := [name for name in data if name not in known]:
-        raise HfAlignError(f"{path}: {other[0]} is no argument of {type(model).__name__}")
+        raise HfAlignError(f"{path}: {other[0]} is not an argument of {type(model).__name__}")
     shapes = {name: list(t.shape) for name, t in data.items()}
     rows = {shape[0] if shape else 0 for shape in shapes.values()}
     if len(rows) != 1 or rows == {0} or not all(t.numel() for t in data.values()):
         raise HfAlignError(f"{path} holds {shapes or 'nothing'}; [examples, …] are needed, as many of each")
     if not all(bool(t.isfinite().all()) for t in data.values()):
-        raise HfAlignError(f"{path} holds NaN or infinite values")
+        raise HfAlignError(f"{path} contains NaN or infinite values")
     tokens = data.get("input_ids")
     if tokens is not None:
         _require_tokens(tokens, path, model, config)
@@ -94,7 +94,7 @@ def _require_tokens(tokens: Tensor, path: Path, model: Any, config: PretrainedCo
     size = getattr(model.get_input_embeddings(), "num_embeddings", None)
     if int(tokens.min()) < 0 or (size is not None and int(tokens.max()) >= size):
         bad = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
-        raise HfAlignError(f"{path}: {bad} is no token of this model, which has {size}")
+        raise HfAlignError(f"{path}: {bad} is not a token of this model, which has {size}")
     longest = getattr(config, "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < tokens.shape[1]:
         raise HfAlignError(f"{path}: examples of {tokens.shape[1]} tokens; this model has {longest} positions")
@@ -121,7 +121,7 @@ def _columns(rows: list[dict[str, Any]], path: Path) -> Batch:
     try:
         return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise HfAlignError(f"{path}: the lines are no numbers, or not as long as each other") from error
+        raise HfAlignError(f"{path}: the lines are not numbers, or differ in length") from error
 
 
 def _images(folder: Path, model: Path | None) -> Batch:

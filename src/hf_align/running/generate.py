@@ -1,4 +1,4 @@
-"""Inputs without data: what a model writes by itself, or noise where it does not write."""
+"""Inputs without data: what a model writes by itself, or noise if it cannot generate."""
 
 from __future__ import annotations
 

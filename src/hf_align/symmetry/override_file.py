@@ -127,7 +127,7 @@ def read_overrides(model_type: str, folder: Path | None = None) -> tuple[Path, O
         HfAlignError: the folder does not exist, or the file does not follow the schema.
     """
     if folder is not None and not folder.is_dir():
-        raise HfAlignError(f"{folder} is no folder of specs")
+        raise HfAlignError(f"{folder} is not a folder of specs")
     if not re.fullmatch(r"[\w-][\w.-]*", model_type):  # it comes from a config, and becomes a file name
         return None
     for path in (p / f"{model_type}.yaml" for p in (folder, shipped()) if p is not None):

@@ -203,7 +203,7 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
         raise HfAlignError(f"{model}: no usable config.json ({first_line(error)})") from error
     named = config.architectures
     if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):
-        raise HfAlignError(f"{model}: architectures in its config.json is no list of names")
+        raise HfAlignError(f"{model}: architectures in its config.json is not a list of names")
     if trust_remote_code:
         _TRUSTED.add(config._name_or_path)
     return config

@@ -142,8 +142,8 @@ class _Trial:
         asked, not_run = self._asked()
         if not asked:
             why = next(iter(not_run.values()), "no inputs are known")
-            raise HfAlignError(f"{self._moved.called} cannot be run to see that it stays what it is: {why} "
-                               "(--no-witness leaves that out)")  # fmt: skip
+            raise HfAlignError(f"{self._moved.called} cannot be run to check that its outputs stay the same: {why} "
+                               "(--no-witness skips the check)")  # fmt: skip
         first = next(iter(asked)).mode
         short = {c: answers for c, answers in asked.items() if c.mode is first and (c.length or 0) <= _SHORT}
         noise = torch.cat(list(self._changes(short, self._own, Jittered(self._before)).values()))
@@ -170,7 +170,7 @@ class _Trial:
         def answers(case: Case) -> Answers:
             found = case.answers(model, network.device, network.dtype)
             if not found:
-                raise ValueError("no answer is a floating point tensor")
+                raise ValueError("no output is a floating point tensor")
             tried[case.mode] = case, found
             return found
 
