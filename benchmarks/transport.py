@@ -63,8 +63,8 @@ class Bench:
         return {**fine.by_vector, **solved}
 
     def distilled(self, fine: Fine, start: Weights, sources: tuple[Weights, ...], shares: tuple[float, ...]) -> Weights:
-        inputs = samples_of(fine.finetuned, self.models.network, None, silent).a
-        objective = TowardsMix(sources, shares, inputs)
+        inputs = samples_of(fine.finetuned, self.models.network, None, silent).all
+        objective = TowardsMix(sources, shares, [inputs])
         return distilled(dict(start), self.models.network, objective, Schedule(steps=STEPS, rows=ROWS))
 
 

@@ -40,7 +40,7 @@ def test_the_teacher_is_the_mean_of_log_probabilities() -> None:
     teacher = (0.25 * log_p(a) + 0.75 * log_p(b)).exp()
     teacher = teacher / teacher.sum(-1, keepdim=True)
     expected = -(teacher * log_p(student)).sum(-1)
-    objective = TowardsMix((a, b), (0.25, 0.75), {"input_ids": ROWS["input_ids"][:1]})
+    objective = TowardsMix((a, b), (0.25, 0.75), [{"input_ids": ROWS["input_ids"][:1]}])
     torch.testing.assert_close(objective.loss(NETWORK, student, 4, Generator()), expected[0].mean())
 
 
@@ -48,13 +48,13 @@ def test_what_is_told_of_no_classes_is_a_distance() -> None:
     network = Network(tiny_vit(architectures=["ViTModel"]))
     a, b = ({n: p.detach() for n, p in built(network.config, seed).named_parameters()} for seed in (0, 1))
     pixels = {"pixel_values": torch.randn(1, 1, 4, 4)}
-    alone = TowardsMix((a,), (1.0,), pixels)
+    alone = TowardsMix((a,), (1.0,), [pixels])
     assert float(alone.loss(network, a, 2, Generator())) == 0 < float(alone.loss(network, b, 2, Generator()))
 
 
 @pytest.fixture
 def objective() -> TowardsMix:
-    return TowardsMix((weights_of(0), weights_of(1)), (0.5, 0.5), ROWS)
+    return TowardsMix((weights_of(0), weights_of(1)), (0.5, 0.5), [ROWS])
 
 
 def test_the_descent_goes_down_and_on_after_a_kill(objective: TowardsMix, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_models_come_nearer_to_their_ensemble_than_by_regression(
         more = ["--steps", 30] if method == "distil" else []
         assert run("merge", *folders, "-o", tmp_path / method, "--method", method, *more, "--quiet") == 0
         found = load_file(tmp_path / method / "model.safetensors")
-        teacher = TowardsMix([weights_of(seed) for seed in range(count)], (1 / count,) * count, ROWS)
+        teacher = TowardsMix([weights_of(seed) for seed in range(count)], (1 / count,) * count, [ROWS])
         apart[method] = float(teacher.loss(NETWORK, found, 64, Generator().manual_seed(0)))
     assert apart["distil"] < apart["regression"]
 
@@ -106,7 +106,7 @@ def test_a_transport_goes_on_from_regression(tmp_path: Path) -> None:
     names = {"tuned": tuned(base, tiny_llama()), "base": base, "onto": onto}
     folders = {name: save(tmp_path / name, model) for name, model in names.items()}
     parts = tuple({n: p.detach() for n, p in names[m].named_parameters()} for m in ("onto", "base", "tuned"))
-    teacher, apart = TowardsMix(parts, (1.0, -1.0, 1.0), ROWS), {}
+    teacher, apart = TowardsMix(parts, (1.0, -1.0, 1.0), [ROWS]), {}
     for method in ("regression", "distil"):
         more = ["--steps", 60] if method == "distil" else []
         assert run("transport", folders["tuned"], "--base", folders["base"], "--onto", folders["onto"], "-o",

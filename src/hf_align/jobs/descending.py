@@ -15,8 +15,9 @@ from hf_align.matching.descent import State
 from hf_align.matching.find import searching
 from hf_align.merging.distil import TowardsMix, distilled
 from hf_align.ondemand import Computed
-from hf_align.running.generate import own_inputs
+from hf_align.running.generate import own_inputs, writes
 from hf_align.running.network import Batch, Weights
+from hf_align.tracing.trace import build_without_weights
 
 _DISTILLED = "distilled.safetensors"
 _WRITTEN, _LENGTH = 4096, 64
@@ -41,7 +42,12 @@ def once(claim: Claim, file: str, find: Callable[[State], dict[str, Tensor]]) ->
 
 
 def distil_once(
-    claim: Claim, models: Opened, start: Weights, sources: Sequence[Weights], shares: Sequence[float], inputs: Batch
+    claim: Claim,
+    models: Opened,
+    start: Weights,
+    sources: Sequence[Weights],
+    shares: Sequence[float],
+    inputs: Sequence[Batch],
 ) -> Mapping[str, Tensor]:
     """The weights that a descent towards a mix of models ends at, float32, by name.
 
@@ -61,11 +67,13 @@ def distil_once(
     return once(claim, _DISTILLED, find)
 
 
-def written_by(models: Opened, authors: Sequence[Weights], data: Batch | None) -> Batch:
-    """Inputs of a descent: the data, or what each of some models writes, noise where none writes."""
-    if data is not None:
-        return {k: t for k, t in data.items() if k != "labels"}
+def written_by(models: Opened, authors: Sequence[Weights], data: Batch | None) -> list[Batch]:
+    """Inputs of a descent: the data, and what each of some models writes; without data, noise where none writes."""
     network, names = models.network, models.first.spec.parameters
+    given = [] if data is None else [{k: t for k, t in data.items() if k != "labels"}]
+    if given and not writes(build_without_weights(network.config)):
+        return given
     each = [own_inputs(network, network.placed(Computed(names, weights.__getitem__)), _WRITTEN, _LENGTH, seed)
             for seed, weights in enumerate(authors, start=2)]  # fmt: skip
-    return {k: torch.cat([batch[k] for batch in each]) for k in each[0]}
+    # A text is one of many that the merged model will meet, and a short one is soon known by heart.
+    return [*given, {k: torch.cat([batch[k] for batch in each]) for k in each[0]}]

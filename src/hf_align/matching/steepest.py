@@ -33,11 +33,28 @@ def even(m: Tensor) -> Tensor:
     return x
 
 
-class Steepest(torch.optim.Optimizer):
-    """Steps of spectral norm `lr`, about, against the momentum of the gradient one step ahead (Nesterov)."""
+def as_matrices(weight: Tensor) -> Tensor:
+    """[*, n, k]: a vector is one row, three axes are a stack of matrices (experts), a kernel has a row per output."""
+    if weight.ndim < 2:
+        return weight.reshape(1, -1)
+    return weight.flatten(1) if weight.ndim > 3 else weight
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float = 0.0, momentum: float = 0.9):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+class Steepest(torch.optim.Optimizer):
+    """Steps of spectral norm `lr`, about, against the momentum of the gradient one step ahead (Nesterov).
+
+    Args:
+        least: the size of the entries of a gradient below which steps get shorter: rounding alone moves little.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.0,
+        momentum: float = 0.9,
+        least: float = 0.0,
+    ):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "least": least})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -50,4 +67,7 @@ class Steepest(torch.optim.Optimizer):
                 state = self.state[parameter]
                 mean = state.setdefault("mean", torch.zeros_like(parameter))
                 mean.lerp_(parameter.grad, 1 - keep)
-                parameter.sub_(even(torch.lerp(parameter.grad, mean, keep)), alpha=group["lr"])
+                ahead = torch.lerp(parameter.grad, mean, keep)
+                size = float(ahead.square().mean().sqrt())
+                held = size / (size + group["least"]) if size else 0.0
+                parameter.sub_(even(ahead), alpha=group["lr"] * held)

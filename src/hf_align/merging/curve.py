@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective
 from hf_align.matching.schedule import Schedule
-from hf_align.matching.steepest import Steepest
+from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Network
@@ -97,7 +97,7 @@ class _Bend:
         apart = (b - a).square().mean().sqrt()
         if not apart:
             return None
-        matrices = _as_matrices(a)  # of weights that were moved strides may be any
+        matrices = as_matrices(a)  # of weights that were moved strides may be any
         steps = torch.zeros_like(matrices, memory_format=torch.contiguous_format, requires_grad=True)
         return cls(steps, apart * max(matrices.shape[-2:]) ** 0.5, a.shape)
 
@@ -114,10 +114,3 @@ class _Bend:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         self.steps.copy_(state["steps"])
-
-
-def _as_matrices(weight: Tensor) -> Tensor:
-    """[*, n, k]: a vector is one row, three axes are a stack of matrices (experts), a kernel has a row per output."""
-    if weight.ndim < 2:
-        return weight.reshape(1, -1)
-    return weight.flatten(1) if weight.ndim > 3 else weight

@@ -2,7 +2,8 @@
 
 The teacher of a merge is the ensemble of its models, the mean of their log-probabilities (Hinton et al.,
 arXiv 1503.02531, with all models on the inputs of each); that of a transport is B's logits with what the fine-tune
-changed of A's (arXiv 2401.08565). Every weight is free, and Adam moves it (arXiv 1412.6980).
+changed of A's (arXiv 2401.08565). Every weight is free. Matrices take steps that are steepest in the spectral norm
+(`steepest.py`), vectors those of Adam (arXiv 1412.6980).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import Generator, Tensor
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective, drawn
 from hf_align.matching.schedule import Schedule
+from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.running.network import Batch, Network, Weights, predictions
 
 RATE = 1e-3
-"""Of Adam: how far an entry goes in a step whose gradient is like those before."""
+"""How far an entry goes in a step whose gradient is like those before."""
 _NO_GRADIENT = 1e-6
 """Gradients well below it hardly move a weight: a model that is its own teacher has those of rounding alone."""
 
@@ -31,15 +33,18 @@ class TowardsMix(Objective):
     Attributes:
         sources: placed for the network.
         shares: s, 1 in sum.
-        inputs: without labels.
+        inputs: of several kinds, as many of each in a step; without labels.
     """
 
     sources: Sequence[Weights]
     shares: Sequence[float]
-    inputs: Batch
+    inputs: Sequence[Batch]
 
     def loss(self, network: Network, merged: Weights, rows: int, rng: Generator) -> Tensor:
-        batch = drawn(self.inputs, rows, rng, network.device)
+        each = max(1, rows // len(self.inputs))
+        return torch.stack([self._on(drawn(x, each, rng, network.device), network, merged) for x in self.inputs]).mean()
+
+    def _on(self, batch: Batch, network: Network, merged: Weights) -> Tensor:
         with torch.no_grad():
             answers = [network(source, batch) for source in self.sources]
         told = [predictions(answer) for answer in answers]
@@ -57,19 +62,34 @@ def _mixed(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Free:
-    """A weight that Adam moves."""
+    """A weight that an optimiser moves.
 
-    value: Tensor
+    Attributes:
+        entries: a matrix or more [*, n, k], or a vector [n].
+    """
+
+    entries: Tensor
+    shape: torch.Size
+
+    @classmethod
+    def at(cls, start: Tensor) -> _Free:
+        entries = as_matrices(start) if start.ndim > 1 else start.reshape(-1)
+        free = entries.detach().float().clone(memory_format=torch.contiguous_format)
+        return cls(free.requires_grad_(), start.shape)
+
+    @property
+    def value(self) -> Tensor:
+        return self.entries.view(self.shape)
 
     def retract(self) -> None:
         """It is where the optimiser took it."""
 
     def state(self) -> dict[str, Tensor]:
-        return {"value": self.value.detach()}
+        return {"entries": self.entries.detach()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.value.copy_(state["value"])
+        self.entries.copy_(state["entries"])
 
 
 def distilled(
@@ -91,14 +111,21 @@ def distilled(
     Raises:
         HfAlignError: the loss is not finite.
     """
-    free = {
-        n: _Free(start[n].detach().float().clone().requires_grad_()) for n in sorted(network.trained & start.keys())
-    }
+    free = {n: _Free.at(start[n]) for n in sorted(network.trained & start.keys())}
 
     def loss(rng: Generator) -> Tensor:
         merged = {n: free[n].value if n in free else start[n] for n in start}
         return objective.loss(network, merged, schedule.rows, rng)
 
-    adam = torch.optim.Adam([{"params": [weight.value for weight in free.values()], "rate": RATE}], eps=_NO_GRADIENT)
-    Descent(list(free.values()), [adam], schedule, state).run(loss, progress)
+    Descent(list(free.values()), _optimisers([weight.entries for weight in free.values()]), schedule, state).run(
+        loss, progress
+    )
     return {n: weight.value.detach().cpu().contiguous() for n, weight in free.items()}
+
+
+def _optimisers(entries: Sequence[Tensor]) -> list[torch.optim.Optimizer]:
+    """Of matrices and of vectors, where there are any."""
+    matrices = [{"params": [x], "rate": RATE * max(x.shape[-2:]) ** 0.5} for x in entries if x.ndim > 1]
+    vectors = [x for x in entries if x.ndim == 1]
+    found: list[torch.optim.Optimizer] = [Steepest(matrices, least=_NO_GRADIENT)] if matrices else []
+    return found + ([torch.optim.Adam([{"params": vectors, "rate": RATE}], eps=_NO_GRADIENT)] if vectors else [])
