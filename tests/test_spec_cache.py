@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry import spec_cache
 from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.gauges.canonical import Stored
 from hf_align.symmetry.plain_data import from_plain, to_plain
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.spec_cache import VARIABLE, derived_spec
@@ -112,3 +113,9 @@ def test_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for i in range(6):
         spec_cache._write(tmp_path / f"{i}.json.gz", spec)
     assert {p.name for p in tmp_path.iterdir()} == {"3.json.gz", "4.json.gz", "5.json.gz"}
+
+
+def test_members_of_enums_are_kept() -> None:
+    assert from_plain(json.loads(json.dumps(to_plain((Stored.TABLE, 1))))) == (Stored.TABLE, 1)
+    with pytest.raises(ValueError, match="is no Enum"):
+        from_plain({"enum": "hf_align.symmetry.gauges.canonical:Constant", "member": "TABLE"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ def to_plain(value: Any) -> Any:
     """What `json` can write.
 
     Args:
-        value: numbers, strings, tuples, frozen sets, mappings and dataclasses of this package, in each other.
+        value: numbers, strings, tuples, frozen sets, mappings, dataclasses and enums of this package, in each other.
 
     Raises:
         TypeError: it holds something else.
@@ -23,6 +24,8 @@ def to_plain(value: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return {"enum": f"{type(value).__module__}:{type(value).__qualname__}", "member": value.name}
     if isinstance(value, frozenset):
         return {"set": [to_plain(item) for item in sorted(value)]}
     if isinstance(value, Mapping):
@@ -48,16 +51,30 @@ def from_plain(data: Any) -> Any:
             return frozenset(from_plain(item) for item in items)
         case {"items": list(items)}:
             return {from_plain(key): from_plain(item) for key, item in items}
+        case {"enum": str(name), "member": str(member)}:
+            return _own(name, Enum)[member]
         case {"class": str(name), "fields": dict(values)}:
             return _dataclass(name)(**{n: from_plain(v) for n, v in values.items()})
     raise ValueError(f"not written by this package: {list(data)[:3]}")
 
 
+def _own(name: str, kind: type) -> Any:
+    """A class of this package, of a kind."""
+    found = _class(name)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ValueError(f"{name} is no {kind.__name__}")
+    return found
+
+
 def _dataclass(name: str) -> Any:
-    module, _, kind = name.partition(":")
-    if module.partition(".")[0] != _PACKAGE:
-        raise ValueError(f"{name} is no class of {_PACKAGE}")
-    found = getattr(import_module(module), kind, None)
+    found = _class(name)
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ValueError(f"{name} is no dataclass")
     return found
+
+
+def _class(name: str) -> Any:
+    module, _, kind = name.partition(":")
+    if module.partition(".")[0] != _PACKAGE:
+        raise ValueError(f"{name} is no class of {_PACKAGE}")
+    return getattr(import_module(module), kind, None)
