@@ -13,27 +13,27 @@ from traps.tower import TowerConfig
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.gauges.canonical import Gauge, MoveConstant, Stored
+from hf_align.symmetry.gauges.canonical import Gauge, MoveConstant, ShortenConstant, Stored
 from hf_align.tracing.trace import Program, trace
 
 
 @cache
-def program(part: str) -> Program:
+def program(part: str, **sizes: int) -> Program:
     """Of a decoder with some part that is not as usual."""
     names = {"model_type": f"tower_{part.lower()}", "__init__": TowerConfig.__init__}
     config_class = type(f"{part}Config", (TowerConfig,), names)
     kind = type(part, (getattr(biases, f"{part}Tower"),), {"config_class": config_class})
     hf.AutoConfig.register(names["model_type"], config_class)
     hf.AutoModelForCausalLM.register(config_class, kind)
-    return trace(config_class(architectures=[part], num_hidden_layers=1), length=10)
+    return trace(config_class(architectures=[part], num_hidden_layers=1, **sizes), length=10)
 
 
-def gauges(part: str) -> tuple[Gauge, ...]:
+def gauges(part: str, **sizes: int) -> tuple[Gauge, ...]:
     """Those of a decoder with some part, if the canonical weights compute the same."""
-    spec, rng = derive(program(part)), torch.Generator().manual_seed(0)
+    spec, rng = derive(program(part, **sizes)), torch.Generator().manual_seed(0)
     for _ in range(3):
-        inputs = random_inputs(program(part), rng)
-        assert soundness(program(part), spec, random_weights(spec, rng), inputs, rng) < 1e-9
+        inputs = random_inputs(program(part, **sizes), rng)
+        assert soundness(program(part, **sizes), spec, random_weights(spec, rng), inputs, rng) < 1e-9
     return spec.gauges
 
 
@@ -55,6 +55,15 @@ def test_values_without_bias_keep_their_constant_unless_a_bias_is_added_once(par
 )
 def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: str, moves: bool) -> None:
     assert moved(part, Stored.TABLE) == moves
+
+
+@pytest.mark.parametrize(
+    ("part", "width", "loses"),
+    [("Unbiased", 8, True), ("Unbiased", 4, False), ("UnbiasedSeen", 8, False), ("UnbiasedBent", 8, False)],
+)
+def test_values_lose_what_outputs_do_not_see_if_nothing_else_does(part: str, width: int, loses: bool) -> None:
+    found = gauges(part, head_dim=width, num_key_value_heads=2)
+    assert any(isinstance(gauge, ShortenConstant) for gauge in found) == loses
 
 
 @pytest.mark.slow

@@ -120,6 +120,20 @@ class Unbiased(Biased):
             setattr(self, name, nn.Linear(plain.in_features, plain.out_features, bias=False))
 
 
+class UnbiasedSeen(Unbiased):
+    """The length of values is seen as well."""
+
+    def mix(self, shares: Tensor, v: Tensor) -> Tensor:
+        return (shares @ v) * torch.sigmoid(v.norm(dim=-1).amax(-1)[..., None, None])
+
+
+class UnbiasedBent(Unbiased):
+    """Outputs are bent: their mean is seen."""
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return torch.tanh(super().forward(x, positions, seen, cache))
+
+
 class Beside(Layer):
     """Attention and the MLP read together; the constant of values may go into the bias of the MLP."""
 

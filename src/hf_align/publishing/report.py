@@ -27,6 +27,7 @@ from hf_align.symmetry.gauges.canonical import (
     FreeReader,
     LevelTable,
     MoveConstant,
+    ShortenConstant,
 )
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
@@ -57,6 +58,7 @@ _GAUGES = {
     FreeReader.__name__: "without what it never sees of a norm's output",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
+    ShortenConstant.__name__: "a constant without what the weight that reads it loses",
 }
 _PINNED = "var(--pinned)"
 

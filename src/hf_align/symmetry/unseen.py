@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.gauges.canonical import CentreWriter, FoldNorm, Gauge, MoveConstant
+from hf_align.symmetry.gauges.canonical import CentreWriter, FoldNorm, Gauge, MoveConstant, ShortenConstant
 from hf_align.symmetry.patterns import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import AxisActions, SymmetrySpec
@@ -61,6 +61,6 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     """Whether a gauge changes an activation, not only the weights around it: a stream's mean, what a norm gives."""
     if isinstance(gauge, CentreWriter):
         return spec.shape(gauge.parameter)[gauge.axis] in sizes
-    if isinstance(gauge, MoveConstant):
+    if isinstance(gauge, (MoveConstant, ShortenConstant)):
         return spec.shape(gauge.source.parameter)[-1] in sizes
     return isinstance(gauge, FoldNorm) and spec.shape(gauge.gain)[-1] in sizes

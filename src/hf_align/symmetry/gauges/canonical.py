@@ -369,6 +369,41 @@ class MoveConstant(Gauge):
         return taken.plus(lost, get)
 
 
+@dataclass(frozen=True)
+class ShortenConstant(Gauge):
+    """c - z replaces the entries c of a constant that only W reads, where Wz = 0: W has as many inputs as outputs or
+    more, and its outputs have lost their mean.
+
+    Attributes:
+        entries: of the constant, those that W reads.
+        read: the entry that each input of W shows.
+    """
+
+    source: Constant
+    entries: Runs
+    weight: str
+    axis: int
+    read: Runs
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.source.parameter,)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        stored = get(name)
+        every = self.source.of(stored)
+        places = torch.cat([torch.arange(start, stop) for start, stop in self.entries])
+        shown = _chosen(torch.arange(len(every)), self.read)
+        weight = get(self.weight).movedim(self.axis, -1)
+        seen = torch.zeros(len(weight), len(every), dtype=weight.dtype, device=weight.device)
+        seen = seen.index_add(1, shown.to(weight.device), weight)[1:, places]  # the first row is less all the others
+        basis = torch.linalg.qr(seen.mT.double())[0]
+        constant = every[places].double()
+        lost = torch.zeros_like(every)
+        lost[places] = (constant - basis @ (basis.mT @ constant)).to(lost.dtype)
+        return self.source.less(stored, lost)
+
+
 def _chosen(vector: Tensor, entries: Runs) -> Tensor:
     """Entries in another order; zero where there is none."""
     return torch.cat([vector[start:stop] if start >= 0 else vector.new_zeros(stop - start) for start, stop in entries])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.asked import Arguments
-from hf_align.symmetry.gauges.canonical import Constant, MoveConstant, Runs, Stored, Taken
+from hf_align.symmetry.gauges.canonical import Constant, MoveConstant, Runs, ShortenConstant, Stored, Taken
 from hf_align.symmetry.gauges.labels import NOBODY, Use, follow, moved_alone, numbered, present, runs
 from hf_align.symmetry.interpreter import Interpretation, Reading
 from hf_align.symmetry.passing import PASSES, is_sum, multiplies_by_one, sums_to_one, used_only_by
@@ -73,6 +73,34 @@ def moved_constants(found: Interpretation, kept: Collection[Constant], gone: Col
         first = next((g for g in waiting if g.source.parameter not in given), waiting[0])
         waiting.remove(first)
         yield first
+
+
+def shortened_constants(
+    found: Interpretation, kept: Collection[Constant], gone: Collection[str], centred: Collection[tuple[str, int]]
+) -> Iterator[ShortenConstant]:
+    """The gauges of constants of which a linear map that reads them loses a part.
+
+    Args:
+        kept, gone: as for `moved_constants`.
+        centred: weights, and the axes along which they have lost their mean.
+    """
+    for source, starts in _sources(found, kept, gone):
+        readers: set[tuple[str, int, Runs | None]] = set()
+        read, beside = set[int](), set[int]()
+        for use in follow(starts, found, _passed_on):
+            reading = found.readings.get(use.user)
+            if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
+                readers.add((reading.weight, reading.in_axis, _row_of(reading, use.labels, found)))
+                read |= set(present(use.labels).tolist())
+            else:
+                beside |= set(present(use.labels).tolist())
+        if len(readers) != 1 or read & beside:
+            continue
+        ((weight, axis, row),) = readers
+        outputs = found.weights[weight].axes[1 - axis].size
+        whole = row is not None and all(start != NOBODY for start, _ in row)
+        if row is not None and whole and (weight, 1 - axis) in centred and len(read) >= outputs:
+            yield ShortenConstant(source, runs(torch.tensor(sorted(read))), weight, axis, row)
 
 
 def _sources(

@@ -19,7 +19,7 @@ from hf_align.symmetry.gauges.canonical import (
     Read,
     Stored,
 )
-from hf_align.symmetry.gauges.constants import moved_constants
+from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
@@ -61,17 +61,23 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     kept = {
         Constant(r.weight, Stored.READER, r.axis) for g in folds if g.keeps_constants for r in g.reads if not r.bias
     }
-    constants = tuple(moved_constants(found, kept, {g.bias for g in folds if g.exclusive and g.bias}))
+    taken = {g.bias for g in folds if g.exclusive and g.bias}
+    constants = tuple(moved_constants(found, kept, taken))
+    moved = {g.source.parameter for g in constants}
     zero = {
         g.source.parameter for g in constants if g.entries == ((0, found.weights[g.source.parameter].axes[-1].size),)
     }
+    readers = tuple(kept_norms(found, gone, zero))
+    writers = tuple(_centred_writers(found, ones))
     return (
         *statistics,
         *gains,
+        *(g for g in readers if g.norm_bias is not None),  # these change biases
         *constants,
-        *kept_norms(found, gone, zero),
-        *_centred_writers(found, ones),
+        *(g for g in readers if g.norm_bias is None),
+        *writers,
         *centred_rows(found),
+        *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
     )
 
 

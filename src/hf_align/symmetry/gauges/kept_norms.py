@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from hf_align.symmetry.gauges.canonical import FreeReader, Gauge, LevelTable
+from hf_align.symmetry.gauges.canonical import FreeReader, LevelTable
 from hf_align.symmetry.interpreter import Interpretation, Reading
 from hf_align.symmetry.passing import PASSES, is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
 from hf_align.tracing.trace import Program, op_name
@@ -27,7 +27,9 @@ class _Norm:
     offset: float
 
 
-def kept_norms(found: Interpretation, gone: Collection[str], zero: Collection[str]) -> Iterator[Gauge]:
+def kept_norms(
+    found: Interpretation, gone: Collection[str], zero: Collection[str]
+) -> Iterator[FreeReader | LevelTable]:
     """The gauges of what reads norms whose gain has not gone into all of its readers.
 
     Args:
