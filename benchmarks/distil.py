@@ -1,0 +1,140 @@
+"""Descent towards the ensemble from the aligned regression, from A alone, and from the mean that is not aligned.
+
+    OMP_NUM_THREADS=1 python benchmarks/distil.py     # writes distil.md; hours on one core
+
+All descents of a group have the same teacher, inputs and steps. Losses are of the second half of the held-out text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from torch import Tensor
+
+from hf_align.jobs.descending import written_by
+from hf_align.jobs.opened import Basis, Opened
+from hf_align.matching.schedule import Schedule
+from hf_align.merging.distil import TowardsMix, distilled
+from hf_align.merging.regression import mean_of, regression_of
+from hf_align.merging.samples import MORE, Samples
+from hf_align.options import Options
+from hf_align.running.data import load_data
+from hf_align.running.evaluate import Evaluator
+from hf_align.running.network import Batch
+
+ROOT = Path(__file__).parent.parent
+MODELS, TEXT = ROOT / "examples" / "models", ROOT / "examples" / "data" / "eval_lm_kjv.safetensors"
+TABLE = Path(__file__).with_suffix(".md")
+GROUPS = {"GPT-2": ("gpt2", 2), "Llama": ("llama", 2), "three Llamas": ("llama", 3)}
+ALIGNED, ALONE, AVERAGED = "**regression, aligned**", "A alone", "mean, not aligned"
+STEPS = (250, 1000)
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One start: its loss, those after the descents by steps, and the seconds that start and longest descent took."""
+
+    group: str
+    start: str
+    data: str
+    before: float
+    after: dict[int, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models, their teacher, and what they are run on."""
+
+    name: str
+    opened: Opened
+    raw: tuple[Weights, ...]
+    aligned: tuple[Weights, ...]
+    evaluator: Evaluator
+    text: Batch
+
+    @classmethod
+    def of(cls, name: str) -> Group:
+        family, count = GROUPS[name]
+        opened = Opened.open({f"model {i}": str(MODELS / family / str(i)) for i in range(count)}, Options(quiet=True))
+        names, raw = opened.spec.parameters, Basis(opened).weights
+        aligned = Basis(opened, opened.find()).weights
+        data = load_data(TEXT, None, opened.first.config)
+        half = len(data["input_ids"]) // 2
+        text, held_out = ({k: t[at : at + half] for k, t in data.items()} for at in (0, half))
+        evaluator = Evaluator(opened.network, held_out)
+        both = (tuple({n: w[n].float() for n in names} for w in models) for models in (raw, aligned))
+        return cls(name, opened, *both, evaluator, text)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        return (1 / len(self.raw),) * len(self.raw)
+
+    def start(self, kind: str, data: Batch | None) -> Weights:
+        if kind == ALONE:
+            return self.raw[0]
+        if kind == AVERAGED:
+            return dict(mean_of(self.raw, self.shares))
+        samples = Samples.of(self.aligned, self.opened.network, data, lambda _: None, MORE)
+        return dict(regression_of(self.aligned, self.shares, samples, self.opened.spec))
+
+    def rows(self, steps: tuple[int, ...]) -> Iterator[Row]:
+        for data, label in ((None, "none"), (self.text, "text")):
+            inputs = written_by(self.opened, self.aligned, data)
+            objective = TowardsMix(self.raw, self.shares, inputs)
+            for kind in (ALIGNED, ALONE, AVERAGED) if data is None else (ALIGNED, ALONE):
+                began, after = time.process_time(), dict[int, float]()
+                start = self.start(kind, data)
+                own = time.process_time() - began
+                for count in steps:
+                    began = time.process_time()
+                    schedule = Schedule.of_method("distil", steps=count)
+                    found = distilled(start, self.opened.network, objective, schedule)
+                    seconds = own + time.process_time() - began
+                    after[count] = self.evaluator.loss({**start, **found})
+                yield Row(self.name, kind, label, self.evaluator.loss(start), after, seconds)
+
+    def parents(self) -> str:
+        each = ", ".join(f"{self.evaluator.loss(weights):.3f}" for weights in self.raw)
+        return f"- {self.name}: {each}; ensemble {self.evaluator.ensemble(self.raw, self.shares):.3f}"
+
+
+def main(group: list[str] | None = None, steps: list[int] | None = None, output: Path = TABLE) -> None:
+    counts, found, parents = tuple(steps or STEPS), list[Row](), list[str]()
+    for name in group or list(GROUPS):
+        models = Group.of(name)
+        parents.append(models.parents())
+        for row in models.rows(counts):
+            found.append(row)
+            typer.echo(f"{row}", err=True)
+    text = [
+        "# Descent towards the ensemble",
+        "",
+        "`OMP_NUM_THREADS=1 python benchmarks/distil.py`: loss (nats, second half of the held-out text) of a",
+        "model that descends towards the mean of the log-probabilities of models of `examples/models`, from three",
+        "starts, with the same teacher, inputs and steps of 32. Without data the models write their inputs. A",
+        "text (the first half of the held-out one, without labels) is joined by what they write. Seconds are",
+        "those of the start and of the longest descent on one core, without writing. One seed of the descent",
+        "each.",
+        "",
+        "The models alone, and their ensemble:",
+        "",
+        *parents,
+        "",
+        "| models | start | data | at the start | " + " | ".join(f"{n} steps" for n in counts) + " | s |",
+        "| --- " * (5 + len(counts)) + "|",
+    ]
+    for row in found:
+        losses = " | ".join(f"{loss:.3f}" for loss in (row.before, *row.after.values()))
+        text.append(f"| {row.group} | {row.start} | {row.data} | {losses} | {row.seconds:.0f} |")
+    output.write_text("\n".join([*text, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
