@@ -11,7 +11,8 @@ from test_symmetries import CASES, derived, traced
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, CentreWriter, MoveConstant
 
-_OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit", "starcoder2", "heads beside windows")
+_OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit", "starcoder2", "heads beside windows",
+                  "patches left out")  # fmt: skip
 
 
 def rng() -> torch.Generator:

@@ -1189,6 +1189,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "queries apart from keys behind a view",
         "patches merged behind a norm",
         "heads beside windows",
+        "windows and an average over all of them",
     ],
 )
 @pytest.mark.slow
@@ -1219,7 +1220,6 @@ OPEN_COPIES = (
     "gated cross-attention",
     "token that the inputs choose",
     "norm over channels and frames",
-    "windows and an average over all of them",
     "images that a weight centres",
     "lengths by another name",
 )

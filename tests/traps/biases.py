@@ -123,8 +123,9 @@ class Unbiased(Biased):
 class UnbiasedSeen(Unbiased):
     """The length of values is seen as well."""
 
-    def mix(self, shares: Tensor, v: Tensor) -> Tensor:
-        return (shares @ v) * torch.sigmoid(v.norm(dim=-1).amax(-1)[..., None, None])
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        length = self.v(x).norm(dim=-1, keepdim=True)
+        return super().forward(x, positions, seen, cache) * torch.sigmoid(length)
 
 
 class UnbiasedBent(Unbiased):

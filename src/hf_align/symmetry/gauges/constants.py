@@ -122,7 +122,7 @@ def _sources(
             source, labels = Constant(names[operands[0]], Stored.TABLE), _along_last(node)
         elif op_name(node) == "layer_norm" and len(node.args) > 3 and operands[-1] in names:
             source, labels = Constant(names[operands[-1]]), _along_last(node)
-        elif names.get(node) not in attached and _is_vector(node) and node.users and _is_added(node):
+        elif node in names and names[node] not in attached and _is_vector(node) and node.users and _is_added(node):
             source, labels = Constant(names[node]), _along_last(node)
         else:
             continue
