@@ -84,8 +84,8 @@ ENTRIES = st.fixed_dictionaries({}, optional={"dtype": st.sampled_from(["F32", "
                                               "data_offsets": st.lists(NUMBERS, max_size=3) | JSON})  # fmt: skip
 
 
-@both(st.dictionaries(st.sampled_from(["lm_head.weight", "__metadata__", "", "a\nb"]), ENTRIES | JSON, max_size=3))
 @pytest.mark.quick
+@both(st.dictionaries(st.sampled_from(["lm_head.weight", "__metadata__", "", "a\nb"]), ENTRIES | JSON, max_size=3))
 def test_headers(header: Any) -> None:
     text = json.dumps(header).encode()
     with model() as folder:
@@ -105,8 +105,8 @@ def test_indexes(index: Any) -> None:
 FIELDS = sorted(json.loads((LLAMA / "0" / "config.json").read_text()))
 
 
-@both(st.dictionaries(st.sampled_from(FIELDS), NUMBERS, min_size=1, max_size=2))
 @pytest.mark.quick
+@both(st.dictionaries(st.sampled_from(FIELDS), NUMBERS, min_size=1, max_size=2))
 def test_configs(changes: Any) -> None:
     with model() as folder:
         config = json.loads((folder / "config.json").read_text())
