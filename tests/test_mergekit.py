@@ -332,7 +332,7 @@ def test_layers_stacked_where_mergekit_cannot(
     ("slices", "message"),
     [
         ([("0", 0, 2), ("1", 1, 2)], "its sources must be equally many layers"),
-        ([("0", 0, 2), ("0", 2, 4)], "layers of each of different models"),
+        ([("0", 0, 2), ("0", 2, 4)], "equally many layers of different models"),
         ([("0", 2, 9)], "goes beyond the 4 layers of the model"),
     ],
 )
