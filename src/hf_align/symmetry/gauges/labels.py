@@ -102,6 +102,8 @@ def _only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) ->
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
     if op_name(user) in ("cat", "stack", "slice_scatter", "copy", "roll") or pads_nothing(user):
         return True
+    if op_name(user) == "index":  # a mask may choose only some of the rows
+        return False
     if op_name(user) == "expand_as":
         return carried == [user.args[0]]
     return op_name(user) in PASSES and all(a in carried or a in found.program.constants for a in user.all_input_nodes)
