@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class OfNames(Collection[str]):
@@ -23,7 +25,7 @@ class OfNames(Collection[str]):
         return len(self._names)
 
 
-class OnDemand(OfNames, Mapping[str, Tensor]):
+class OnDemand(OfNames, Mapping[str, "Tensor"]):
     """Tensors by name, each made by `__getitem__`, which raises KeyError for any other name."""
 
 
