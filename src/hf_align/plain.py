@@ -37,7 +37,7 @@ from hf_align.outcome import Report
 
 SLICE = 2**19
 """Entries that are read and written at a time: two inputs and an output in bfloat16 are 3 MiB."""
-_COMPUTED = 2**15
+_COMPUTED = 2**16
 """Entries that are computed at a time: what lies between stays in a processor's cache."""
 _NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
 """What is noted in a config when a model is saved, whatever it is."""

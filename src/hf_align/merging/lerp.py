@@ -68,17 +68,19 @@ def _fused_single(factor: float, step: Floats, start: Floats) -> Floats:
     product = step.astype(np.float64)
     product *= factor  # exact: 48 bits of 53
     total = product + start
-    if _ties(total):
-        total = _to_odd(product, start.astype(np.float64))
+    at = _ties(total)
+    total[at] = _to_odd(product[at], start[at].astype(np.float64))
     return total.astype(np.float32)
 
 
-def _ties(total: Doubles) -> bool:
-    """Whether one may be half way between two float32 only because it is rounded."""
+def _ties(total: Doubles) -> NDArray[np.intp]:
+    """Where one may be half way between two float32 only because it is rounded."""
     modulus, half = _TIE
     left = total.view(np.int64) & (modulus - 1)
-    left ^= half
-    return not left.all() or _least(total) < float(np.finfo(np.float32).tiny)
+    found = left == half
+    if _least(total) < (tiny := float(np.finfo(np.float32).tiny)):
+        found |= np.abs(total) < tiny
+    return np.flatnonzero(found)
 
 
 def _fused_double(factor: float, step: Doubles, start: Doubles) -> Doubles:
