@@ -195,7 +195,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "float8": (lambda f: edit_header(f, lambda t: t.update(dtype="F8_E4M3")), f"{SHARD} is stored as F8_E4M3"),
     "absolute path": (lambda f: edit_index(f, lambda m: m.update(scalar="/etc/x")), f"{INDEX} points outside"),
     "path upwards": (lambda f: edit_index(f, lambda m: m.update(scalar="a/../../x")), f"{INDEX} points outside"),
-    "tensor not in shard": (lambda f: edit_index(f, lambda m: m.update(new=SHARD)), f"promises new in {SHARD}"),
+    "tensor not in shard": (lambda f: edit_index(f, lambda m: m.update(new=SHARD)), f"lists new in {SHARD}"),
     "path not text": (lambda f: edit_index(f, lambda m: m.update(scalar=3)), f"{INDEX} has no weight_map"),
     "no weight map": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX} has no weight_map"),
     "index not JSON": (lambda f: (f / INDEX).write_text("{"), f"{INDEX} is not valid JSON"),
@@ -375,7 +375,7 @@ def test_shards_of_other_inputs_are_never_kept(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         write_all(plan_of(old, "120"), killed_after(old, 2), out, inputs="old")
     before = contents(out)
-    with pytest.raises(OutputError, match="begun with other inputs or options; choose another -o"):
+    with pytest.raises(OutputError, match="was started with other inputs or options; choose another -o"):
         write(new, out, "120", inputs="new")
     assert contents(out) == before
     write(new, out, "120", inputs="new", overwrite=True)
@@ -424,7 +424,7 @@ def test_no_room_is_said_before_anything_is_computed(
     before = contents(folder)
     large = {"w": torch.zeros(10_000)}
     for out, options in ((tmp_path / "new", {}), (folder, {"overwrite": True})):
-        with pytest.raises(OutputError, match=r"has 300 bytes free, and [34]\d\.\d\d KB are"):
+        with pytest.raises(OutputError, match=r"has 300 bytes free, but [34]\d\.\d\d KB are"):
             write_all(plan_of(large), killed_after(large, 0), out, **options)
     assert not (tmp_path / "new").exists()
     assert contents(folder) == before

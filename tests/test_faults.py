@@ -85,7 +85,7 @@ def test_other_weights_do_not_pass_for_the_complete_ones(tmp_path: Path) -> None
     """A complete result, begun anew from other inputs, killed: the shards have the sizes that they had."""
     ran = forked(faults.begun_anew_with_another_weight, tmp_path / "out", [*MERGE, "--max-shard-size", "400KB"])
     assert ran.stdout.split() == ["0", "2", "2", "2"], ran.stderr
-    assert "begun with other inputs or options" in ran.stderr
+    assert "started with other inputs or options" in ran.stderr
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_offline_a_shard_that_is_not_in_the_cache(hub: Hub, monkeypatch: pytest.
         ("org/a@v9", "hf_alice", "org/a has no revision v9"),
         ("lab/gated", "hf_bob", "lab/gated is gated; accept its terms on the Hub and log in"),
         ("lab/gated", "", "lab/gated is gated; accept its terms on the Hub and log in"),
-        ("lab/private", "hf_bob", "no repository that you can see on the Hub"),
+        ("lab/private", "hf_bob", "is not a folder or an accessible repository on the Hub"),
         ("./no/such/folder", "", "neither a folder nor a Hub id"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_hub_that_is_not_there_is_one_line(
         ({"pytorch_model.bin": b"x"}, "pickled weights only"),
         ({"pytorch_model.bin.index.json": b"{}"}, "pickled weights only"),
         ({}, "neither model.safetensors nor"),
-        ({"model.safetensors": b"x" * 200}, "truncated or no safetensors"),
+        ({"model.safetensors": b"x" * 200}, "truncated or not a safetensors file"),
     ],
 )
 def test_repositories_without_usable_weights(hub: Hub, files: dict[str, bytes], message: str) -> None:

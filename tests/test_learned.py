@@ -368,7 +368,7 @@ def test_searching_without_data_needs_none(pairs: dict[str, Pair]) -> None:
     search = Search("learned", Schedule(steps=2, rows=4), own=8, length=16)
     (found,), steps = find(models, Network(pair.config), search, None, said.append)
     assert steps == 2 and set(found) == {s for s in pair.spec.spaces if pair.spec.spaces[s].group is not None}
-    assert any("each model writes 8 sequences" in line for line in said)
+    assert any("each model generates 8 sequences" in line for line in said)
 
 
 def test_models_write_beside_a_text_but_not_beside_labels(pairs: dict[str, Pair]) -> None:
@@ -382,8 +382,8 @@ def test_models_write_beside_a_text_but_not_beside_labels(pairs: dict[str, Pair]
         said: list[str] = []
         search = Search("learned", Schedule(steps=1, rows=4), own=own, length=16)
         find(balanced(pairs[family]), Network(pairs[family].config), search, data, said.append)
-        writing = [line for line in said if "each model writes" in line]
-        assert ["each model writes 8 sequences" in line for line in writing] == [True] * written
+        writing = [line for line in said if "each model generates" in line]
+        assert ["each model generates 8 sequences" in line for line in writing] == [True] * written
 
 
 def test_there_must_be_something_to_descend_on(pairs: dict[str, Pair]) -> None:
