@@ -222,7 +222,6 @@ def make(folder: Path, billions: float, seed: int) -> None:
     import transformers
 
     from hf_align.checkpoints.claim import claimed
-    from hf_align.checkpoints.dtypes import BF16
     from hf_align.checkpoints.plan import ShardPlan
     from hf_align.checkpoints.shards import whole, write_shards
 
@@ -240,7 +239,7 @@ def make(folder: Path, billions: float, seed: int) -> None:
         gain = len(shapes[name]) == 1
         return ((1 if gain else 0) + 0.02 * torch.randn(shapes[name], generator=rng)).bfloat16()
 
-    plan = ShardPlan.build([(n, s, BF16) for n, s in shapes.items()], f"{int(600 * billions)}MB")
+    plan = ShardPlan.build([(n, s, torch.bfloat16) for n, s in shapes.items()], f"{int(600 * billions)}MB")
     with claimed(folder, {}) as claim:
         write_shards(claim, plan, whole(produce))
     config.save_pretrained(folder)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.checkpoints.adapters import adapted
-from hf_align.checkpoints.checkpoint import Checkpoint, tensor_of
-from hf_align.checkpoints.dtypes import Dtype
+from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import resolve
 from hf_align.models import open_pair
 from hf_align.publishing.provenance import Provenance
@@ -120,10 +118,9 @@ def test_parts_of_a_tensor_are_those_of_the_whole(make: Callable[..., tuple[Path
     checkpoint = adapted(Checkpoint.open(source.folder), source)
     name = "model.layers.1.mlp.down_proj.weight"  # [8, 6]
     whole = checkpoint[name].flatten()
-    memory = np.empty(48 * 8, np.uint8)
+    memory = torch.empty(48 * 8, dtype=torch.uint8)
     for start, stop in ((0, 48), (0, 5), (5, 7), (6, 12), (11, 48), (47, 48)):
-        found = tensor_of(checkpoint.raw(name, start, stop, memory), Dtype.of(whole.dtype))
-        torch.testing.assert_close(found, whole[start:stop])
+        torch.testing.assert_close(checkpoint.entries(name, start, stop, memory), whole[start:stop])
 
 
 def test_names_in_memory_that_are_not_those_on_disk(make: Callable[..., tuple[Path, ...]]) -> None:

@@ -16,8 +16,7 @@ from faults import contents
 from forks import forked
 from safetensors.torch import load_file, save_file
 
-from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.stored import SINGLE
+from hf_align.checkpoints.checkpoint import SINGLE, Checkpoint
 from hf_align.errors import CheckpointError
 
 PAIR = [str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1")]

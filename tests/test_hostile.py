@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hf_align.checkpoints.stored import SINGLE
+from hf_align.checkpoints.checkpoint import SINGLE
 from hf_align.cli.app import main
 from hf_align.errors import HfAlignError
 from hf_align.running.data import load_data, require_fit

@@ -235,7 +235,7 @@ def test_shards_are_dropped_once_they_are_read(hub: Hub, tmp_path: Path) -> None
 
 
 def test_a_dropped_shard_is_fetched_again(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hf_align.checkpoints.stored._SMALL", 100)
+    monkeypatch.setattr("hf_align.checkpoints.checkpoint._SMALL", 100)
     source = resolve("org/a")
     checkpoint = Checkpoint.open(source.folder, source.shards)
     checkpoint.drop_when_read(list(checkpoint))

@@ -8,20 +8,27 @@ import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from hf_align import plain
-from hf_align.checkpoints.dtypes import F64
+from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.plan import ShardPlan
-from hf_align.checkpoints.stored import Stored
+from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import silent
+from hf_align.jobs.opened import open_models
+from hf_align.matching.memory import of_matching
+from hf_align.matching.weights import steps_of
+from hf_align.merging.methods import RUNNING
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
+from hf_align.models import Pair
 from hf_align.options import Options
+from hf_align.witness.effort import memory
+from hf_align.writing import draft_of
 
-if TYPE_CHECKING:
-    from hf_align.models import Pair
-
+_DOUBLE = torch.float64.itemsize
 _COPIES = 8
 """Of the largest tensor in float64, for methods that look at whole ones."""
 
@@ -73,8 +80,6 @@ def dry_run(a: str, b: str, output: Path, options: Options) -> DryRun:
         same = plain.Same.open(a, b, trust_remote_code=options.trust_remote_code) if plainly else None
         if same is not None:
             return _plain(same, output, options)
-        from hf_align.jobs.opened import open_models  # loads modelling code, which a plain merge does not wait for
-
         return _aligned(open_models(a, b, options, silent), output, options)
     except HfAlignError as error:
         return DryRun(False, str(error))
@@ -90,13 +95,6 @@ def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
 
 
 def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
-    from hf_align.devices import Devices
-    from hf_align.matching.memory import of_matching
-    from hf_align.matching.weights import steps_of
-    from hf_align.merging.methods import RUNNING
-    from hf_align.witness.effort import memory
-    from hf_align.writing import draft_of
-
     spec = pair.spec
     plan = draft_of(pair, pair.layout(pair.a), options).plan
     groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())
@@ -120,12 +118,12 @@ def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
 def plain_peak(same: plain.Same, options: Options) -> int:
     """The most bytes that a merge without alignment takes: some slices for each thread, or copies of a tensor."""
     if options.method in ELEMENTWISE:
-        return plain.threads() * plain.SLICE * 5 * F64.itemsize
+        return torch.get_num_threads() * plain.SLICE * 5 * _DOUBLE
     entries = max((math.prod(same.a.info(n).shape) for n in same.a), default=0)
-    return _COPIES * entries * F64.itemsize
+    return _COPIES * entries * _DOUBLE
 
 
-def _traffic(a: Stored, b: Stored, plan: ShardPlan, output: Path) -> dict[str, Any]:
+def _traffic(a: Checkpoint, b: Checkpoint, plan: ShardPlan, output: Path) -> dict[str, Any]:
     """What is read, fetched and written."""
     written = sum(s.nbytes + len(s.header) for s in plan.shards)
     return {
@@ -143,7 +141,7 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.absolute().parent)
 
 
-def _largest(checkpoint: Stored) -> str | None:
+def _largest(checkpoint: Checkpoint) -> str | None:
     return max(checkpoint, key=lambda name: checkpoint.info(name).nbytes, default=None)
 
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
+import torch
 
-from hf_align.checkpoints.floats import widened
-from hf_align.checkpoints.stored import Stored
+from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.choices import AnyMethod, Effort
 from hf_align.errors import HfAlignError
 from hf_align.matching.schedule import Schedule
@@ -22,8 +21,6 @@ OF_FINE_TUNES: dict[Effort, AnyMethod] = {"quick": "linear", "good": "linear", "
 """Of two that share a basis (`benchmarks/finetunes.py`)."""
 _ALIKE = 0.5
 """The cosine of weights from which on models share a basis: of two seeds it is about 0, of two fine-tunes 0.98."""
-_TINY = 1e-30
-"""The norm of no weights."""
 _LOOKED_AT, _ENTRIES = 16, 2**16
 """Matrices, and entries of each: enough to tell 0 from 1, and little to read."""
 
@@ -57,13 +54,12 @@ def share_basis(references: Sequence[str], *, trust_remote_code: bool = False) -
     return all(pair is not None and _cosine(pair.a, pair.b) > _ALIKE for pair in pairs)
 
 
-def _cosine(a: Stored, b: Stored) -> float:
+def _cosine(a: Checkpoint, b: Checkpoint) -> float:
     """The median over some of the matrices; 0 without one."""
     matrices = [n for n in sorted(a) if len(a.info(n).shape) > 1 and a.info(n).dtype.is_floating_point]
     found = []
     for name in matrices[:: max(1, len(matrices) // _LOOKED_AT)]:
         count = min(_ENTRIES, math.prod(a.info(name).shape))
-        x, y = (widened(m.raw(name, 0, count), m.info(name).dtype).astype(np.float64) for m in (a, b))
-        norms = float(np.linalg.norm(x) * np.linalg.norm(y))
-        found.append(float(x @ y) / max(norms, _TINY))
+        x, y = (model.entries(name, 0, count).double() for model in (a, b))
+        found.append(float(torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), 0)))
     return sorted(found)[len(found) // 2] if found else 0.0

@@ -15,7 +15,6 @@ from hf_align.agreement import require_alike
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.companions import require_same_vocabulary
-from hf_align.checkpoints.dtypes import F64
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError, IncompatibleModels
@@ -205,7 +204,7 @@ def _with_buffers(config: PretrainedConfig, source: Source, stored: Checkpoint) 
 def _in_one_precision(models: list[Model]) -> list[Model]:
     """What one of two models stores as float64 is read as float64 from both."""
     stored = [NamedWeights(m.checkpoint, m.names) for m in models]
-    wide = {n for weights in stored for n in weights if weights.stored(n).dtype == F64}
+    wide = {n for weights in stored for n in weights if weights.stored(n).dtype == torch.float64}
     if not wide:
         return models
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 class OfNames(Collection[str]):
@@ -25,7 +23,7 @@ class OfNames(Collection[str]):
         return len(self._names)
 
 
-class OnDemand(OfNames, Mapping[str, "Tensor"]):
+class OnDemand(OfNames, Mapping[str, Tensor]):
     """Tensors by name, each made by `__getitem__`, which raises KeyError for any other name."""
 
 

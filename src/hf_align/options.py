@@ -25,7 +25,7 @@ from hf_align.errors import OptionError
 from hf_align.matching.schedule import Schedule
 
 if TYPE_CHECKING:
-    from hf_align.checkpoints.dtypes import Dtype as StoredDtype
+    import torch
 
 _NO_RESULT = ("overwrite", "drop_cache", "offload", "quiet")
 _NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "points", "strict", "trust_remote_code", "witness")
@@ -125,11 +125,11 @@ class Options:
         return (1 - self.weight, self.weight) if count == 2 else (1 / count,) * count
 
     @property
-    def stored_dtype(self) -> StoredDtype | None:
-        """Of the output; None for that of A."""
-        from hf_align.checkpoints.dtypes import BY_NAME  # here, for options are made where numpy is not needed yet
+    def torch_dtype(self) -> torch.dtype | None:
+        """Of the output, as torch has it."""
+        import torch  # here, for options are made before it is known whether it is needed
 
-        return None if self.dtype is None else BY_NAME[self.dtype]
+        return None if self.dtype is None else getattr(torch, self.dtype)
 
     @property
     def result(self) -> dict[str, str]:

@@ -2,43 +2,38 @@
 
 Only where their configs differ must the modelling code say whether that matters. Entry belongs to entry wherever both
 store the same tensors, also where it would fuse or rename them. Methods that look at one entry at a time are computed
-by numpy, for to load torch takes longer than to mix most models: in slices, in several threads, from the files of the
-inputs into their place in the file of the output.
+in slices that fit into a processor's cache, in several threads, from the files of the inputs into their place in the
+file of the output.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
+from hf_align.checkpoints.adapters import adapted
+from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.companions import require_same_vocabulary
-from hf_align.checkpoints.dtypes import F64, Dtype, Raw
-from hf_align.checkpoints.floats import is_finite, require_finite, rounded, widened
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.own_files import own_json
 from hf_align.checkpoints.plan import ShardPlan
-from hf_align.checkpoints.shards import Block, Source
-from hf_align.checkpoints.stored import Stored
+from hf_align.checkpoints.shards import Source
 from hf_align.errors import CheckpointError
 from hf_align.jobs.job import Asked, Draft, Job, run
-from hf_align.merging.lerp import lerp
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.options import Options
 from hf_align.outcome import Report
 
 SLICE = 2**19
-"""Entries that are read and written at a time: two inputs and an output in bfloat16 are 3 MiB."""
-_COMPUTED = 2**16
-"""Entries that are computed at a time: what lies between stays in a processor's cache."""
+"""Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""
 _NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
 """What is noted in a config when a model is saved, whatever it is."""
 _TIED = "tie_word_embeddings"
@@ -49,8 +44,8 @@ class Same:
     """Two checkpoints that store the same tensors of one architecture."""
 
     sources: tuple[ModelSource, ModelSource]
-    a: Stored
-    b: Stored
+    a: Checkpoint
+    b: Checkpoint
     config: dict[str, Any]
 
     @classmethod
@@ -72,9 +67,9 @@ class Same:
         require_same_vocabulary((a, b), folders)
         if configs[0].get(_TIED) != configs[1].get(_TIED):
             return None
-        first, second = (Stored.open(source.folder, source.shards) for source in sources)
+        first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
         try:
-            first, second = (_adapted(s, source) for s, source in zip((first, second), sources, strict=True))
+            first, second = (adapted(c, source) for c, source in zip((first, second), sources, strict=True))
         except CheckpointError:  # the modelling code may know what an adapter's names stand for
             return None
         if _layout(first) != _layout(second):
@@ -86,16 +81,16 @@ class Same:
     def agrees_outside_floats(self) -> bool:
         """Whether masks, tables and counters are the same; if not, only the modelling code knows which are read."""
         whole = (n for n in self.a if not self.a.info(n).dtype.is_floating_point)
-        return all(np.array_equal(_integers(self.a, n), _integers(self.b, n)) for n in whole)
+        return all(torch.equal(self.a[n], self.b[n]) for n in whole)
 
-    def dtype(self, name: str, options: Options) -> Dtype:
+    def dtype(self, name: str, chosen: torch.dtype | None) -> torch.dtype:
         """Of a tensor that is written: that of A, unless another is chosen for the floating point ones."""
         found = self.a.info(name).dtype
-        return options.stored_dtype if options.stored_dtype is not None and found.is_floating_point else found
+        return chosen if chosen is not None and found.is_floating_point else found
 
     def plan(self, options: Options) -> ShardPlan:
         """Which tensor goes into which file."""
-        tensors = [(n, self.a.info(n).shape, self.dtype(n, options)) for n in sorted(self.a)]
+        tensors = [(n, self.a.info(n).shape, self.dtype(n, options.torch_dtype)) for n in sorted(self.a)]
         return ShardPlan.build(tensors, options.max_shard_size)
 
     def record(self, options: Options) -> dict[str, str]:
@@ -106,9 +101,12 @@ class Same:
 
     def source(self, options: Options) -> Source:
         """The entries of the merge."""
-        if options.method in ELEMENTWISE:
-            return Source(_Mixing(self, options).entries, SLICE, threads())
-        return Source(lambda name, start, stop: _mixed_whole(self, options, name))
+        mix, weight = TENSORWISE[options.method], options.weight
+        if options.method not in ELEMENTWISE:
+            mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=False)
+            return Source(mixing.entries)
+        mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=True)
+        return Source(mixing.entries, SLICE, torch.get_num_threads())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,107 +158,57 @@ def merge(a: str, b: str, output: Path, asked: Asked) -> Report | None:
 class _Mixing:
     """The entries of a merge, in the dtype in which they are written; memory for inputs is used again and again."""
 
-    def __init__(self, same: Same, options: Options) -> None:
+    def __init__(
+        self, same: Same, mix: Callable[[Tensor, Tensor], Tensor], chosen: torch.dtype | None, *, sliced: bool
+    ) -> None:
         self._same = same
-        self._options = options
+        self._mix = mix
+        self._chosen = chosen
+        self._sliced = sliced
         self._of_thread = threading.local()
 
-    def entries(self, name: str, start: int, stop: int) -> Block:
-        same, shape = self._same, (stop - start,)
+    def entries(self, name: str, start: int, stop: int) -> Tensor:
+        same = self._same
         if not same.a.info(name).dtype.is_floating_point:
-            return Block(same.a.info(name).dtype, shape, same.a.raw(name, start, stop))
-        a, b = (model.raw(name, start, stop, into) for model, into in
-                zip((same.a, same.b), self._memory(), strict=True))  # fmt: skip
-        dtype = same.dtype(name, self._options)
-        mixed = _mixed(a, b, (same.a.info(name).dtype, same.b.info(name).dtype), dtype, self._options.weight)
-        _require_held(same, name, a, b, mixed, dtype)
-        return Block(dtype, shape, mixed)
+            return self._shaped(name, same.a.entries(name, start, stop))
+        memory = self._memory() if self._sliced else (None, None)
+        a, b = (self._shaped(name, model.entries(name, start, stop, into)) for model, into in
+                zip((same.a, same.b), memory, strict=True))  # fmt: skip
+        dtype = same.dtype(name, self._chosen)
+        mixed = self._mix(*_computable(a, b, dtype, self._sliced)).to(dtype)
+        if not is_finite(mixed):
+            self._blame(name, a, b, dtype)
+        return mixed
 
-    def _memory(self) -> tuple[Raw, Raw]:
+    def _shaped(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor if self._sliced else tensor.view(self._same.a.info(name).shape)
+
+    def _memory(self) -> tuple[Tensor, Tensor]:
         if not hasattr(self._of_thread, "memory"):
-            size = SLICE * F64.itemsize
-            self._of_thread.memory = tuple(np.empty(size, np.uint8) for _ in range(2))
+            size = SLICE * torch.float64.itemsize
+            self._of_thread.memory = tuple(torch.empty(size, dtype=torch.uint8) for _ in range(2))
         return self._of_thread.memory
 
-
-def _mixed(a: Raw, b: Raw, stored: tuple[Dtype, Dtype], dtype: Dtype, weight: float) -> Raw:
-    """The means of entries of two dtypes: in float32, or float64 where one of them is, and rounded once."""
-    count = len(a) // stored[0].itemsize
-    mixed = np.empty(count * dtype.itemsize, np.uint8)
-    for start in range(0, count, _COMPUTED):
-        stop = min(count, start + _COMPUTED)
-        x, y = (widened(_part(raw, found, start, stop), found) for raw, found in zip((a, b), stored, strict=True))
-        common = np.promote_types(x.dtype, y.dtype)
-        x, y = (entries.astype(common, copy=False) for entries in (x, y))
-        _part(mixed, dtype, start, stop)[:] = rounded(lerp(x, y, weight), dtype)
-    return mixed
+    def _blame(self, name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
+        """Only what is written is looked at: one bad entry of an input makes one there."""
+        for model, tensor in zip((self._same.a, self._same.b), (a, b), strict=True):
+            require_finite(name, tensor, model.info(name).shard)
+        raise CheckpointError(f"{name} has entries that {dtype} cannot hold; choose another --dtype")
 
 
-def _part(raw: Raw, dtype: Dtype, start: int, stop: int) -> Raw:
-    return raw[start * dtype.itemsize : stop * dtype.itemsize]
+def _computable(a: Tensor, b: Tensor, dtype: torch.dtype, elementwise: bool) -> tuple[Tensor, Tensor]:
+    """Both in the dtype to compute in.
 
-
-def _mixed_whole(same: Same, options: Options, name: str) -> Block:
-    """A tensor mixed by a method that looks at all of it, as the same method mixes models that are aligned: by torch,
-    for its sums are other sums than numpy's."""
-    import torch
-
-    from hf_align.checkpoints.checkpoint import tensor_of
-
-    infos, raw = [model.info(name) for model in (same.a, same.b)], [_whole(model, name) for model in (same.a, same.b)]
-    if not infos[0].dtype.is_floating_point:
-        return Block(infos[0].dtype, infos[0].shape, raw[0])
-    a, b = (tensor_of(r, info.dtype).view(info.shape) for r, info in zip(raw, infos, strict=True))
+    An elementwise method on low precision computes in float32 and rounds once, which torch does entry by entry where
+    all three dtypes are one; copies in float32 of the whole slice would come to the same.
+    """
+    if elementwise and a.dtype == b.dtype == dtype:
+        return a, b
     common = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-    dtype = same.dtype(name, options)
-    mixed = TENSORWISE[options.method](a.to(common), b.to(common), options.weight).to(dtype.in_torch)
-    block = Block.of(mixed)
-    _require_held(same, name, raw[0], raw[1], block.raw, dtype)
-    return block
+    return a.to(common), b.to(common)
 
 
-def _require_held(same: Same, name: str, a: Raw, b: Raw, mixed: Raw, dtype: Dtype) -> None:
-    """See that what is written is finite. Only that is looked at: one bad entry of an input makes one there.
-
-    Raises:
-        CheckpointError: it is not.
-    """
-    if is_finite(mixed, dtype):
-        return
-    for model, raw in ((same.a, a), (same.b, b)):
-        require_finite(name, raw, model.info(name).dtype, model.info(name).shard)
-    raise CheckpointError(f"{name} has entries that {dtype} cannot hold; choose another --dtype")
-
-
-def threads() -> int:
-    """How many compute at once: as torch would, one for each core, or as the environment says."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))
-
-
-def _adapted(stored: Stored, source: ModelSource) -> Stored:
-    """The tensors of a model with its adapter, if it has one, whose products are torch's.
-
-    Raises:
-        CheckpointError: as `adapted`.
-    """
-    if source.adapter is None:
-        return stored
-    from hf_align.checkpoints.adapters import adapted
-    from hf_align.checkpoints.checkpoint import Checkpoint
-
-    return adapted(Checkpoint.open(source.folder, source.shards), source)
-
-
-def _integers(stored: Stored, name: str) -> NDArray[Any]:
-    return _whole(stored, name).view(stored.info(name).dtype.bits)
-
-
-def _whole(stored: Stored, name: str) -> Raw:
-    return stored.raw(name, 0, math.prod(stored.info(name).shape))
-
-
-def _layout(checkpoint: Stored) -> dict[str, tuple[tuple[int, ...], bool]]:
+def _layout(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], bool]]:
     """The shape of every tensor, and whether it has floating point numbers."""
     infos = {name: checkpoint.info(name) for name in checkpoint}
     return {name: (info.shape, info.dtype.is_floating_point) for name, info in infos.items()}
@@ -273,7 +221,7 @@ def _described(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], di
 
 
 def _require_same_function(
-    refs: tuple[str, str], folders: list[Path], stored: tuple[Stored, Stored], trust_remote_code: bool
+    refs: tuple[str, str], folders: list[Path], stored: tuple[Checkpoint, Checkpoint], trust_remote_code: bool
 ) -> None:
     """As for models that are aligned.
 

@@ -34,14 +34,13 @@ def moved_model(
     """
 
     def stored(of: Model, name: str) -> torch.dtype:
-        return of.checkpoint.info(of.names.by_memory()[name].sources[0]).dtype.in_torch
+        return of.checkpoint.info(of.names.by_memory()[name].sources[0]).dtype
 
     own, config = pair.config if model.widened is not None else model.config, copy.deepcopy(like.config)
     if pair.untied:
         config.tie_word_embeddings = False
     wide = any(stored(model, name) == torch.float64 for name in spec.parameters)
-    chosen = options.stored_dtype and options.stored_dtype.in_torch
-    written = {name: chosen or stored(like, name) for name in spec.parameters}
+    written = {name: options.torch_dtype or stored(like, name) for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,
                  torch.float64 if wide else torch.float32, written)  # fmt: skip
 

@@ -26,7 +26,7 @@ def draft_of(pair: Pair, like: Model, options: Options) -> Draft:
     Raises:
         OptionError: the size of shards is not understood.
     """
-    layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.stored_dtype)
+    layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.torch_dtype)
     plan = ShardPlan.build([(name, *layout.info(name)) for name in sorted(layout)], options.max_shard_size)
     return Draft(plan, like.folder, untied(pair))
 
@@ -45,7 +45,7 @@ def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str
     if unused := like.names.unused:
         say(f"left out: {len(unused)} of {like.ref}'s tensors that its architecture does not load ({unused[0]})")
     return whole(
-        DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.stored_dtype).__getitem__
+        DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.torch_dtype).__getitem__
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_align.checkpoints.checkpoint import Checkpoint, tensor_of
-from hf_align.checkpoints.dtypes import Raw
+from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import CheckpointError
@@ -68,19 +66,10 @@ class AdaptedCheckpoint(Checkpoint):
         self._low_rank = low_rank
         self._replaced = replaced
 
-    def raw(self, name: str, start: int, stop: int, into: Raw | None = None) -> Raw:
-        if name not in self._replaced and name not in self._low_rank:
-            return super().raw(name, start, stop, into)
-        if threading.current_thread() is not threading.main_thread():
-            torch.set_num_threads(1)  # it is one of several at work
-        return self._changed(name, start, stop).contiguous().view(torch.uint8).numpy()
-
-    def _changed(self, name: str, start: int, stop: int) -> Tensor:
+    def entries(self, name: str, start: int, stop: int, into: Tensor | None = None) -> Tensor:
+        found = super().entries(name, start, stop, into)
         if name in self._replaced:
-            dtype = self.info(name).dtype.in_torch
-            found = self._adapter.entries(self._replaced[name], start, stop).to(dtype)
-        else:
-            found = tensor_of(super().raw(name, start, stop), self.info(name).dtype)
+            found = self._adapter.entries(self._replaced[name], start, stop).to(found.dtype)
         if name not in self._low_rank:
             return found
         columns = math.prod(self.info(name).shape[1:])

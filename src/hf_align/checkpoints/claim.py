@@ -19,10 +19,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from hf_align import __version__
+from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.checkpoints.companions import COPIED
 from hf_align.checkpoints.plan import Shard, ShardPlan
 from hf_align.checkpoints.readonly import identity, require_apart
-from hf_align.checkpoints.stored import INDEX, SINGLE
 from hf_align.errors import HfAlignError, OutputError
 from hf_align.processes import Processes, current
 

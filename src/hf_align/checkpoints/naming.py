@@ -7,6 +7,7 @@ the layout of the checkpoint it came from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,10 +23,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
+from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
 from hf_align.checkpoints.conversion import Conversion, Link, Read, Renaming
-from hf_align.checkpoints.dtypes import Dtype, bytes_of
-from hf_align.checkpoints.stored import TensorInfo
 from hf_align.errors import CheckpointError
 from hf_align.ondemand import OfNames, OnDemand
 
@@ -128,8 +127,7 @@ class NamedWeights(OnDemand):
         tensor = link.load(_header(self._checkpoint))[name]
         shape = tuple(tensor.shape)
         shard = self._checkpoint.info(link.sources[0]).shard
-        dtype = Dtype.of(tensor.dtype)
-        return TensorInfo(dtype, shape, bytes_of(shape, dtype), shard)
+        return TensorInfo(tensor.dtype, shape, math.prod(shape) * tensor.dtype.itemsize, shard)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._links[name].load(self._finite)[name]
@@ -151,7 +149,7 @@ class DiskLayout(OfNames):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, names: Names, parameters: Collection[str], dtype: Dtype | None = None
+        self, checkpoint: Checkpoint, names: Names, parameters: Collection[str], dtype: torch.dtype | None = None
     ) -> None:
         self._checkpoint = checkpoint
         self._parameters = frozenset(parameters)
@@ -159,7 +157,7 @@ class DiskLayout(OfNames):
         self._links = {name: link for link in names.links for name in link.targets}
         super().__init__(self._links)
 
-    def info(self, name: str) -> tuple[tuple[int, ...], Dtype]:
+    def info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of a tensor given by its name on disk."""
         link = self._links[name]
         found = self._checkpoint.info(name if name in self._checkpoint else link.sources[0])
@@ -190,7 +188,7 @@ class DiskWeights(DiskLayout, OnDemand):
         names: Names,
         produce: Read,
         parameters: Collection[str],
-        dtype: Dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(checkpoint, names, parameters, dtype)
         self._read = NamedWeights(checkpoint, names)
@@ -215,9 +213,9 @@ class DiskWeights(DiskLayout, OnDemand):
         return self._produce(name) if name in self._parameters else self._read[name]
 
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        stored = tensor.to(self.info(name)[1].in_torch)
+        stored = tensor.to(self.info(name)[1])
         if not is_finite(stored):
-            raise CheckpointError(f"{name} has entries that {self.info(name)[1]} cannot hold; choose another --dtype")
+            raise CheckpointError(f"{name} has entries that {stored.dtype} cannot hold; choose another --dtype")
         return stored
 
 
@@ -242,6 +240,6 @@ def _header(checkpoint: Checkpoint) -> Read:
 
     def read(name: str) -> Tensor:
         info = checkpoint.info(name)
-        return torch.empty(info.shape, dtype=info.dtype.in_torch, device="meta")
+        return torch.empty(info.shape, dtype=info.dtype, device="meta")
 
     return read

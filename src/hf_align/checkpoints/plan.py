@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hf_align.checkpoints.dtypes import Dtype, bytes_of
+import torch
+
+from hf_align.checkpoints.checkpoint import NAMES, SINGLE, bytes_of
 from hf_align.checkpoints.sizes import bytes_in
-from hf_align.checkpoints.stored import SINGLE
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Shard:
     """One file to be: its name and its tensors in the order of their bytes."""
 
     file: str
-    tensors: tuple[tuple[str, tuple[int, ...], Dtype], ...]
+    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
     @property
     def nbytes(self) -> int:
@@ -30,7 +31,7 @@ class Shard:
         offset = 0
         for name, shape, dtype in self.tensors:
             end = offset + bytes_of(shape, dtype)
-            entries[name] = {"dtype": dtype.code, "shape": list(shape), "data_offsets": [offset, end]}
+            entries[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -49,14 +50,14 @@ class ShardPlan:
     shards: tuple[Shard, ...]
 
     @classmethod
-    def build(cls, tensors: Iterable[tuple[str, tuple[int, ...], Dtype]], max_shard_size: str) -> ShardPlan:
+    def build(cls, tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]], max_shard_size: str) -> ShardPlan:
         """Fill shards in order up to a size such as "5GB", in the file layout of `save_pretrained`.
 
         Raises:
             OptionError: the size is not understood.
         """
         limit = bytes_in(max_shard_size)
-        groups: list[list[tuple[str, tuple[int, ...], Dtype]]] = [[]]
+        groups: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [[]]
         filled = 0
         for name, shape, dtype in tensors:
             size = bytes_of(shape, dtype)

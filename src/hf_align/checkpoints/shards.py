@@ -10,35 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import torch
 from huggingface_hub.utils import tqdm
+from torch import Tensor
 
+from hf_align.checkpoints.checkpoint import INDEX
 from hf_align.checkpoints.claim import Claim, sync
-from hf_align.checkpoints.dtypes import Dtype, Raw
 from hf_align.checkpoints.plan import Shard, ShardPlan
-from hf_align.checkpoints.stored import INDEX
 from hf_align.errors import CheckpointError, OutputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Block:
-    """Entries of a tensor as they are stored: uint8 [bytes] in the order of a shape."""
-
-    dtype: Dtype
-    shape: tuple[int, ...]
-    raw: Raw
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Block:
-        """A tensor, from any device."""
-        import torch  # whoever has a tensor has loaded it
-
-        raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return cls(Dtype.of(tensor.dtype), tuple(tensor.shape), raw)
 
 
 @dataclass(frozen=True)
@@ -51,14 +31,14 @@ class Source:
         threads: that may ask at once.
     """
 
-    entries: Callable[[str, int, int], Block]
+    entries: Callable[[str, int, int], Tensor]
     most: int | None = None
     threads: int = 1
 
 
 def whole(produce: Callable[[str], Tensor]) -> Source:
     """A source of whole tensors, computed one after the other."""
-    return Source(lambda name, start, stop: Block.of(produce(name)))
+    return Source(lambda name, start, stop: produce(name))
 
 
 def write_with_bar(claim: Claim, plan: ShardPlan, source: Source, *, quiet: bool) -> None:
@@ -121,7 +101,7 @@ class _Piece:
     start: int
     stop: int
     shape: tuple[int, ...]
-    dtype: Dtype
+    dtype: torch.dtype
     at: int
 
 
@@ -158,24 +138,24 @@ def _fill(claim: Claim, shard: Shard, source: Source, progress: Callable[[int], 
         _in_threads(lambda: work(file.fileno()), source.threads)
 
 
-def _planned(piece: _Piece, block: Block) -> Raw:
-    if block.shape != piece.shape or block.dtype != piece.dtype:
-        found = f"{list(block.shape)} {block.dtype}"
+def _planned(piece: _Piece, tensor: Tensor) -> Tensor:
+    if tuple(tensor.shape) != piece.shape or tensor.dtype != piece.dtype:
+        found = f"{list(tensor.shape)} {tensor.dtype}"
         raise OutputError(f"{piece.name} came out as {found}, planned {list(piece.shape)} {piece.dtype}")
-    return block.raw
+    return tensor
 
 
 def _in_threads(work: Callable[[], None], threads: int) -> None:
     """Run the same work in several threads; the first error is raised when all have stopped."""
     if threads == 1:
         return work()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for done in [pool.submit(work) for _ in range(threads)]:
             done.result()
 
 
-def _put(file: int, raw: Raw, at: int) -> None:
-    view, done = raw.data, 0
+def _put(file: int, tensor: Tensor, at: int) -> None:
+    view, done = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, 0
     while done < len(view):
         done += os.pwrite(file, view[done:], at + done)
 

@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.dtypes import Dtype
 from hf_align.checkpoints.naming import DiskWeights, match_names
 from hf_align.checkpoints.own_files import is_own
 from hf_align.errors import HfAlignError
@@ -93,7 +92,6 @@ def _lent(recipe: Mapping[str, Any], inputs: Basis | None) -> Iterator[Mapping[s
 
     cache = LoaderCache()
     dtype = dtype_of(parse(recipe), "dtype")
-    stored = None if dtype is None else Dtype.of(dtype)
     with tempfile.TemporaryDirectory() as root:
         a, parameters = inputs.models.first.a, inputs.models.spec.parameters
         folders = {name: Path(root) / str(i) for i, name in enumerate(inputs.models.names)}
@@ -101,7 +99,7 @@ def _lent(recipe: Mapping[str, Any], inputs: Basis | None) -> Iterator[Mapping[s
         try:
             for model, (name, weights) in zip(inputs.models.models, inputs.by_name.items(), strict=False):
                 _shell(folders[name], model.folder, inputs.models.first.untied)
-                on_disk = DiskWeights(a.checkpoint, a.names, weights.__getitem__, parameters, stored)
+                on_disk = DiskWeights(a.checkpoint, a.names, weights.__getitem__, parameters, dtype)
                 cache.loaders[references[name]] = Loader(on_disk)
             yield renamed(recipe, {name: str(folder) for name, folder in folders.items()})
         finally:

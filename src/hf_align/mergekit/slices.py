@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.checkpoints.dtypes import Dtype
 from hf_align.checkpoints.naming import DiskWeights
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import whole
@@ -144,7 +144,7 @@ def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
             out = stack.named(name, place)
             return mixed(config, weights, sources, stack.parameters(name, place), settings.base, out, f"{seed} {out}")
 
-        return _Stacked(stack, pair, produce, options.stored_dtype)
+        return _Stacked(stack, pair, produce, options.torch_dtype)
 
     laid_out = tensors(None)
     plan = ShardPlan.build([(name, *laid_out.info(name)) for name in sorted(laid_out)], options.max_shard_size)
@@ -155,7 +155,7 @@ def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
 class _Stacked(OnDemand):
     """The stacked model in the names and layout of the reference, by name on disk."""
 
-    def __init__(self, stack: Stack, pair: Pair, produce: Any, dtype: Dtype | None) -> None:
+    def __init__(self, stack: Stack, pair: Pair, produce: Any, dtype: torch.dtype | None) -> None:
         a, parameters = pair.a, pair.spec.parameters
         outside = DiskWeights(a.checkpoint, a.names, lambda name: produce(name, None), parameters, dtype)
         by_layer: dict[int | None, list[str]] = {}
@@ -175,7 +175,7 @@ class _Stacked(OnDemand):
             for name in by_layer.get(layer.layout, ()):
                 self._found[_renumbered(name, layer.layout, place)] = (weights, name)
 
-    def info(self, name: str) -> tuple[tuple[int, ...], Dtype]:
+    def info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype."""
         weights, source = self._found[name]
         return weights.info(source)

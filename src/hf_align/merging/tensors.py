@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-TensorMethod = Callable[["Tensor", "Tensor", float], "Tensor"]
+TensorMethod = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def linear(a: Tensor, b: Tensor, weight: float) -> Tensor:
     """(1-t)·a + t·b, t the weight of b; any shape, one float dtype."""
-    return a.lerp(b, weight)
+    return torch.lerp(a, b, weight)
 
 
 def slerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
@@ -22,7 +21,7 @@ def slerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
     if norm_a == 0 or norm_b == 0:
         return linear(a, b, weight)
     cosine = float((a * b).sum() / (norm_a * norm_b))
-    angle = a.new_tensor(cosine).float().clamp(-1, 1).arccos()
+    angle = torch.arccos(torch.tensor(cosine).clamp(-1, 1))
     if float(angle.sin()) < 1e-4:
         return linear(a, b, weight)
     mixed = ((1 - weight) * angle).sin() * a / norm_a + (weight * angle).sin() * b / norm_b
