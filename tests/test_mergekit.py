@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +16,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from conftest import MODELS, run, tiny_bert, tiny_llama, tiny_vit
+from conftest import DATA, MODELS, run, tiny_bert, tiny_llama, tiny_vit
 from hub_server import Hub
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -22,7 +25,6 @@ from hf_align.checkpoints.claim import claimed
 from hf_align.choices import AnyMethod, MergekitMethod
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
-from hf_align.matching.kinship import share_basis
 from hf_align.mergekit import loaders
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.methods import Loop, merge_here
@@ -134,13 +136,6 @@ def test_fine_tunes_of_one_base_stay_as_they_are(tmp_path: Path, capsys: pytest.
     assert run("mergekit", told, tmp_path / "told") == 0
     assert "are in the basis of 0" in capsys.readouterr().out
     assert Provenance.load(tmp_path / "told").strategy["match"] == "weight"
-
-
-def test_models_of_different_seeds_share_no_basis() -> None:
-    zero, one = (weights(LLAMA / seed) for seed in "01")
-    assert share_basis([zero, zero]) and not share_basis([zero, one]) and not share_basis([zero, zero, one])
-    assert share_basis([zero, {n: t + 0.5 * t.std() * torch.randn_like(t) for n, t in zero.items()}])
-    assert not share_basis([zero, {n: t[:-1] for n, t in zero.items()}])
 
 
 @pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
@@ -365,6 +360,35 @@ def test_a_recipe_with_models_from_the_hub(hub: Hub, tmp_path: Path, random_pair
     assert Provenance.load(tmp_path / "out").inputs[1].commit == commit
 
 
+@pytest.mark.slow
+def test_experts_that_are_aligned_lose_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """mergekit-moe: unaligned the result is its own, aligned the second expert can read the stream."""
+    experts = []
+    for seed, prompt in (("0", "In the beginning"), ("1", "And it came to pass")):
+        shutil.copytree(LLAMA / seed, tmp_path / seed)
+        named = tmp_path / seed / "tokenizer_config.json"  # mergekit-moe pads with the first token of a text
+        named.write_text(json.dumps({**json.loads(named.read_text()), "bos_token": "[PAD]"}))
+        experts.append({"source_model": str(tmp_path / seed), "positive_prompts": [prompt]})
+    recipe = {"base_model": str(tmp_path / "0"), "gate_mode": "cheap_embed", "experts": experts}
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe), tmp_path / "plain") == 0
+    theirs = write_recipe(tmp_path / "theirs.yml", **recipe)
+    subprocess.run([sys.executable, "-m", "mergekit.scripts.moe", theirs, tmp_path / "theirs"], check=True,
+                   capture_output=True)  # fmt: skip
+    assert_same(weights(tmp_path / "plain"), weights(tmp_path / "theirs"))
+    data = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:16]
+    align = {"data": str(DATA / "eval_lm_kjv.safetensors")}
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe, align=align), tmp_path / "aligned") == 0
+    assert "mixture of experts merges to a loss of" in capsys.readouterr().out.replace("\n", " ")
+    losses = {}
+    for name in ("plain", "aligned"):
+        model = assert_whole(tmp_path / name, transformers.AutoModelForCausalLM)
+        assert model.config.num_local_experts == 2
+        with torch.no_grad():
+            losses[name] = float(model(input_ids=data, labels=data).loss)
+    assert losses["aligned"] < losses["plain"] - 0.3, losses
+    assert run("report", tmp_path / "aligned") == 0
+
+
 # hf-align merge --method ----------------------------------------------------------------------------------------------
 
 
@@ -436,6 +460,10 @@ def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ("[1, 2]", "is not a mapping"),
         ("a: [", "is not valid YAML"),
         ("merge_method: linear", "Exactly one of 'models'"),
+        ("base_model: x/y\nexperts: [{source_model: x/z}]", "has 1 experts; experts_per_token is 2"),
+        ("base_model: x/y\nexperts: [{}]\nalign: true", "experts.0.source_model: Field required"),
+        ("base_model: x/y\ngate_mode: magic\nexperts_per_token: 1\nexperts: [{source_model: x/z}]", "'cheap_embed'"),
+        ("base_model: x/y\nexperts_per_token: 1\nexperts: [{source_model: x/z}]", "needs positive_prompts"),
         ("merge_method: linear\nmodels: 3", "models: "),
         ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "not one of the recipe's models"),

@@ -91,7 +91,7 @@ def written_out(value: Any) -> Any:
         return [written_out(inner) for inner in value]
     if not isinstance(value, Mapping):
         return value
-    return {key: _reference(inner) if key in ("model", "base_model") else written_out(inner)
+    return {key: _reference(inner) if key in ("model", "source_model", "base_model") else written_out(inner)
             for key, inner in value.items()}  # fmt: skip
 
 

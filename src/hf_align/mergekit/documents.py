@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_align.config import Recipe
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.extra import models_of
+from hf_align.mergekit.extra import NAMING, models_of
 
 
 def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path]]:
@@ -41,7 +41,7 @@ def _with_models(value: Any, folders: Mapping[str | None, Path]) -> Any:
         return [_with_models(inner, folders) for inner in value]
     if not isinstance(value, Mapping):
         return value
-    return {key: str(folders[inner]) if key in ("model", "base_model") and isinstance(inner, str) and inner in folders
+    return {key: str(folders[inner]) if key in NAMING and isinstance(inner, str) and inner in folders
             else _with_models(inner, folders) for key, inner in value.items()}  # fmt: skip
 
 

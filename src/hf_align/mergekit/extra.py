@@ -13,6 +13,10 @@ from pydantic import ValidationError
 from hf_align.config import first_fault
 from hf_align.errors import HfAlignError
 
+NAMING = ("model", "source_model", "base_model")
+"""Keys of recipes whose values are models."""
+_GATES = ("hidden", "cheap_embed", "random", "uniform_random")
+"""How mergekit-moe makes routers."""
 VERSIONS = ((0, 1, 5), (0, 2, 0))
 """From the first on, below the second: its loaders and its methods are called as they are there."""
 
@@ -74,12 +78,34 @@ def parse(recipe: Mapping[str, Any]) -> Any:
     return config
 
 
+def require_experts(recipe: Mapping[str, Any]) -> None:
+    """See that mergekit-moe takes the recipe.
+
+    Raises:
+        HfAlignError: it does not, or the prompts do not tell experts apart.
+    """
+    from mergekit.moe.config import MoEMergeConfig
+
+    try:
+        config = MoEMergeConfig.model_validate(recipe)
+    except (ValidationError, RuntimeError) as error:
+        why = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise HfAlignError(f"the recipe is rejected by mergekit-moe: {why}") from error
+    if not 1 <= config.experts_per_token <= len(config.experts):
+        count, wanted = len(config.experts), config.experts_per_token
+        raise HfAlignError(f"the recipe has {count} experts; experts_per_token is {wanted}")
+    if config.gate_mode not in _GATES:
+        raise HfAlignError(f"gate_mode is {config.gate_mode!r}; it must be one of {', '.join(map(repr, _GATES))}")
+    if config.gate_mode != "random" and not all(expert.positive_prompts for expert in config.experts):
+        raise HfAlignError(f"every expert needs positive_prompts for gate_mode {config.gate_mode}")
+
+
 def models_of(recipe: Any) -> list[str]:
     """What a recipe calls its models, in the order in which it names them, and the base model last.
 
     It is read as it is written, which is the same in every version of mergekit.
     """
-    return list(dict.fromkeys([*_named(recipe, "model"), *_named(recipe, "base_model")]))
+    return list(dict.fromkeys(name for key in NAMING for name in _named(recipe, key)))
 
 
 def _named(value: Any, key: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.loaders import fault_of, renamed
 from hf_align.options import Options
 from hf_align.writing import draft_of, entries_of
+
+Command = Callable[[Mapping[str, Any], Mapping[str, str], Path, Flags, bool], Path]
+"""Recipe, what it calls a model -> its folder, a folder for what is not finished, flags, remote code -> the result."""
 
 
 def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dict[str, str]:
@@ -52,20 +55,43 @@ def run_command(
     Raises:
         HfAlignError: mergekit failed, or wrote only a part of the model.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    file, out = work / "recipe.yml", work / "merged"
-    file.write_text(yaml.safe_dump(renamed(recipe, folders), sort_keys=False), encoding="utf-8")
-    options = [*flags.for_command, *(["--trust-remote-code"] if trust_remote_code else [])]
-    command = [sys.executable, "-m", "mergekit.scripts.run_yaml", str(file), str(out), *options]
-    done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    fault = lines[-1] if done.returncode and lines else "it failed" if done.returncode else None
-    fault = fault or fault_of(out, trust_remote_code)
+    out, fault = _run("run_yaml", recipe, folders, work, flags, trust_remote_code)
     if fault is not None:
         raise HfAlignError(
             f"mergekit {version()} does not merge this architecture whole ({fault}); with "
             "pip install 'hf-align[mergekit]' it is merged here"
         )
+    return out
+
+
+def run_moe(
+    recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags, trust_remote_code: bool
+) -> Path:
+    """As `run_command`, by mergekit-moe.
+
+    Raises:
+        HfAlignError: mergekit-moe failed, or wrote only a part of the model.
+    """
+    out, fault = _run("moe", recipe, folders, work, flags, trust_remote_code)
+    if fault is not None:
+        raise HfAlignError(f"mergekit-moe {version()} does not make one model of these ({fault})")
+    return out
+
+
+def _run(
+    script: str, recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags,
+    trust_remote_code: bool,
+) -> tuple[Path, str | None]:  # fmt: skip
+    """Where a script of mergekit has written, and what went wrong."""
+    work.mkdir(parents=True, exist_ok=True)
+    file, out = work / "recipe.yml", work / "merged"
+    file.write_text(yaml.safe_dump(renamed(recipe, folders), sort_keys=False), encoding="utf-8")
+    options = [*flags.for_command, *(["--trust-remote-code"] if trust_remote_code else [])]
+    command = [sys.executable, "-m", f"mergekit.scripts.{script}", str(file), str(out), *options]
+    done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    fault = lines[-1] if done.returncode and lines else "it failed" if done.returncode else None
+    fault = fault or fault_of(out, trust_remote_code)
     for name in ("README.md", "mergekit_config.yml"):  # they have the paths of the folders
         (out / name).unlink(missing_ok=True)
-    return out
+    return out, fault

@@ -21,16 +21,16 @@ from hf_align.checkpoints.own_files import own_json
 from hf_align.choices import Dtype, checked
 from hf_align.config import Align, read_recipes
 from hf_align.devices import Devices
+from hf_align.effort import share_basis
 from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import save_matches
 from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Job, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
-from hf_align.matching.kinship import share_basis
 from hf_align.mergekit.documents import in_order
-from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, version
+from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, version
 from hf_align.mergekit.flags import Flags
-from hf_align.mergekit.folders import run_command, write_inputs
+from hf_align.mergekit.folders import Command, run_command, run_moe, write_inputs
 from hf_align.mergekit.loaders import renamed, run_mergekit
 from hf_align.mergekit.methods import Loop, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.slices import stack_here
@@ -81,12 +81,13 @@ def run_recipe(
     ordered, report = in_order(read_recipes(path), output), Report(str(output), "")
     if is_known():
         for recipe, _ in ordered:
-            _require_sound(recipe.body)
+            require_experts(recipe.body) if "experts" in recipe.body else _require_sound(recipe.body)
     for recipe, folder in ordered:
         align = recipe.align
         options = _options(align, common)
         asked = Asked(replace(options, device=options.device or told.device), align.data if align else None, say)
-        report = run(_Recipe.open(path, recipe.body, align, told, asked), folder)
+        kind = _Experts if "experts" in recipe.body else _Recipe
+        report = run(kind.open(path, recipe.body, align, told, asked), folder)
     return {"notes": report.notes, "witness": report.witness}
 
 
@@ -134,16 +135,18 @@ class _Recipe(Job[_Making]):
         reference = _reference(recipe, align)
         named = {name: resolve(name) for name in models_of(recipe)}
         names = [reference, *(name for name in named if name != reference)]
+        undecided = align is not None and align.match is None and len(names) > 1
+        if undecided and share_basis(names, trust_remote_code=options.trust_remote_code):
+            asked.say(_KIN)
+            options = replace(options, match="none", untie=False)
+            asked = replace(asked, options=options)
         models = _open(names, asked) if _needs_us(align, named.values()) else None
-        if models is not None and align is not None and align.match is None and len(names) > 1:
-            asked, models = _unless_kin(names, asked, models)
-            options = asked.options
         fit, held_out = examples(models.first, options, asked.data) if models is not None else (None, None)
         if held_out is not None:
             with_labels(held_out)
         if known:
             on_disk = names_of(models.first) if models is not None else _stored(named[reference], options)
-            require_bound(parse(recipe), on_disk)
+            cls.require_bound(recipe, on_disk)
         # Of models, all files: nobody knows which mergekit reads.
         record = {"the command": f"mergekit {version()}", "the recipe": json.dumps([recipe, flags.given], default=str)}
         record |= {**options.result, **({} if asked.data is None else {"--data": of_data(asked.data)})}
@@ -151,6 +154,16 @@ class _Recipe(Job[_Making]):
         record |= {k: v for name, source in named.items() for k, v in source.record(name).items()}
         return cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
                    flags=flags, names=names, models=models, fit=fit, held_out=held_out)  # fmt: skip
+
+    @staticmethod
+    def require_bound(recipe: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        """See that the recipe fits the models, before anything is written."""
+        require_bound(parse(recipe), names)
+
+    @property
+    def method(self) -> str:
+        """What the card says that the result is made by."""
+        return str(self.recipe["merge_method"])
 
     @property
     def reads(self) -> list[Path]:
@@ -192,7 +205,7 @@ class _Recipe(Job[_Making]):
         config = own_json(folder, "config.json") or {}
         report.model_type = str(config.get("model_type"))
         document(folder, self.sources, self.asked.say, command="hf-align mergekit mergekit_config.yml OUT",
-                 strategy={"method": self.recipe["merge_method"], **without_paths(renamed(asked, public)), **matched,
+                 strategy={"method": self.method, **without_paths(renamed(asked, public)), **matched,
                            "spaces": " ".join(self.options.spaces)},
                  **report.facts)  # fmt: skip
 
@@ -201,8 +214,8 @@ class _Recipe(Job[_Making]):
         if self.held_out is None:
             return []
         config = read_config(claim.documents, trust_remote_code=self.options.trust_remote_code)
-        written, method = Checkpoint.of_files(claim.written), str(self.recipe["merge_method"])
-        return [judged(inputs, self.held_out, report), of_result(inputs, self.held_out, method, config, written)]
+        written = Checkpoint.of_files(claim.written)
+        return [judged(inputs, self.held_out, report), of_result(inputs, self.held_out, self.method, config, written)]
 
     def again(self, output: Path) -> Report:
         return replace(Report.again(output), notes=["it was complete already"])
@@ -238,16 +251,42 @@ class _Recipe(Job[_Making]):
 
     def _by_folders(self, claim: Claim, making: _Making) -> str:
         """By the command of a mergekit whose loaders are not known, on models that were moved into folders."""
-        folders, stage, say = {}, claim.scratch, self.asked.say
         if making.inputs is not None:
             unknown = f"mergekit {version()} is not one whose loaders are known (0.1.5)"
-            say(f"{unknown}: inputs are aligned into folders first")
+            self.asked.say(f"{unknown}: inputs are aligned into folders first")
+        self._run(run_command, claim, making)
+        return f"merged by mergekit {version()}"
+
+    def _run(self, command: Command, claim: Claim, making: _Making) -> None:
+        """A command of mergekit on the models, in folders of their own where they were moved."""
+        folders, stage, say = {}, claim.scratch, self.asked.say
+        if making.inputs is not None:
             folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
         out = claim.processes.by_the_first(
-            lambda: run_command(self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
+            lambda: command(self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
         )
         _take(out, claim)
-        return f"merged by mergekit {version()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Experts(_Recipe):
+    """A recipe of mergekit-moe: all but the MLPs is of the base model, and each expert's MLPs are of a model.
+
+    The experts read and write the residual stream of the base model. Models of another basis can only be its experts
+    once they are aligned.
+    """
+
+    @staticmethod
+    def require_bound(recipe: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        require_experts(recipe)
+
+    @property
+    def method(self) -> str:
+        return "mixture of experts"
+
+    def write(self, claim: Claim, match: _Making) -> None:
+        self._run(run_moe, claim, match)
+        match.how = f"merged by mergekit-moe {version()}"
 
 
 def _require_sound(recipe: Mapping[str, Any]) -> None:
@@ -292,15 +331,6 @@ def _open(names: Sequence[str], asked: Asked) -> Opened:
         moves = asked.options.match != "none"
         asked.say(f"moving {name} into the basis of {names[0]}" if moves else f"opening {name}")
     return Opened.open({name: name for name in names}, asked.options, asked.say, jointly=False)
-
-
-def _unless_kin(names: Sequence[str], asked: Asked, models: Opened) -> tuple[Asked, Opened]:
-    """The models as they are, if they share a basis already: aligned, most methods merge them slightly worse."""
-    if not share_basis([model.weights for model in models.models]):
-        return asked, models
-    asked.say(_KIN)
-    asked = replace(asked, options=replace(asked.options, match="none", untie=False))
-    return asked, Opened.open({name: name for name in names}, asked.options, jointly=False)
 
 
 def _stored(source: Source, options: Options) -> dict[str, str]:
