@@ -375,7 +375,7 @@ def test_experts_that_are_aligned_lose_less(tmp_path: Path, capsys: pytest.Captu
     subprocess.run([sys.executable, "-m", "mergekit.scripts.moe", theirs, tmp_path / "theirs"], check=True,
                    capture_output=True)  # fmt: skip
     assert_same(weights(tmp_path / "plain"), weights(tmp_path / "theirs"))
-    data = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:16]
+    data = load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:16].long()
     align = {"data": str(DATA / "eval_lm_kjv.safetensors")}
     assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe, align=align), tmp_path / "aligned") == 0
     assert "mixture of experts merges to a loss of" in capsys.readouterr().out.replace("\n", " ")
