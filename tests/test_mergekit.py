@@ -21,6 +21,7 @@ from hub_server import Hub
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from hf_align.api.alignment import Alignment
 from hf_align.checkpoints.claim import claimed
 from hf_align.choices import AnyMethod, MergekitMethod
 from hf_align.jobs.job import silent
@@ -220,6 +221,8 @@ def test_layers_of_aligned_models_on_top_of_each_other(tmp_path: Path) -> None:
     assert run("mergekit", recipe, tmp_path / "out") == 0
     model = assert_whole(tmp_path / "out", transformers.LlamaForCausalLM)
     assert model.config.num_hidden_layers == 4
+    assert run("report", tmp_path / "out") == 0
+    assert Alignment.from_pretrained(tmp_path / "out").config.num_hidden_layers == 3
     alone = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "1", LLAMA / "0"), align={"reference": str(LLAMA / "0")})
     assert run("mergekit", alone, tmp_path / "both") == 0
     name = "model.layers.{}.mlp.up_proj.weight"

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from hf_align.api.given import Given, Kind, take
 from hf_align.errors import HfAlignError
 from hf_align.matching.match import Match
-from hf_align.publishing.provenance import FOLDER
+from hf_align.publishing.provenance import FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.symmetry.elements import Element
@@ -120,12 +120,12 @@ class Alignment:
         """
         folder = Path(source)
         if not folder.is_dir():
-            wanted = ["config.json", _FILE, f"{FOLDER}/{_FILE}"]
+            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", _FILE)]
             folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
         file = next((f for f in (folder / _FILE, folder / FOLDER / _FILE) if f.is_file()), None)
         if file is None:
             raise HfAlignError(f"{source} holds no {_FILE}")
-        config = read_config(folder)
+        config = read_config(home_of_alignment(folder))
         spec = symmetries(config)
         match = Match.load(file, spec)
         distance = None if match.before is None or match.after is None else (match.before, match.after)

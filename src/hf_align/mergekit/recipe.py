@@ -38,6 +38,7 @@ from hf_align.models import Pair
 from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.publishing.card import document
+from hf_align.publishing.provenance import FOLDER
 from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
 from hf_align.tracing.trace import build_without_weights, inventory, read_config
@@ -201,6 +202,7 @@ class _Recipe(Job[_Making]):
         (folder / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
         if inputs is not None and inputs.matches:
             save_matches(folder, inputs)
+            self._keep_architecture(folder, inputs)
             report.notes += self._judged(claim, inputs, report)
         config = own_json(folder, "config.json") or {}
         report.model_type = str(config.get("model_type"))
@@ -208,6 +210,13 @@ class _Recipe(Job[_Making]):
                  strategy={"method": self.method, **without_paths(renamed(asked, public)), **matched,
                            "spaces": " ".join(self.options.spaces)},
                  **report.facts)  # fmt: skip
+
+    def _keep_architecture(self, folder: Path, inputs: Basis) -> None:
+        """Leave the models' config beside the alignment where the result has another: of a mixture, or of slices."""
+        own = inputs.models.first.config
+        merged = read_config(folder, trust_remote_code=self.options.trust_remote_code)
+        if inventory(build_without_weights(own)).shapes != inventory(build_without_weights(merged)).shapes:
+            own.save_pretrained(folder / FOLDER)
 
     def _judged(self, claim: Claim, inputs: Basis, report: Report) -> list[str]:
         """Whether alignment helped, and what the recipe came to."""

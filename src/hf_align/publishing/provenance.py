@@ -16,6 +16,11 @@ FOLDER = "hf-align"
 FILE = "provenance.json"
 
 
+def home_of_alignment(folder: Path) -> Path:
+    """The folder with the config that an alignment belongs to: its own, where the result has another architecture."""
+    return folder / FOLDER if (folder / FOLDER / "config.json").is_file() else folder
+
+
 class Input(BaseModel):
     """One of the models that went in.
 

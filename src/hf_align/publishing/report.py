@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.match import Match
-from hf_align.publishing.provenance import FOLDER, Provenance
+from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import (
@@ -108,7 +108,7 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
         HfAlignError: the folder is no merge, or its alignment belongs to another architecture.
     """
     made = Provenance.load(folder)
-    spec = symmetries(read_config(folder, trust_remote_code=trust_remote_code), specs)
+    spec = symmetries(read_config(home_of_alignment(folder), trust_remote_code=trust_remote_code), specs)
     strategy = {k: str(made.strategy.get(k, "")) for k in ("residual", "heads", "spaces")}
     spec = as_chosen(spec, strategy["residual"] or "orthogonal", strategy["heads"], strategy["spaces"].split())
     file = folder / FOLDER / "alignment.safetensors"
