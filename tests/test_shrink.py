@@ -9,7 +9,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.tracing.reduce import WANTED, reduced, run_on_zeros
+from hf_align.tracing.reduce import WANTED, media_answered, reduced, run_on_zeros
 from hf_align.tracing.shrink import TINY, shrink, small_fields, with_all_stages
 from hf_align.tracing.trace import build_without_weights, inventory
 
@@ -51,6 +51,20 @@ def test_sizes_that_do_not_go_together_are_left_out() -> None:
     small = reduced(config)
     assert small is not None and parameters(small) <= WANTED
     assert small.num_experts_per_tok < small.n_routed_experts
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "kinds"),
+    [
+        ("llava_next", "LlavaNextForConditionalGeneration", "image"),
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration", "image video"),
+        ("gemma3", "Gemma3ForConditionalGeneration", "image"),
+        ("video_llama_3", "VideoLlama3ForConditionalGeneration", "image video"),
+        ("voxtral", "VoxtralForConditionalGeneration", "audio"),
+    ],
+)
+def test_copies_see_and_hear_as_their_models_do(model_type: str, architecture: str, kinds: str) -> None:
+    assert media_answered(copy_of(model_type, architecture)) == {f"input_ids with {kind}" for kind in kinds.split()}
 
 
 def test_what_a_config_computes_from_other_fields_is_computed_again() -> None:

@@ -7,7 +7,7 @@ first, and the first that the model can be traced with is taken.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -303,11 +303,18 @@ def _patches(read: Reader, channels: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _videos(read: Reader) -> Iterator[dict[str, Tensor]]:
-    for arguments in _images(read):
-        renamed = {n.replace("pixel_values", "pixel_values_videos").replace("image_grid", "video_grid"): t
-                   for n, t in arguments.items() if "videos" not in n}  # fmt: skip
-        yield renamed
-        yield {n: t for n, t in arguments.items() if "videos" in n} or renamed
+    for arguments in _with_grids_first(_images(read)):
+        yield {n if "videos" in n else n.replace("pixel_values", "pixel_values_videos").replace("image_grid",
+               "video_grid"): t for n, t in arguments.items()}  # fmt: skip
+
+
+def _pictures(read: Reader) -> Iterator[dict[str, Tensor]]:
+    return (arguments for arguments in _with_grids_first(_images(read)) if "pixel_values_videos" not in arguments)
+
+
+def _with_grids_first(candidates: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """A model that takes the grid of an image's patches answers nothing else."""
+    return sorted(candidates, key=lambda arguments: not any("grid" in name for name in arguments))
 
 
 def _waves(read: Reader) -> Iterator[dict[str, Tensor]]:
@@ -390,7 +397,7 @@ def _series(read: Reader) -> Iterator[dict[str, Tensor]]:
 
 
 _MEDIA: dict[str, tuple[tuple[str, ...], tuple[Callable[[Reader], Iterator[dict[str, Tensor]]], ...]]] = {
-    "image": (("image_token_id", "image_token_index", "img_token_id"), (_images,)),
+    "image": (("image_token_id", "image_token_index", "img_token_id"), (_pictures,)),
     "video": (("video_token_id", "video_token_index"), (_videos,)),
     "audio": (("audio_token_id", "audio_token_index"), (_spectra, _waves)),
 }

@@ -23,7 +23,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.inputs import examples, media
 from hf_align.tracing.shrink import (
     ROOMY,
     TINY,
@@ -36,10 +36,13 @@ from hf_align.tracing.shrink import (
     with_fields,
 )
 from hf_align.tracing.trace import build_without_weights, inventory, quiet
+from hf_align.tracing.ways import Mode, try_media
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""
 _TRIALS = 500
+_WITH_MEDIA = 100_000
+"""Parameters that a copy may have because a smaller one answers no text with a picture in it."""
 _SECONDS = 40.0
 _LARGEST = 1_000_000_000
 _SLOW = 5_000_000
@@ -168,7 +171,55 @@ def reduced(
     _towards(search, tiny)
     _lower_images(search)
     _lower(search)
-    return with_fields(config, search.fields)
+    found = with_fields(config, search.fields)
+    return _with_media(found, [with_fields(config, fields) for fields in starts[:2]])
+
+
+def _with_media(found: PretrainedConfig, larger: list[PretrainedConfig]) -> PretrainedConfig:
+    """The copy that was found; else the first larger one that answers texts with more kinds of media in them."""
+    best, answered = found, media_answered(found)
+    for config in larger if answered is not None else ():
+        more = media_answered(config) if _parameters(config) <= _WITH_MEDIA else None
+        if more is not None and len(more) > len(answered or ()):
+            best, answered = config, more
+    return best
+
+
+def _parameters(config: PretrainedConfig) -> float:
+    try:
+        shapes = inventory(build_without_weights(config)).shapes
+    except Exception:  # sizes that do not go together fail in their own way
+        return math.inf
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+def media_answered(config: PretrainedConfig) -> set[str] | None:
+    """The kinds of media with which a model answers texts; None if they have no place for any, or it is not built."""
+    answered = set[str]()
+    try:
+        model = build_without_weights(config)
+    except Exception:  # sizes that do not go together fail in their own way
+        return None
+    if next(media(model), None) is None:
+        return None
+    weights = _zeros(model)
+
+    def attempt(mode: Mode) -> Exception | None:
+        try:
+            with torch.no_grad(), quiet():
+                torch.func.functional_call(model, weights, (), dict(mode.example.arguments))
+        except Exception as error:  # as many ways to fail as there are models
+            return error
+        answered.add(mode.name)
+        return None
+
+    try_media(model, attempt)
+    return answered
+
+
+def _zeros(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    zero = torch.zeros(())
+    return {name: zero.expand(p.shape) for name, p in model.named_parameters()}
 
 
 def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
@@ -180,9 +231,7 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
     Raises:
         HfAlignError: none does.
     """
-    zero = torch.zeros(())
-    weights = {name: zero.expand(p.shape) for name, p in model.named_parameters()}
-    reasons = []
+    weights, reasons = _zeros(model), []
     for number, candidate in enumerate(examples(model, 2, _LENGTH)):
         if example is not None and number != example:
             continue

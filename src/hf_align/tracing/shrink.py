@@ -96,6 +96,7 @@ _LIMITS: dict[int, str] = {
 }  # fmt: skip
 _AT_MOST: dict[str, int] = {
     **{name: limit for limit, names in _LIMITS.items() for name in names.split()},
+    "mm_tokens_per_image": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,
     "window_size": 2,
@@ -169,7 +170,9 @@ def shallow(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
 
 def small_fields(config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[str, Any]:
     """What `shrink` sets, whether or not the config class accepts it."""
-    fields = _small(config.to_dict(), config, layers, sizes)
+    before = config.to_dict()
+    fields = _small(before, config, layers, sizes)
+    _fit_grids(fields, before)
     keep_tokens_inside(fields, sizes.vocabulary)
     return fields
 
@@ -329,9 +332,13 @@ def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
     for key in ("vision_feature_layer", "vision_feature_layers"):
         if isinstance(fields.get(key), list):
             fields[key] = [1, 0]
+    if isinstance(read_at := fields.get("deepstack_visual_indexes"), list):
+        fields["deepstack_visual_indexes"] = list(range(layers))[-len(read_at) :]
     for key in ("intermediate_hook_ids", "spatial_target_layers"):
         if isinstance(fields.get(key), list):
             fields[key] = [min(number, layers - 1) for number in fields[key]]
+    if isinstance(merged := fields.get("spatial_merge_size"), int) and isinstance(fields.get("window_size"), int):
+        fields["window_size"] = 2 * merged * fields.get("patch_size", 1)
     if "delay_pattern" in fields:
         fields["delay_pattern"] = fields["delay_pattern"][: _AT_MOST["num_channels"]]
     if "axial_pos_embds_dim" in fields:
@@ -372,7 +379,7 @@ def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
               "default_language": "en_XX", "head_dim": sizes.head_dim, "moe_intermediate_size": sizes.expert_hidden,
               "num_attention_heads": sizes.heads, "n_routed_experts": sizes.experts, "num_experts_per_tok": 2,
               "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "context_length": 8, "image_token_index": 4,
-              "video_token_index": 4}  # fmt: skip
+              "video_token_index": 4, "audio_token_id": 4}  # fmt: skip
     for key, value in needed.items():
         if key in fields and fields[key] is None and not (key == "head_dim" and "kv_lora_rank" in fields):
             fields[key] = value
@@ -381,6 +388,15 @@ def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
     for mark, more in _NEEDED_BY.items():
         if mark in fields:
             fields.update({k: v for k, v in more.items() if not fields.get(k)})
+
+
+def _fit_grids(fields: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """The sizes that a picture may be cut from are multiples of the tower's, and stay so."""
+    side, small = (next((g["image_size"] for g in _nested(f) if isinstance(g.get("image_size"), int)), None)
+                   for f in (before, fields))  # fmt: skip
+    for key, grid in before.items() if side and small else ():
+        if key.endswith("pinpoints") and isinstance(grid, list):
+            fields[key] = [[n * small // side for n in size] for size in grid]
 
 
 def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
@@ -397,7 +413,7 @@ def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
                 group[key] = [1]
 
 
-def _nested(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _nested(fields: Mapping[str, Any]) -> Iterator[Any]:
     yield fields
     for value in fields.values():
         if isinstance(value, dict):

@@ -11,11 +11,11 @@ import inspect
 import itertools
 import linecache
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -106,16 +106,21 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     """
     if base.tokens:
         attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
-    main = " and ".join(base.arguments)
-    others = list(media(model)) if "input_ids" in base.arguments else []
-    in_texts = {name for _, _, given in others for name in given}.difference(_OF_TEXT)
+    main, has_text = " and ".join(base.arguments), "input_ids" in base.arguments
+    in_texts = {name for _, _, given in media(model) for name in given}.difference(_OF_TEXT) if has_text else set()
     for name, sure, values in _arguments(model, model.forward, base, extents):
         if name in in_texts:
             continue
         modes = (Mode(f"{main} with {name}", _with(model, base, {name: value}), sure=sure, adds=((name, i),))
                  for i, value in enumerate(values))  # fmt: skip
         _first_that_runs(model, modes, attempt)
-    for kind, found in itertools.groupby(others, lambda found: found[0]):
+    if has_text:
+        try_media(model, attempt)
+
+
+def try_media(model: PreTrainedModel, attempt: Attempt) -> None:
+    """Try a text with each kind of what else may stand in it: a picture, a video, a sound."""
+    for kind, found in itertools.groupby(media(model), lambda found: found[0]):
         modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
         _first_that_runs(model, modes, attempt)
 
@@ -204,24 +209,38 @@ def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attem
 
 
 def _mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
-    """A call that failed, changed as its error suggests: an argument more, more dimensions, more places in a text."""
+    """A call that failed, changed as its error suggests: an argument more, more items, more places in a text."""
     given, asked = mode.example.arguments, inspect.signature(model.forward).parameters
     if mode.part or isinstance(error, NothingNew):
         return
-    for name in _named(error, asked.keys() - given.keys()):
+    kind = mode.announced[0] if mode.announced is not None else ""
+    for name in _named(error, asked.keys() - given.keys(), kind):
         for value in itertools.islice(_documented(model, name, mode.example), _TRIALS):
             yield _changed(model, mode, {name: value})
-    unpacked = _RANK.search(str(error))
-    if unpacked is not None and mode.announced is not None:
+    if mode.announced is not None:
+        yield from _enlarged(model, mode, mode.announced[1], str(error))
+
+
+def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iterator[Mode]:
+    """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text."""
+    given = mode.example.arguments
+    media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
+    numbers = [number for number in told if 1 < number <= _PLACES]
+    for name, items in media_given.items():
+        for number in numbers if len(items) in told else ():
+            if number > len(items):
+                yield _changed(model, mode, {name: items[:1].expand(number, *items.shape[1:]).contiguous()})
+    unpacked = _RANK.search(said)
+    if unpacked is not None:
         expected, rank = map(int, unpacked.groups())
-        low = {n: t for n, t in given.items() if t.is_floating_point() and t.dim() == rank}
+        low = {n: t for n, t in media_given.items() if t.dim() == rank}
         for count in (1, 2) if low and expected > rank else ():
             more = (1,) * (expected - rank - 1) + (count,)
             yield _changed(model, mode, {n: t.new_zeros(t.shape[0], *more, *t.shape[1:]) for n, t in low.items()})
-    if mode.announced is not None and "token" in str(error):
-        for number in dict.fromkeys(int(n) for n in re.findall(r"\b\d+\b", str(error))):
-            if 1 < number <= _PLACES and (given["input_ids"] == mode.announced[1]).sum() != number:
-                yield replace(mode, example=_with_places(model, given, mode.announced[1], number))
+    for number in numbers if "token" in said else ():
+        if (given["input_ids"] == token).sum() != number:
+            yield replace(mode, example=_with_places(model, given, token, number))
 
 
 def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> Mode:
@@ -233,20 +252,23 @@ def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> 
     return replace(mode, example=_with_places(model, arguments, token, _vectors_made(model, kind, arguments) or 1))
 
 
-def _named(error: Exception, missing: Collection[str]) -> list[str]:
-    """The missing arguments that an error names: in its message, or in the line of modelling code that raised it."""
-    said = [name for name in re.findall(r"\w+", str(error)) if name in missing]
-    trace = error.__traceback__
-    lines: list[tuple[FrameType, int]] = []
-    while trace is not None:
-        lines.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    for frame, number in reversed(lines):
-        file = frame.f_code.co_filename
-        if not file.startswith(_TORCH) and Path(file).parent != Path(__file__).parent:
-            said += [n for n in re.findall(r"\w+", linecache.getline(file, number)) if n in missing]
-            break
-    return list(dict.fromkeys(n for n in said if not _NOT_ASKED.search(n)))
+def _named(error: Exception, missing: Collection[str], kind: str) -> list[str]:
+    """The missing arguments that an error names: in its message, else in the innermost statement that names one.
+
+    Args:
+        kind: what a name may begin with there and not here: sizes are `image_sizes`.
+    """
+    texts = [str(error)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_TORCH) and Path(frame.filename).parent != Path(__file__).parent:
+            first = frame.lineno or 0
+            lines = range(first, (frame.end_lineno or first) + 1)
+            texts.append("".join(linecache.getline(frame.filename, number) for number in lines))
+    for text in texts:
+        words = [name for word in re.findall(r"\w+", text) for name in (word, f"{kind}_{word}")]
+        if found := [n for n in dict.fromkeys(words) if n in missing and not _NOT_ASKED.search(n)]:
+            return found
+    return []
 
 
 def _documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[Tensor]:
@@ -449,7 +471,8 @@ def _with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], token:
 
 def _vectors_made(model: PreTrainedModel, kind: str, arguments: Mapping[str, Tensor]) -> int:
     """How many vectors a model makes of what it is given besides its text; zero where it makes none."""
-    compute = getattr(model, f"get_{kind}_features", None)
+    name = f"get_{kind}_features"
+    compute = getattr(model, name, None) or getattr(model.base_model, name, None)
     if compute is None:
         return 0
     asked = inspect.signature(compute).parameters
