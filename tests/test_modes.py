@@ -123,6 +123,18 @@ def moved(config: Config, spec: SymmetrySpec) -> tuple[Moody, Moody]:
     return models
 
 
+def test_gauges_that_count_on_one_that_is_left_out_are_left_out_too() -> None:
+    """The readers of a norm lose what they never see of it; where its bias stays, what they lose is a constant."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 6}
+    config = hf.VisualBertConfig(**sizes, vocab_size=23, visual_embedding_dim=8, architectures=["VisualBertModel"])
+    program = trace(config)
+    spec = derive(program)
+    left = without_unseen(spec)
+    assert left.unread and len(left.gauges) < len(spec.gauges)
+    rng = Generator().manual_seed(0)
+    assert soundness(program, left, random_weights(left, rng), random_inputs(program, rng), rng) < 1e-9
+
+
 @pytest.mark.parametrize(
     "kind",
     ["length", "parity", "cache", "flag", "layer", "loop", "exporting", "argument", "place", *TOGETHER],

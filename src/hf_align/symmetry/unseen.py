@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.gauges.canonical import CentreWriter, FoldNorm, Gauge, MoveConstant, ShortenConstant
+from hf_align.symmetry.gauges.canonical import (
+    CentreWriter,
+    FoldNorm,
+    FreeReader,
+    Gauge,
+    LevelTable,
+    MoveConstant,
+    ShortenConstant,
+)
 from hf_align.symmetry.patterns import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import AxisActions, SymmetrySpec
@@ -44,8 +52,7 @@ def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySp
         for factor in segment
         for space in factor.powers
     )
-    gauges = tuple(g for g in spec.gauges if not _changes_what_is_met(g, spec, sizes))
-    found = replace(spec, gauges=gauges)
+    found = replace(spec, gauges=_gauges_left(spec, sizes))
     why = Evidence("unread", f"{spec.unread[0]} has this size, and no traced call reads it", "", "")
     for name in met:
         if found.spaces.get(name) is not None and found.spaces[name].group is not None:
@@ -55,6 +62,20 @@ def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySp
 
 def _size(axis: AxisActions) -> int:
     return sum(math.prod(factor.size for factor in segment) for segment in axis)
+
+
+def _gauges_left(spec: SymmetrySpec, sizes: set[int]) -> tuple[Gauge, ...]:
+    """The gauges that change no activation of these sizes, without those that count on one that does."""
+    left = tuple(g for g in spec.gauges if not _changes_what_is_met(g, spec, sizes))
+    return left if left == spec.gauges else tuple(g for g in left if not _counts_on_others(g))
+
+
+def _counts_on_others(gauge: Gauge) -> bool:
+    """Whether a gauge may hold only for what others have made canonical: a norm's bias that has left, and constants
+    that such norms' readers keep."""
+    if isinstance(gauge, (FreeReader, LevelTable)):
+        return gauge.norm_bias is None
+    return isinstance(gauge, (MoveConstant, ShortenConstant))
 
 
 def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> bool:
