@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from huggingface_hub.utils import tqdm
 from torch import Tensor
@@ -19,6 +20,7 @@ from hf_align.merging.aligned import Mix
 from hf_align.merging.methods import REGRESSION
 from hf_align.merging.regression import mean_of
 from hf_align.ondemand import Computed
+from hf_align.options import Options
 from hf_align.outcome import Report
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.network import Batch
@@ -59,26 +61,37 @@ def verdict(comparison: Comparison) -> str:
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
 
 
-def against_the_mean(basis: Basis, mix: Mix, held_out: Batch) -> str:
-    """One honest sentence on a method that is not the mean."""
+def beside_the_others(basis: Basis, mix: Mix, held_out: Batch, line: Mapping[str, Any] | None) -> list[str]:
+    """What a merge comes to beside the plain mean, its models and their ensemble, and what would come lower.
+
+    Args:
+        line: the losses on the line between two models, where they were measured.
+    """
     models, options = basis.models, basis.models.options
     evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
-    found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
-    in_float32 = [Computed(names, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
-    mean = evaluator.loss(mean_of(in_float32, options.shares(len(in_float32))))
-    if found < mean:
-        return f"{options.method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
-    return f"{options.method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
-
-
-def beside_the_models(basis: Basis, mix: Mix, held_out: Batch) -> str:
-    """What a merge comes to beside its models and their ensemble, and what would come lower."""
-    models, options = basis.models, basis.models.options
-    evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
-    found = evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
     raw = [Computed(names, weights.__getitem__) for weights in Basis(models).weights]
-    apart = [evaluator.loss(weights) for weights in raw]
-    ensemble = evaluator.ensemble(raw, options.shares(len(raw)))
+    shares = options.shares(len(raw))
+    mean = dict(zip(line["lambdas"], line["aligned"]["losses"], strict=True)).get(options.weight) if line else None
+    if mean is None:
+        in_float32 = [Computed(names, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
+        mean = evaluator.loss(mean_of(in_float32, shares))
+    is_mean = options.method == "linear"
+    found = mean if is_mean else evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
+    apart = [line["loss_a"], line["loss_b"]] if line else [evaluator.loss(weights) for weights in raw]
+    ensemble = evaluator.ensemble(raw, shares)
+    return [*([] if is_mean else [_beside_the_mean(options.method, found, mean)]),
+            _beside_the_models(options, found, apart, ensemble)]  # fmt: skip
+
+
+def _beside_the_mean(method: str, found: float, mean: float) -> str:
+    """One honest sentence on a method that is not the mean."""
+    if found < mean:
+        return f"{method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
+    return f"{method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
+
+
+def _beside_the_models(options: Options, found: float, apart: Sequence[float], ensemble: float | None) -> str:
+    """One honest sentence on a merge and what it was made of."""
     beside = "" if ensemble is None else f", their ensemble {ensemble:.3f}"
     losses = f"loss {found:.3f}; its models {', '.join(f'{loss:.3f}' for loss in apart)}{beside}"
     if found <= min(apart):

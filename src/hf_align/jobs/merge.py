@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
-from hf_align.jobs.comparing import against_the_mean, beside_the_models, judged
+from hf_align.jobs.comparing import beside_the_others, judged
 from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
@@ -134,9 +134,7 @@ class Merge(OpenedJob[Mixed]):
             report.notes.append(self._regressed(claim, match).note)
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
-            if self.options.method != "linear":
-                report.notes.append(against_the_mean(match, match.mix, self.held_out))
-            report.notes.append(beside_the_models(match, match.mix, self.held_out))
+            report.notes += beside_the_others(match, match.mix, self.held_out, report.comparison)
             self.asked.clock.lap("evaluate")
         shown = self.asked.data is not None and self.is_pair
         agreement = cosines(self.models.first, *match.weights) if shown else {}

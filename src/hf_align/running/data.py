@@ -22,7 +22,7 @@ from hf_align.running.network import Batch
 from hf_align.tracing.trace import build_without_weights
 
 _CONTEXT = 512
-_MASKED, _NO_LABEL = 0.15, -100
+_MASKED, NO_LABEL = 0.15, -100
 """The share of tokens that a masked language model is to predict, and the label of all others."""
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -168,7 +168,7 @@ def _masked(tokens: Tensor, tokenizer: Any) -> Batch:
     if tokenizer.mask_token_id is None:
         raise HfAlignError("the tokenizer has no mask token; give input_ids and labels as safetensors")
     hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < _MASKED
-    labels = tokens.masked_fill(~hidden, _NO_LABEL)
+    labels = tokens.masked_fill(~hidden, NO_LABEL)
     return {"input_ids": tokens.masked_fill(hidden, tokenizer.mask_token_id), "labels": labels}
 
 

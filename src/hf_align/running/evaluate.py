@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hf_align.errors import MissingExtra
+from hf_align.errors import HfAlignError, MissingExtra
 from hf_align.ondemand import Computed
-from hf_align.running.data import with_labels
+from hf_align.running.data import NO_LABEL, with_labels
 from hf_align.running.network import Batch, Network, batches
 
-_BATCH = 64
 _ALIKE = 1e-4
 """How far a loss may be from what it is taken for: float32."""
 
@@ -104,11 +103,17 @@ class Evaluator:
     Args:
         network: the architecture.
         data: arguments of `forward`, [examples, ...]; without `labels`, the tokens themselves are predicted.
+
+    Raises:
+        HfAlignError: there is nothing to predict.
     """
 
     def __init__(self, network: Network, data: Batch) -> None:
         self.network = network
         self.data = with_labels(data)
+        if bool((self.data["labels"] == NO_LABEL).all()):
+            raise HfAlignError(f"all labels of the data are {NO_LABEL}, which stands for none")
+        self._ahead: int | None = None
 
     def path(
         self,
@@ -142,35 +147,46 @@ class Evaluator:
         None where the models' own loss is not seen to be the cross-entropy of the labels, or of those one place on.
         """
         placed = [self.network.placed(weights) for weights in models]
-        ahead: int | None = None
         total = count = 0.0
-        for batch in batches(self.data, _BATCH):
-            here = {k: t.to(self.network.device) for k, t in batch.items()}
+        for here in self._batches():
             outputs = [self.network(weights, here) for weights in placed]
-            logits = [getattr(output, "logits", None) for output in outputs]
-            if ahead is None:
-                own = float(outputs[0].loss)
-                fits = [n for n in (0, 1) if _is_close(_cross_entropy(logits[0], here["labels"], n), own)]
-                if len(fits) != 1:
-                    return None
-                (ahead,) = fits
-            told = sum(s * x.log_softmax(-1) for s, x in zip(shares, logits, strict=True) if x is not None)
-            size = len(here["labels"])
-            total += (_cross_entropy(told, here["labels"], ahead) or 0.0) * size
+            size = self._size(outputs[0], here)
+            if self._ahead is None:
+                return None
+            told = sum(s * output.logits.log_softmax(-1) for s, output in zip(shares, outputs, strict=True))
+            total += (_cross_entropy(told, here["labels"], self._ahead) or 0.0) * size if size else 0.0
             count += size
         return total / count
 
     @torch.no_grad()
     def loss(self, weights: Mapping[str, Tensor]) -> float:
-        """The model's own loss with these weights, averaged over the data."""
-        device = self.network.device
+        """The model's own loss with these weights, averaged over the labels of the data."""
         placed = self.network.placed(weights)
         total = count = 0.0
-        for batch in batches(self.data, _BATCH):
-            size = len(next(iter(batch.values())))
-            total += float(self.network.loss(placed, {k: t.to(device) for k, t in batch.items()})) * size
+        for here in self._batches():
+            output = self.network(placed, here)
+            size = self._size(output, here)
+            total += float(output.loss) * size if size else 0.0
             count += size
         return total / count
+
+    def _batches(self) -> Iterator[Batch]:
+        """Those with something to predict: the mean over nothing is no number."""
+        for batch in batches(self.data):
+            if not bool((batch["labels"] == NO_LABEL).all()):
+                yield {name: tensor.to(self.network.device) for name, tensor in batch.items()}
+
+    def _size(self, output: Any, batch: Batch) -> int:
+        """How many terms the loss of a batch is the mean of: labels, if it is seen to be their cross-entropy, or else
+        examples."""
+        labels = batch["labels"]
+        if self._ahead is None:
+            logits, own = getattr(output, "logits", None), float(output.loss)
+            fits = [n for n in (0, 1) if _is_close(_cross_entropy(logits, labels, n), own)]
+            self._ahead = fits[0] if len(fits) == 1 else None
+        if self._ahead is None:
+            return len(labels)
+        return int((_told(labels, self._ahead) != NO_LABEL).sum())
 
 
 def _cross_entropy(logits: Any, labels: Tensor, ahead: int) -> float | None:
@@ -179,9 +195,13 @@ def _cross_entropy(logits: Any, labels: Tensor, ahead: int) -> float | None:
         return None
     if labels.is_floating_point() or int(labels.max()) >= logits.shape[-1]:
         return None
-    if ahead:
-        logits, labels = logits[:, :-ahead], labels[:, ahead:]
-    return float(cross_entropy(logits.flatten(0, -2), labels.flatten().long()))
+    logits = logits[:, :-ahead] if ahead else logits
+    return float(cross_entropy(logits.flatten(0, -2), _told(labels, ahead).flatten().long(), ignore_index=NO_LABEL))
+
+
+def _told(labels: Tensor, ahead: int) -> Tensor:
+    """The labels that something is predicted for, so many places ahead."""
+    return labels[:, ahead:] if ahead else labels
 
 
 def _is_close(found: float | None, expected: float) -> bool:

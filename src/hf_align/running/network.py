@@ -12,6 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.trace import build_without_weights, quiet
 
+_ROWS, _TOKENS = 16, 2048
+"""Examples, and tokens of them, that run at once where nothing else is said."""
 Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""
 Weights = Mapping[str, Tensor]
@@ -140,7 +142,10 @@ def in_float32(tensor: Tensor) -> Tensor:
     return in_dtype(tensor, torch.float32)
 
 
-def batches(data: Batch, rows: int = 32) -> Iterator[Batch]:
-    """Data in order, `rows` examples at a time."""
+def batches(data: Batch, rows: int | None = None) -> Iterator[Batch]:
+    """Data in order, `rows` examples at a time; by default few enough that logits of a large vocabulary fit."""
+    if rows is None:
+        tokens = max((t.shape[1] for t in data.values() if t.dim() > 1 and not t.is_floating_point()), default=1)
+        rows = max(1, min(_ROWS, _TOKENS // tokens))
     for start in range(0, len(next(iter(data.values()))), rows):
         yield {name: tensor[start : start + rows] for name, tensor in data.items()}
