@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from by_weights import by_weights
 from hub_server import HUB, Hub, start
 
 os.environ["HF_ENDPOINT"] = start(HUB)  # read when huggingface_hub is imported: no test speaks to the real Hub
@@ -76,8 +77,8 @@ def built(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def run(*arguments: object) -> int:
-    """The command line, in this process; its exit status."""
-    sys.argv = ["hf-align", *map(str, arguments)]
+    """The command line, in this process; its exit status. Merges that leave it open are matched by weights."""
+    sys.argv = ["hf-align", *by_weights(list(map(str, arguments)))]
     try:
         main()
     except SystemExit as stop:

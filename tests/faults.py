@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from by_weights import by_weights
 from huggingface_hub.utils import get_session
 
 from hf_align import console
@@ -70,7 +71,7 @@ def run(arguments: list[str], out: Path, *, kill_at: int | None = None, most: in
     client.send = requested(client.send, counter, kill_at)
     if most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    command = [str(out) if a == "OUT" else a for a in arguments]
+    command = by_weights([str(out) if a == "OUT" else a for a in arguments])
     sys.argv = ["hf-align", *command, *([] if "OUT" in arguments else ["-o", str(out)]), "--quiet"]
     try:
         hf_align()

@@ -217,8 +217,8 @@ def test_adapters_from_the_hub(hub: Hub, make: Callable[..., tuple[Path, ...]], 
 
 def test_what_is_said_of_adapters_has_no_path(make: Callable[..., tuple[Path, ...]], tmp_path: Path) -> None:
     base, lora, _ = make("x")
-    assert run("merge", base, f"{base}+{lora}", "-o", tmp_path / "out", "--quiet") == 0
-    assert Provenance.load(tmp_path / "out").command == "hf-align merge base base+lora -o out --quiet"
+    assert run("merge", base, f"{base}+{lora}", "-o", tmp_path / "out", "--match", "weight") == 0
+    assert Provenance.load(tmp_path / "out").command == "hf-align merge base base+lora -o out --match weight"
     for file in (tmp_path / "out").rglob("*"):
         assert file.is_dir() or ".hf-align" in file.parts or str(tmp_path).encode() not in file.read_bytes(), file
 

@@ -59,12 +59,13 @@ def test_an_effort_is_a_match_and_a_method(
     assert (of_seeds.schedule.steps == 1000) == (effort == "best")
 
 
-def test_good_is_regression_and_the_report_says_what_it_came_to(
+def test_left_open_it_is_good_by_regression_and_the_report_says_what_it_came_to(
     seeds: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hf_align.jobs.merge.MORE", 32)
+    monkeypatch.setattr("conftest.by_weights", list)
     examples = data(tmp_path)
-    assert run("merge", *seeds, "--effort", "good", "-o", tmp_path / "good", "--data", examples, "--json") == 0
+    assert run("merge", *seeds, "-o", tmp_path / "good", "--data", examples, "--json") == 0
     said = capsys.readouterr()
     assert "--effort good: matched by weights, merged by regression" in said.err
     (note,) = [n for n in json.loads(said.out)["notes"] if "its models" in n]

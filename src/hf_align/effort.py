@@ -33,11 +33,16 @@ def at_effort(references: Sequence[str], options: Options, effort: Effort) -> tu
         options: with neither a way to match nor a method of the caller's.
     """
     if not share_basis(references, trust_remote_code=options.trust_remote_code):
-        method = METHODS[effort]
-        return _by(method, options), f"--effort {effort}: matched by weights, merged by {method}"
+        apart = of_strangers(options, effort)
+        return apart, f"--effort {effort}: matched by weights, merged by {apart.method}"
     method = OF_FINE_TUNES[effort] if len(references) == 2 else "linear"
     alike = "the models share a basis, as fine-tunes of one base do"
     return _by(method, replace(options, match="none")), f"--effort {effort}: {alike}; merged as they are by {method}"
+
+
+def of_strangers(options: Options, effort: Effort) -> Options:
+    """The options with what an effort comes to for models that were trained apart."""
+    return _by(METHODS[effort], options)
 
 
 def _by(method: AnyMethod, options: Options) -> Options:

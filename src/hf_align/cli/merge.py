@@ -81,12 +81,11 @@ def merge(
     if push is None and (private or create_pr or commit_message):
         raise OptionError("--private, --create-pr and --commit-message need --push")
     options = opt.chosen(locals())
-    if effort is not None:
-        _require_left_open(ctx)
+    effort = _effort(ctx, effort)
     _require_for_method(options, base, parameter, len(more or ()))
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if dry_run:
-        return _plan(models, output, options, as_json)
+        return _plan(models, output, options, effort, as_json)
     console.bars(quiet)
     owner = _uploader(push, create_pr) if push is not None else ""
     done = _merged(models, output, options, base, parameter, data, push is not None if certify is None else certify,
@@ -105,12 +104,13 @@ def merge(
     console.emit(report, as_json, lines)
 
 
-def _require_left_open(ctx: typer.Context) -> None:
-    """Refuse what an effort chooses beside it."""
-    for name in _OF_EFFORT:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            raise OptionError(f"--effort chooses how to match and to merge; leave out --{name.replace('_', '-')}")
+def _effort(ctx: typer.Context, asked: Effort | None) -> Effort | None:
+    """The effort that is asked for; a good one where all that an effort chooses is left open, else none."""
+    sources = {name: ctx.get_parameter_source(name) for name in _OF_EFFORT}
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    if asked is not None and given:
+        raise OptionError(f"--effort chooses how to match and to merge; leave out --{given[0].replace('_', '-')}")
+    return asked or (None if given else "good")
 
 
 def _require_for_method(options: Options, base: str | None, parameter: list[str] | None, more: int) -> None:
@@ -145,11 +145,14 @@ def _uploader(repository: str, create_pr: bool) -> str:
     return upload.user(repository, create_pr=create_pr)
 
 
-def _plan(models: list[str], output: Path, options: Options, as_json: bool) -> None:
+def _plan(models: list[str], output: Path, options: Options, effort: Effort | None, as_json: bool) -> None:
     if len(models) > 2:
         raise OptionError("--dry-run takes two models; for more, run it on pairs")
     from hf_align import dry_run
+    from hf_align.effort import of_strangers
 
+    if effort is not None:
+        options = of_strangers(options, effort)
     found = dry_run.dry_run(models[0], models[1], output, options)
     console.emit(found.as_json(), as_json, dry_run.lines(found))
     if not found.compatible:

@@ -163,6 +163,7 @@ Effort = Annotated[
     typer.Option(
         metavar="HOW",
         rich_help_panel=MERGING,
+        show_default="good",
         help="Choose how to match and to merge: quick (weights and the mean, seconds), good (regression, no gradients) "
         "or best (distillation, minutes). Fine-tunes of one base are told by their weights, and merged as they are.",
     ),
