@@ -17,7 +17,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import STRETCHES, WidenedWeights, grown
 from hf_align.tracing.trace import trace
 
-_ROUNDING = 1e-4
+_UNCHANGED = 1e-4
 """The largest change of an output, of the largest output, that float32 explains."""
 
 
@@ -49,7 +49,7 @@ def widen(raw: Mapping[str, Tensor], narrow: Architecture, wide: Architecture) -
         if after.shape != before.shape:
             raise IncompatibleModels("the outputs of these models differ in size, so they do not merge")
         changes.append(float((after - before).abs().max() / before.abs().max()))
-        if changes[-1] < _ROUNDING:
+        if changes[-1] < _UNCHANGED:
             return weights, changes[-1]
     raise IncompatibleModels(
         f"widening the narrower model changes its outputs by {min(changes):.1e}: its architecture computes with sizes "

@@ -29,6 +29,7 @@ _UNLIKE = 1e-3
 """By which part of its answers a live model may differ from what its config says that it computes: kernels of attention
 round otherwise, in half precision too. Another activation, or an adapter, changes more."""
 _ROWS, _TOKENS = 2, 7
+"""Of the example that a live model is run on to see that it is the one of its config."""
 
 
 @dataclass(frozen=True)

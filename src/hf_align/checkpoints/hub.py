@@ -45,7 +45,9 @@ _HEADER = 100_000
 """Bytes that hold the header of nearly every shard, so that one request is enough."""
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _WAITS = (1, 2, 4, 8, 16)
+"""Seconds before each further try, where the server asks for none."""
 _LONGEST_WAIT = 300
+"""Seconds that a server may ask for."""
 _PART = 2**22
 """Bytes that are hashed at a time."""
 _SILENCE = 60.0

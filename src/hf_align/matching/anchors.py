@@ -23,7 +23,9 @@ from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import Block, SymmetrySpec
 
 _ROUNDS = 3
+"""Steps away from the anchors that evidence is carried over."""
 _WEIGHT = 1e-2
+"""Of each further step: what is nearer decides, and what is farther breaks ties."""
 
 
 def anchored(spec: SymmetrySpec, space: str) -> list[str]:

@@ -25,7 +25,9 @@ from hf_align.symmetry.groups import Group, ScaledPermutation, assign, sign
 from hf_align.symmetry.spec import Block, SymmetrySpec
 
 _MOST_ORDERS = 24
+"""Orders of sub-heads that are all tried: 4!; among more they are looked for in turns."""
 _ALTERNATIONS = 4
+"""Between the order of sub-heads and their inner elements, each the best for the other."""
 _MOST_NUMBERS = 2**27
 """Numbers in memory at once, about, of the comparison of heads: 1 GiB."""
 

@@ -17,6 +17,7 @@ from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 
 _PULLS = (0.0, 1 / 16, 1 / 4, 1.0)
+"""How strongly a step is pulled back to where it began, the weakest that raises the objective first."""
 
 
 def meets_itself(spec: SymmetrySpec, space: str) -> list[str]:

@@ -19,6 +19,7 @@ from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 _ROUNDS = 200
+"""Sinkhorn normalisations of rows and columns at most."""
 
 
 def sinkhorn(fit: Tensor, temperature: float) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+"""a, b, c of x ↦ ax + bx³ + cx⁵, which takes singular values from 0.002 on close to one (Muon, Jordan 2024)."""
 _TIMES = 6
+"""How often it is applied: one time more than in Muon reaches smaller singular values."""
 
 
 def even(m: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
 
 _ROUNDS = 20
-_STILL = 1e-6
+"""Alignments of every model with the mean at most: a stop for what would not converge."""
+_CONVERGED = 1e-6
+"""A round that raises the length of the mean by a smaller part of it is the last."""
 
 
 class Mean(OnDemand):
@@ -56,7 +58,7 @@ def match_universe(models: Balanced, progress: Progress | None = None) -> tuple[
         length = len(elements) ** 2 * sum(float(t.square().sum()) for t in mean.values())
         if progress is not None:
             progress(rounds, length)
-        if length - best <= _STILL * length:
+        if length - best <= _CONVERGED * length:
             break
         best = length
         elements = [descend(models.spec, mean, m, e, processes=models.processes, device=models.device)[0]

@@ -34,8 +34,11 @@ from hf_align.symmetry.elements import PRIMAL, Element, Power
 from hf_align.symmetry.spec import SymmetrySpec
 
 _SWEEPS = 50
-_STILL = 1e-7
-_ROUNDING = 1e-6
+"""Visits of all spaces at most: a stop for what would not converge."""
+_CONVERGED = 1e-7
+"""A sweep that changes the objective by a smaller part of it is the last."""
+_SLACK = 1e-6
+"""The part of the objective by which its float32 sum may fall although every step raises it."""
 
 Progress = Callable[[int, float], None]
 
@@ -116,10 +119,10 @@ def descend(
             for found in solver.solve(together, elements):
                 elements.update(found)
         objective = inner_product(spec, a, b, elements, processes)
-        assert pairing is not best_fit or objective >= best - _ROUNDING * abs(best), "descent lowered its objective"
+        assert pairing is not best_fit or objective >= best - _SLACK * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
-        if abs(objective - best) <= _STILL * abs(objective):
+        if abs(objective - best) <= _CONVERGED * abs(objective):
             break
         best = objective
     return elements, sweep

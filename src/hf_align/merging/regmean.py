@@ -21,6 +21,7 @@ from hf_align.running.network import Batch, Gram, Network, batches
 OFF_DIAGONAL = 0.9
 """By which the entries beside the diagonal of a Gram matrix are multiplied (section 4.1 there)."""
 _RIDGE = 1e-6
+"""Of the mean diagonal entry: inputs that were never active have none, and would make the solve singular."""
 
 
 def regression_mean(models: Aligned, samples: Samples, off_diagonal: float = OFF_DIAGONAL) -> Mix:

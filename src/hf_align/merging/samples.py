@@ -15,6 +15,7 @@ MOST = 256
 MORE = 512
 """Examples where many weights are solved for."""
 _LENGTH = 64
+"""Tokens of each text that a model writes."""
 
 
 @dataclass(frozen=True)

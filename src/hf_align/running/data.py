@@ -22,6 +22,7 @@ from hf_align.running.network import Batch
 from hf_align.tracing.trace import build_without_weights
 
 _CONTEXT = 512
+"""Tokens of a row of text at most."""
 _MASKED, NO_LABEL = 0.15, -100
 """The share of tokens that a masked language model is to predict, and the label of all others."""
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

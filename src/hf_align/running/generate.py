@@ -11,6 +11,7 @@ from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.tracing.trace import Program, quiet, trace
 
 _AT_ONCE = 256
+"""Texts that are written side by side: their caches are held together."""
 
 
 def own_inputs(network: Network, weights: Weights, count: int, length: int, seed: int) -> Batch:

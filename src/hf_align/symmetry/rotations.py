@@ -9,7 +9,7 @@ from torch import Tensor
 
 _TOLERANCE = 1e-5
 """Beside the largest entry, an entry that is none."""
-_ROUNDING = 1e-6
+_TABLE_ROUNDING = 1e-6
 """By which part of themselves entries of one plane may differ: tables in float32."""
 
 
@@ -61,7 +61,7 @@ class Rotations:
         for i in range(size):
             partners = [j for j in torch.nonzero(coupling[i] | doubt[i]).flatten().tolist() if j != i]
             if not partners:
-                if not torch.allclose(maps[:, i, i], torch.ones_like(maps[:, i, i]), rtol=_ROUNDING, atol=0):
+                if not torch.allclose(maps[:, i, i], torch.ones_like(maps[:, i, i]), rtol=_TABLE_ROUNDING, atol=0):
                     return None
                 still.append(i)
             elif len(partners) > 1:
@@ -78,7 +78,7 @@ class Rotations:
         for (i, j), turn in turns.items():
             built[:, i, i] = built[:, j, j] = turn.real
             built[:, j, i], built[:, i, j] = turn.imag, -turn.imag
-        return torch.allclose(built, maps, rtol=_ROUNDING, atol=0)
+        return torch.allclose(built, maps, rtol=_TABLE_ROUNDING, atol=0)
 
     def meet(self, other: Rotations) -> Rotations | None:
         """The rotations of both families: what commutes with them commutes with each. None if their planes differ."""

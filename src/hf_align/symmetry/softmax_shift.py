@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.passing import gives_only_its_shape
 from hf_align.tracing.trace import Program, op_name, upstream
 
-_NOTHING = -1e3
+_MASKED = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""
 _PASSES = frozenset(("to", "_to_copy", "dropout", "contiguous", "clone", "type_as"))
 _VIEWS = frozenset(("view", "reshape", "_unsafe_view"))
@@ -68,7 +68,7 @@ def _is_hidden_later(user: fx.Node, node: fx.Node, program: Program) -> bool:
         return False
     added = [program.constants.get(_other(u, user)) for u in user.users if op_name(u) == "add"]
     return len(added) == len(user.users) and all(
-        isinstance(a, Tensor) and bool(((mask == 1) | (a <= _NOTHING)).all()) for a in added
+        isinstance(a, Tensor) and bool(((mask == 1) | (a <= _MASKED)).all()) for a in added
     )
 
 
@@ -81,7 +81,7 @@ def _is_hidden(user: fx.Node, node: fx.Node, program: Program) -> bool:
         if condition is node or _depends_on_weights(condition, program):
             return False
     values = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in operands]
-    return len(values) == 1 and values[0] is not None and bool((torch.as_tensor(values[0]) <= _NOTHING).all())
+    return len(values) == 1 and values[0] is not None and bool((torch.as_tensor(values[0]) <= _MASKED).all())
 
 
 def _depends_on_weights(node: object, program: Program) -> bool:

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import IncompatibleModels
 
 _EACH = 2
+"""Layers of every kind that stay: what the first hands to the second shows as well."""
 Place = tuple[str, str]
 """A module's path within its layer, and one of its attributes."""
 Around = tuple[int | None, int, int | None]

@@ -41,14 +41,21 @@ from hf_align.tracing.ways import Mode, try_media
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""
 _TRIALS = 500
+"""Copies that are tried at most, each a few hundredths of a second."""
 _WITH_MEDIA = 100_000
 """Parameters that a copy may have because a smaller one answers no text with a picture in it."""
 _SECONDS = 40.0
+"""Of processor time that a search may take."""
 _LARGEST = 1_000_000_000
+"""Parameters of a copy that is still run: its weights are views of one zero, its activations are not."""
 _SLOW = 5_000_000
+"""Parameters from which on all sizes are divided by one number first."""
 _LENGTH = 10
+"""Tokens that a copy is tried on."""
 _LARGE = 16
+"""The least size that is divided."""
 _RATIOS = (8, 6, 4, 3, 2)
+"""What sizes are divided by, the largest first."""
 _GONE = object()
 
 Fields = dict[str, Any]

@@ -27,7 +27,9 @@ _SHORT = 17
 _ROWS = 2
 """Three of odd lengths, one of long ones: code may depend on how many there are."""
 _STRIDES = (1, 100, 2000)
+"""Between positions: what turns with them slowly shows at long distances alone."""
 _PROMPT = 7
+"""Tokens before those that are generated."""
 _MANY = 2**25
 """Entries of an answer that are kept of each: 128 MiB."""
 

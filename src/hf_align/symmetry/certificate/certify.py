@@ -37,14 +37,16 @@ from hf_align.tracing.trace import Program, build_without_weights, trace
 
 _EXACT = 1e-9
 """Relative changes below are rounding."""
-_SEEN = 1e-6
+_LEAK = 1e-6
 """A direction of a group or a fibre with more effect than that, over that of a random one, is no symmetry."""
 _ATTEMPTS = 6
+"""Random weights of which null directions are counted at most: the fewest are the model's own."""
 _TOKENS = 48
 """More than there are entries in a symmetric matrix as wide as a small copy is."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
-_NOTHING = 1e-300
+_SMALLEST = 1e-300
+"""In the place of an output that is zero, by which a change is divided."""
 _UNREVIEWED = Review("", OverrideFile(overrides=()))
 
 
@@ -92,7 +94,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        return self.open == 0 and self.leak < _SEEN
+        return self.open == 0 and self.leak < _LEAK
 
     def as_json(self) -> dict[str, object]:
         """The contract of `hf-align certify --json`."""
@@ -190,7 +192,7 @@ def soundness(
     moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
     runs = run(program, weights, inputs), run(program, moved, inputs)
     results = [tuple(values[node] for values in runs) for node in program.interface if node.meta["val"].numel()]
-    errors = [(before - after).abs().max() / before.abs().max().clamp_min(_NOTHING) for before, after in results]
+    errors = [(before - after).abs().max() / before.abs().max().clamp_min(_SMALLEST) for before, after in results]
     return float(torch.stack(errors).max())  # of which one that is no number is the largest
 
 

@@ -12,13 +12,15 @@ from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.tracing.execute import run
 from hf_align.tracing.trace import Program
 
-_SEEN = 10
+_OUTPUTS_MIXED = 10
 """Combinations of the outputs at one position that the count looks at: no more are independent of each other there
 than the model is wide."""
 _CLEAR = 1e-10
 """Far above the rounding of zero, relative to the largest of the spectrum."""
-_ROUNDING = 1e-17
+_LEAST = 1e-17
+"""Of the longest column's squared length: what rounding leaves of zero in float64, squared."""
 _ITERATIONS = 8
+"""Of inverse iteration: each divides what is left of other directions by the square of their gap."""
 _BLOCK = 32
 """Directions that inverse iteration looks at together; more if all of them turn out to be null."""
 _NUMBERS = 2**24
@@ -27,7 +29,7 @@ _NUMBERS = 2**24
 
 def rows_of(program: Program) -> int:
     """Outputs that one run of the program adds to the Jacobian at least: one result may follow from another."""
-    return max(torch.Size(places).numel() * min(size, _SEEN) for *places, size in _shapes(program))
+    return max(torch.Size(places).numel() * min(size, _OUTPUTS_MIXED) for *places, size in _shapes(program))
 
 
 def _shapes(program: Program) -> list[torch.Size]:
@@ -68,7 +70,7 @@ def jacobian(
     """
     results = (n.meta.get("val") for n in program.graph.nodes)
     at_once = 1 + _NUMBERS // sum(r.numel() for r in results if isinstance(r, Tensor))
-    mixes = [torch.randn(len(contexts), *shape, min(shape[-1], _SEEN), generator=rng, dtype=torch.float64)
+    mixes = [torch.randn(len(contexts), *shape, min(shape[-1], _OUTPUTS_MIXED), generator=rng, dtype=torch.float64)
              for shape in _shapes(program)]  # fmt: skip
 
     def at(inputs: Mapping[str, Tensor], mixes: Sequence[Tensor]) -> Tensor:
@@ -124,7 +126,7 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
     short = rows.shape[1] - rows.shape[0]
     factor = torch.linalg.qr(torch.cat([rows, rows.new_zeros(max(short, 0), rows.shape[1])]), mode="r")[1]
     length = factor.norm()
-    least = _ROUNDING * length
+    least = _LEAST * length
     # What rounding leaves of zero: without it, small values would be cut off where the known are the only zeros.
     zero = torch.cat([(jacobian @ known.T).norm(dim=0), least[None]]).max()
     factor.diagonal().copy_(torch.where(factor.diagonal().abs() < least, least, factor.diagonal()))

@@ -15,7 +15,7 @@ from hf_align.symmetry.elements import Matrix
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SymmetrySpec
 
-_NOTHING = 1e-9
+_NO_STEP = 1e-9
 """A shorter step is rounding, and made longer it would lead anywhere."""
 _TOGETHER = 256
 """Directions of a group in memory at once."""
@@ -32,7 +32,7 @@ def tangents(spec: SymmetrySpec, weights: Weights) -> Tensor:
         for name, part in change.items():
             row[start[name] : start[name] + part.numel()] = part.reshape(-1)
         rows.append(row)
-    moving = [row for row in rows if float(row.norm()) > _NOTHING]
+    moving = [row for row in rows if float(row.norm()) > _NO_STEP]
     return normalize(torch.stack(moving)) if moving else torch.zeros(0, total, dtype=torch.float64)
 
 

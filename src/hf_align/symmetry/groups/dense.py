@@ -12,7 +12,7 @@ from hf_align.symmetry.groups.fit import Cross, summed
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.groups.linear_algebra import geometric_mean_gauge, polar
 
-_ROUNDING = 1e-6
+_NO_AGREEMENT = 1e-6
 """Of the length of a cross matrix of float32 products: less than this is nothing."""
 
 
@@ -131,5 +131,5 @@ class OrthogonalFixingOnesUpToSign(OrthogonalFixingOnes):
         """Of centred weights nothing lies along the ones, and the sign there changes nothing."""
         total = summed(cross)
         along = total.sum((-1, -2), keepdim=True) / self.size
-        turned = along < -_ROUNDING * torch.linalg.matrix_norm(total, keepdim=True)
+        turned = along < -_NO_AGREEMENT * torch.linalg.matrix_norm(total, keepdim=True)
         return Matrix(super().nearest(cross).matrix - torch.where(turned, 2 / self.size, 0.0))

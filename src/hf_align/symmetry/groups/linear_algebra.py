@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _LARGE, _MOST_STEPS = 512, 30
+"""The size from which Newton's iteration is tried before an SVD, and its steps at most."""
 
 
 def polar(m: Tensor) -> Tensor:
