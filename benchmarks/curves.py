@@ -152,12 +152,12 @@ def measure(family: str, curve: Curve, label: str, seed: int) -> Row:
     schedule = replace(curve.schedule, seed=seed)
     data = {k: t for k, t in training(family, pair).items() if k != "labels"} if family in DATA else None
     objective = towards((a, b), network, Search(schedule=schedule, own=curve.own), data, lambda _: None)
-    bends = learn_curve(a, b, network, objective, schedule)
+    offsets = learn_curve(a, b, network, objective, schedule)
     seconds = matching + time.process_time() - began
-    line, path = (_path(pair, reported, models, found) for found in ({}, bends))
+    line, path = (_path(pair, reported, models, found) for found in ({}, offsets))
     return Row(family, curve.aligned, curve.name, label, seed, path.losses[0], path.losses[-1],
                line.losses[POINTS // 2], path.losses[POINTS // 2], line.barrier, path.barrier,
-               _path(pair, reference, models, bends).barrier, seconds, list(path.losses))  # fmt: skip
+               _path(pair, reference, models, offsets).barrier, seconds, list(path.losses))  # fmt: skip
 
 
 def _strategy(family: str, start: str) -> str:
@@ -165,8 +165,8 @@ def _strategy(family: str, start: str) -> str:
     return name if name in STRATEGIES else f"{name}, {'data' if family in DATA else 'no data'}"
 
 
-def _path(pair: Pair, evaluator: Evaluator, models: Aligned, bends: dict[str, Tensor]) -> Path1D:
-    mix = along(models, bends)
+def _path(pair: Pair, evaluator: Evaluator, models: Aligned, offsets: dict[str, Tensor]) -> Path1D:
+    mix = along(models, offsets)
     points = lambdas(POINTS)
     return Path1D(points, tuple(evaluator.loss({n: mix(n, t) for n in pair.spec.parameters}) for t in points))
 

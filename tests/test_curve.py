@@ -20,7 +20,7 @@ from hf_align.matching.descent import State
 from hf_align.matching.objectives import TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.curve import _Bend, along, learn_curve
+from hf_align.merging.curve import _Offset, along, learn_curve
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
 from hf_align.running.evaluate import Evaluator
@@ -40,11 +40,11 @@ class Case:
     objective: TowardsSources
     evaluator: Evaluator
 
-    def bends(self, schedule: Schedule = SHORT, **more: object) -> dict[str, Tensor]:
+    def offsets(self, schedule: Schedule = SHORT, **more: object) -> dict[str, Tensor]:
         return learn_curve(self.a, self.b, self.network, self.objective, schedule, **more)  # type: ignore[arg-type]
 
-    def loss(self, bends: dict[str, Tensor], weight: float) -> float:
-        mix = along(Aligned(self.pair.spec, self.a, self.b), bends)
+    def loss(self, offsets: dict[str, Tensor], weight: float) -> float:
+        mix = along(Aligned(self.pair.spec, self.a, self.b), offsets)
         return self.evaluator.loss({n: mix(n, weight) for n in self.pair.spec.parameters})
 
 
@@ -69,10 +69,10 @@ def case(family: str) -> Case:
 def test_the_ends_are_the_models_and_the_middle_is_low(family: str, share: float) -> None:
     found = case(family)
     ends = [found.evaluator.loss(w) for w in (found.a, found.b)]
-    bends = found.bends(Schedule(steps=40, rows=16, bend_rate=0.015))
-    assert found.loss(bends, 0.0) == pytest.approx(ends[0], abs=1e-5)
-    assert found.loss(bends, 1.0) == pytest.approx(ends[1], abs=1e-5)
-    over = [found.loss(b, 0.5) - sum(ends) / 2 for b in ({}, bends)]
+    offsets = found.offsets(Schedule(steps=40, rows=16, offset_rate=0.015))
+    assert found.loss(offsets, 0.0) == pytest.approx(ends[0], abs=1e-5)
+    assert found.loss(offsets, 1.0) == pytest.approx(ends[1], abs=1e-5)
+    over = [found.loss(b, 0.5) - sum(ends) / 2 for b in ({}, offsets)]
     assert over[1] < share * over[0]
 
 
@@ -80,27 +80,27 @@ def test_what_both_share_does_not_bend() -> None:
     """A model and itself, and all weights that two fine-tunes have left alone."""
     found = case("llama")
     frozen = {n: found.a[n] if "mlp" not in n else t for n, t in found.b.items()}
-    bends = learn_curve(found.a, frozen, found.network, found.objective, SHORT)
-    assert bends and all("mlp" in name for name in bends)
+    offsets = learn_curve(found.a, frozen, found.network, found.objective, SHORT)
+    assert offsets and all("mlp" in name for name in offsets)
     assert learn_curve(found.a, dict(found.a), found.network, found.objective, SHORT) == {}
 
 
 def test_a_step_is_as_long_as_the_models_are_apart() -> None:
     """Entries move by the rate times the size of those of B - A, whatever the shape."""
     found = case("gpt2")
-    for name, bend in found.bends(Schedule(steps=1, warmup=1, bend_rate=0.01)).items():
+    for name, offset in found.offsets(Schedule(steps=1, warmup=1, offset_rate=0.01)).items():
         apart = (found.b[name] - found.a[name]).square().mean().sqrt()
-        rank = min(bend.shape) if bend.ndim > 1 else 1
-        share = float(bend.norm() / (0.01 * apart * (max(bend.shape) * rank) ** 0.5))
+        rank = min(offset.shape) if offset.ndim > 1 else 1
+        share = float(offset.norm() / (0.01 * apart * (max(offset.shape) * rank) ** 0.5))
         assert 0.3 < share < 1.3, name
 
 
 def test_curves_of_weights_of_any_strides_can_be_kept(tmp_path: Path) -> None:
     """As moving a weight may leave them."""
     a, b = (torch.randn(4, 6, generator=torch.Generator().manual_seed(i)).T for i in range(2))
-    bend = _Bend.between(a, b)
-    assert bend is not None and not a.is_contiguous()
-    save_file({"w": bend.value.detach()}, tmp_path / "bends.safetensors")
+    offset = _Offset.between(a, b)
+    assert offset is not None and not a.is_contiguous()
+    save_file({"w": offset.value.detach()}, tmp_path / "offsets.safetensors")
 
 
 def test_statistics_stay_on_the_line() -> None:
@@ -113,16 +113,16 @@ def test_statistics_stay_on_the_line() -> None:
     a, b = ({n: t.float() for n, t in state.items() if t.is_floating_point()} for state in states)
     b["resnet.embedder.embedder.normalization.running_mean"] += 1
     images = {"pixel_values": torch.randn(8, 1, 16, 16)}
-    bends = learn_curve(a, b, network, TowardsSources((a, b), (images, images)), SHORT)
-    assert bends and not any("running" in name for name in bends)
+    offsets = learn_curve(a, b, network, TowardsSources((a, b), (images, images)), SHORT)
+    assert offsets and not any("running" in name for name in offsets)
     kernels = [n for n, m in transformers.ResNetForImageClassification(config).named_modules()
                if isinstance(m, nn.Conv2d)]  # fmt: skip
-    assert all(f"{name}.weight" in bends for name in kernels)
+    assert all(f"{name}.weight" in offsets for name in kernels)
 
 
 def test_a_killed_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
     found = case("gpt2")
-    whole = found.bends()
+    whole = found.offsets()
     state = State(tmp_path / "progress", "these two")
 
     def killed(step: int, _: float) -> None:
@@ -130,14 +130,14 @@ def test_a_killed_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        found.bends(state=state, progress=killed)
+        found.offsets(state=state, progress=killed)
     at: list[int] = []
-    resumed = found.bends(state=state, progress=lambda step, _: at.append(step))
+    resumed = found.offsets(state=state, progress=lambda step, _: at.append(step))
     assert at == [5, 6]
-    found.bends(state=state, progress=lambda step, _: at.append(step))
+    found.offsets(state=state, progress=lambda step, _: at.append(step))
     assert at == [5, 6], "what is found and not yet kept is not lost"
-    for name, bend in whole.items():
-        torch.testing.assert_close(resumed[name], bend, rtol=1e-4, atol=1e-6)
+    for name, offset in whole.items():
+        torch.testing.assert_close(resumed[name], offset, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_the_command_says_what_the_curve_gains(
     assert not (tmp_path / "out" / ".hf-align").exists()
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "| steps | 20 |" in card and "| bend_rate | " in card and "trained" in card
+    assert "| steps | 20 |" in card and "| offset_rate | " in card and "trained" in card
 
 
 class Stopped(BaseException):

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from hf_align.matching import descent
 from hf_align.matching.descent import Descent, State
 from hf_align.matching.schedule import Schedule
-from hf_align.merging.curve import _Bend
+from hf_align.merging.curve import _Offset
 
 
 class Clock:
@@ -25,8 +25,8 @@ class Clock:
         return self.now
 
 
-def bend() -> _Bend:
-    made = _Bend.between(torch.zeros(3, 3), torch.ones(3, 3))
+def offset() -> _Offset:
+    made = _Offset.between(torch.zeros(3, 3), torch.ones(3, 3))
     assert made is not None
     return made
 
@@ -36,7 +36,7 @@ def test_half_a_minute_is_at_stake_at_most(longest: float, tmp_path: Path, monke
     """At any moment: the steps since the last state took 30 seconds with the one that runs, or there is only that."""
     clock, rng = Clock(), random.Random(0)
     monkeypatch.setattr(descent, "time", clock)
-    state, moving = State(tmp_path / "state", "this"), bend()
+    state, moving = State(tmp_path / "state", "this"), offset()
     began = [0.0]
     at_stake = []
 

@@ -70,7 +70,7 @@ import sys
 from pathlib import Path
 from hf_align import matching
 from hf_align.matching import balanced, memory
-balanced.KEPT = memory.KEPT = 0  # as for models of which what is kept is next to nothing
+balanced.CACHED = memory.CACHED = 0  # as for models of which what is kept is next to nothing
 from hf_align.cli.app import main
 try:
     main()

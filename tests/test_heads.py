@@ -13,11 +13,11 @@ from torch import Tensor
 from hf_align.matching import heads
 from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
+from hf_align.matching.head_families import HeadFamily, head_families
 from hf_align.matching.heads import best_fit, compare_heads, likest_circuits
 from hf_align.matching.memory import of_step
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
-from hf_align.matching.trees import Tree, trees
 from hf_align.matching.weights import match_weights, start_streams
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
@@ -73,7 +73,7 @@ def product(spec: SymmetrySpec, space: str, one: tuple[Tensor, Tensor], other: t
     return (p.mT @ d * (q.mT @ e)).sum()
 
 
-def first_order(spec: SymmetrySpec, tree: Tree) -> Tensor | None:
+def first_order(spec: SymmetrySpec, tree: HeadFamily) -> Tensor | None:
     if tree.subheads is None:
         return None
     count = spec.spaces[tree.heads].size
@@ -83,7 +83,7 @@ def first_order(spec: SymmetrySpec, tree: Tree) -> Tensor | None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_circuits_are_compared_as_if_they_had_been_formed(family: str, balanced: dict[str, Balanced]) -> None:
     models, spec = balanced[family], balanced[family].spec
-    tree = trees(spec)[0]
+    tree = head_families(spec)[0]
     assert len(tree.inner) == 2
     for space in tree.inner:
         alone = replace(tree, inner=(space,))
@@ -100,7 +100,7 @@ def test_circuits_are_compared_as_if_they_had_been_formed(family: str, balanced:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_circuits_know_no_basis_inside_a_head(family: str, balanced: dict[str, Balanced]) -> None:
     models, spec = balanced[family], balanced[family].spec
-    tree = trees(spec)[0]
+    tree = head_families(spec)[0]
     drawn = random_elements(spec, torch.Generator().manual_seed(0))
     moved = models.moved({s: drawn[s] for s in tree.inner})
     order = first_order(spec, tree)
@@ -221,7 +221,7 @@ def test_pairs_of_heads_compared_a_few_at_a_time_give_the_same(case: str, monkey
     models = replace(balanced, models=tuple({n: w[n].double() for n in spec.parameters} for w in balanced.models))
     expected, _ = match_weights(models)
     monkeypatch.setattr(heads, "_MOST_NUMBERS", 0)
-    assert all(heads.pairs_at_once(spec, tree) == 1 for tree in trees(spec))
+    assert all(heads.pairs_at_once(spec, tree) == 1 for tree in head_families(spec))
     found, _ = match_weights(models)
     assert found.keys() == expected.keys()
     for name, element in found.items():
@@ -233,6 +233,6 @@ def test_memory_of_experts_is_that_of_a_few_pairs() -> None:
         config = transformers.MixtralConfig(**{**SMALL, "intermediate_size": size}, num_local_experts=count,
                                             architectures=["MixtralForCausalLM"])  # fmt: skip
         spec = derive_by_depth(config)
-        return max(of_step(spec, tree) for tree in trees(spec))
+        return max(of_step(spec, tree) for tree in head_families(spec))
 
     assert most(16, 14336) < 1.2 * most(8, 14336)

@@ -83,7 +83,7 @@ def test_a_turning_element_moves_along_its_gradient_and_stays_in_its_group(group
         value.backward()
         optimiser.step()
         latent.retract()
-    settled = latent.settled(group)
+    settled = latent.resolved(group)
     assert values == sorted(values, reverse=True) and values[-1] < values[0] - 0.1
     torch.testing.assert_close(latent.element().as_matrix().double(), settled.as_matrix(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(latent.element().as_matrix(DUAL).double(), settled.as_matrix(DUAL), atol=1e-4, rtol=1e-4)
@@ -154,11 +154,11 @@ def test_the_path_of_steepest_descent_does_not_depend_on_the_basis() -> None:
 def test_a_stretching_element_scales_what_may_scale() -> None:
     group = g.TorusPermutation(4, (Scalars.NONZERO, Scalars.SIGN))
     latent = Stretching(group, group.random((), torch.Generator().manual_seed(1)), CPU)  # type: ignore[arg-type]
-    before = latent.settled(group)
+    before = latent.resolved(group)
     with torch.no_grad():
         latent.stretches[0].add_(0.5)
     latent.retract()
-    after = latent.settled(group)
+    after = latent.resolved(group)
     torch.testing.assert_close(after.scale[0], before.scale[0] * torch.tensor(0.5).exp().double(), rtol=1e-6, atol=0)
     assert torch.equal(after.scale[1], before.scale[1]) and torch.equal(after.order, before.order)
 
@@ -175,7 +175,7 @@ def test_a_latent_permutation_goes_where_its_gradient_points() -> None:
         (moved - goal @ points).square().sum().backward()
         optimiser.step()
         latent.retract()
-    torch.testing.assert_close(latent.settled(group).as_matrix(), goal.double())
+    torch.testing.assert_close(latent.resolved(group).as_matrix(), goal.double())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

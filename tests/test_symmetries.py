@@ -21,7 +21,7 @@ from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.gauges.canonical import CentreRows, MoveConstant, Runs, ShortenConstant
+from hf_align.symmetry.gauges.canonical import CentreRows, MoveConstant, ShortenConstant, Slices
 from hf_align.symmetry.groups import (
     GeneralLinear,
     Group,
@@ -443,7 +443,7 @@ def centred(spec: SymmetrySpec) -> set[str]:
 def lost(spec: SymmetrySpec) -> set[str]:
     """The parameters that lose some entries of a constant to nothing."""
 
-    def entries(*parts: Runs) -> set[int]:
+    def entries(*parts: Slices) -> set[int]:
         return {i for part in parts for start, stop in part for i in range(start, stop)}
 
     moves = [g for g in spec.gauges if isinstance(g, MoveConstant)]

@@ -1,4 +1,4 @@
-"""Reading checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for."""
+"""LinearUse checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import beside_the_others, judged
 from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
-from hf_align.jobs.kept_weights import KeptWeights
+from hf_align.jobs.kept_weights import WeightCache
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
@@ -39,7 +39,7 @@ from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
 from hf_align.writing import draft_of, entries_of, record, reported_on
 
-_BENDS = "bends.safetensors"
+_OFFSETS = "offsets.safetensors"
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ class Merge(OpenedJob[Mixed]):
                 f"--method {method} mixes units by maps that are not symmetries: B's function is not preserved"
             )
         if method == CURVE:
-            return along(models, once(claim, _BENDS, partial(self._bends, models)))
+            return along(models, once(claim, _OFFSETS, partial(self._offsets, models)))
         return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
 
     def _regressed(self, claim: Claim, basis: Basis) -> Regressed:
         """Weights that are solved for; what a run with the same record has found is used again."""
         names, shares = self.models.spec.parameters, self.options.shares(len(basis.weights))
         models = [Computed(names, weights.__getitem__) for weights in basis.weights]
-        mean, found = mean_of(models, shares), KeptWeights(claim, tuple(names))
+        mean, found = mean_of(models, shares), WeightCache(claim, tuple(names))
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
                 samples = Samples.of(models, self.models.network, self.fit, self.asked.say, MORE)
@@ -178,7 +178,7 @@ class Merge(OpenedJob[Mixed]):
         inputs, shares = written_by(self.models, sources, self.fit), self.options.shares(len(sources))
         return Regressed(start, distil_once(claim, self.models, start, sources, shares, inputs))
 
-    def _bends(self, models: Aligned, state: State) -> dict[str, Tensor]:
+    def _offsets(self, models: Aligned, state: State) -> dict[str, Tensor]:
         network, search = self.models.network, self.models.search()
         parameters = self.models.first.spec.parameters
         a, b = (network.placed(Computed(parameters, w.__getitem__)) for w in (models.a, models.b))

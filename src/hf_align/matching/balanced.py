@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_align.devices import CPU
-from hf_align.matching.kept import KEPT, KeptWeights
 from hf_align.matching.match import Match
+from hf_align.matching.weight_cache import CACHED, WeightCache
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_distance
@@ -83,7 +83,7 @@ class Balanced:
 def _balanced(
     spec: SymmetrySpec, raw: Weights, processes: Processes, device: torch.device
 ) -> tuple[Weights, dict[str, Element]]:
-    canonical = KeptWeights(CanonicalWeights(raw, spec.gauges), spec.parameters, torch.float64, device=device)
+    canonical = WeightCache(CanonicalWeights(raw, spec.gauges), spec.parameters, torch.float64, device=device)
     free = [name for name, space in spec.spaces.items() if space.group is not None and space.group.has_gauge]
     found = processes.spread(
         free,
@@ -91,4 +91,4 @@ def _balanced(
         lambda own: [balance(spec, canonical, space) for space in own],
     )
     gauge = dict(zip(free, found, strict=True))
-    return KeptWeights(MovedWeights(canonical, spec, gauge), spec.parameters, torch.float32, KEPT), gauge
+    return WeightCache(MovedWeights(canonical, spec, gauge), spec.parameters, torch.float32, CACHED), gauge

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from hf_align.errors import HfAlignError
 from hf_align.matching.features import Moments, Site
+from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import PAIRINGS
 from hf_align.matching.stream import residual as residual_stream
-from hf_align.matching.trees import trees
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
 
@@ -50,7 +50,7 @@ def with_heads(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     """
     if choice in PAIRINGS:
         return spec
-    families = trees(spec)
+    families = head_families(spec)
     if choice == "monotonic":
         return _without_groups(spec, [s for t in families for s in (t.heads, t.subheads) if s is not None])
     for tree in families:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_align.matching.cross import Weights
-from hf_align.matching.trees import Tree
+from hf_align.matching.head_families import HeadFamily
 from hf_align.symmetry.action import Elements, act_on_block
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power, load_element
 from hf_align.symmetry.groups import Group, ScaledPermutation, assign, sign
@@ -59,7 +59,7 @@ class Pairs:
         return replace(self, fit=self.fit * sign(signs, self.heads_power)) if -1 in signs else self
 
 
-Pairing = Callable[[SymmetrySpec, Tree, list[Pairs], Tensor | None], Tensor]
+Pairing = Callable[[SymmetrySpec, HeadFamily, list[Pairs], Tensor | None], Tensor]
 """How well every head of A goes with every head of B [h, h'], with sub-heads in an order [h, h', g]."""
 
 
@@ -80,14 +80,14 @@ class _Solved:
     fits: Tensor
 
     @classmethod
-    def of(cls, spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> _Solved:
+    def of(cls, spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], pairing: Pairing) -> _Solved:
         signs = _permuting(spec, tree.heads).signs()
         turned = [[p.with_signs(s) for p in pairs] for s in signs]
         orders = [_best_orders(spec, tree, p, pairing) if tree.subheads else None for p in turned]
         fits = [pairing(spec, tree, p, order) for p, order in zip(turned, orders, strict=True)]
         return cls(signs, turned, orders, torch.stack(fits))
 
-    def elements(self, spec: SymmetrySpec, tree: Tree, heads: Tensor) -> dict[str, Element]:
+    def elements(self, spec: SymmetrySpec, tree: HeadFamily, heads: Tensor) -> dict[str, Element]:
         """The best elements where the heads of A go with these of B [h]."""
         rows = torch.arange(len(heads))
         chosen = self.fits.argmax(0)[rows, heads]
@@ -111,7 +111,7 @@ class _Solved:
 
 
 def match_heads(
-    spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements, pairing: Pairing
+    spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elements: Elements, pairing: Pairing
 ) -> dict[str, Element]:
     """The best elements of a tree's spaces, all others held at `elements`.
 
@@ -136,12 +136,12 @@ def match_heads(
     return _one_after_the_other(parts) | {tree.heads: Monomial(heads, signs)}
 
 
-def pairs_at_once(spec: SymmetrySpec, tree: Tree) -> int:
+def pairs_at_once(spec: SymmetrySpec, tree: HeadFamily) -> int:
     """How many pairs of heads are compared at a time."""
     return max(1, _MOST_NUMBERS // numbers_of_pair(spec, tree))
 
 
-def numbers_of_pair(spec: SymmetrySpec, tree: Tree) -> int:
+def numbers_of_pair(spec: SymmetrySpec, tree: HeadFamily) -> int:
     """What is computed to compare two heads, over all weights."""
     inside = tree.spaces - {tree.heads}
     names = {name for space in tree.spaces for name in spec.uses(space)}
@@ -182,12 +182,12 @@ class _LaidOut:
         return Pairs(self.inner, self.power, self.heads_power, x.shape[1] > 1, fit, (x, y))
 
 
-def compare_heads(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
+def compare_heads(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
     """Every head of A with every head of B, weight by weight, all spaces but the tree's held at `elements`."""
     return (block.pairs(slice(None), slice(None)) for block in _laid_out(spec, tree, a, b, elements))
 
 
-def _laid_out(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: Elements) -> Iterator[_LaidOut]:
+def _laid_out(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elements: Elements) -> Iterator[_LaidOut]:
     others = {s: e for s, e in elements.items() if s not in tree.spaces}
     names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
     for name in names:
@@ -201,7 +201,7 @@ def _laid_out(spec: SymmetrySpec, tree: Tree, a: Weights, b: Weights, elements: 
             yield _LaidOut(inner, power, heads_power, x, y)
 
 
-def _arrange(block: Block, tree: Tree, view: Tensor) -> tuple[str | None, Tensor]:
+def _arrange(block: Block, tree: HeadFamily, view: Tensor) -> tuple[str | None, Tensor]:
     """A block as [heads, sub-heads, inner, rest]."""
     inner = next((f.space for f in block.factors if f.space in (*tree.inner, *tree.leaves)), None)
     front = [next(block.occurrences(tree.heads))]
@@ -233,7 +233,7 @@ def _leaf_cross(space: str, pairs: list[Pairs]) -> dict[Power, Tensor]:
     return total
 
 
-def _leaf_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs]) -> Tensor:
+def _leaf_fit(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs]) -> Tensor:
     """The best fit of what is inside every pair of sub-heads [h, h', g, g']."""
     return sum((spec.group(s).score(_leaf_cross(s, pairs)) for s in tree.leaves), torch.zeros(1, 1, 1, 1))
 
@@ -245,13 +245,13 @@ def _paired(p: Pairs, order: Tensor | None) -> Tensor:
     return chosen.squeeze(3).sum(2)
 
 
-def best_fit(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
+def best_fit(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """⟨A, gB⟩ of the weights of every pair of heads, under the best inner elements g."""
     inside = sum((spec.group(s).score(_inner_cross(s, pairs, order)) for s in tree.inner), torch.zeros(()))
     return _outside(spec, tree, pairs, order) + inside
 
 
-def likest_circuits(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
+def likest_circuits(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """⟨DᵀP, D'ᵀP'⟩ of every pair of heads, for the weights P that write an inner space and D that read it, over the
     root of |DᵀP| |D'ᵀP'|, which makes it of the degree of a fit; the best fit for an inner space without circuits.
 
@@ -273,7 +273,7 @@ PAIRINGS: dict[str, Pairing] = {"two-stage": best_fit, "circuits": likest_circui
 """What heads are paired by."""
 
 
-def _outside(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], order: Tensor | None) -> Tensor:
+def _outside(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], order: Tensor | None) -> Tensor:
     """The fit of what has a place for each head but lies in no inner space, or in one of a sub-head [h, h']."""
     found = [_paired(p, order)[..., 0, 0] for p in pairs if p.inner is None]
     if tree.leaves and order is not None:
@@ -300,7 +300,7 @@ def _inner_grams(space: str, pairs: list[Pairs], side: int) -> dict[Power, Tenso
     return total
 
 
-def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pairing) -> Tensor:
+def _best_orders(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], pairing: Pairing) -> Tensor:
     """For every pair of heads, the order [h, h', g] of sub-heads that allows the best fit."""
     assert tree.subheads is not None
     size = spec.spaces[tree.subheads].size
@@ -313,7 +313,7 @@ def _best_orders(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], pairing: Pa
     return _alternate(spec, tree, pairs, size)
 
 
-def _alternate(spec: SymmetrySpec, tree: Tree, pairs: list[Pairs], size: int) -> Tensor:
+def _alternate(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], size: int) -> Tensor:
     """Too many orders to try: from the inner elements of the weights that have no sub-heads, back and forth."""
     shared = [p for p in pairs if not p.has_subheads]
     order: Tensor | None = None

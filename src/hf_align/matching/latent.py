@@ -68,7 +68,7 @@ class Latent(ABC):
         """Move to where the optimiser's step points; no gradient."""
 
     @abstractmethod
-    def settled(self, group: Group) -> Element:
+    def resolved(self, group: Group) -> Element:
         """The present element in float64, on the group to rounding."""
 
     def state(self) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ class Turning(Latent):
         self._dual = torch.linalg.inv(self._primal.double()).mT.float() if gauge else self._primal
         self._step.zero_()
 
-    def settled(self, group: Group) -> Element:
+    def resolved(self, group: Group) -> Element:
         matrix = Matrix(self._primal.cpu().double())
         return matrix if group.has_gauge else group.nearest({PRIMAL: matrix.matrix})
 
@@ -137,7 +137,7 @@ class Stretching(Latent):
         self._scale = self._scale * self._group.algebra(self._step).exp()
         self._step.zero_()
 
-    def settled(self, group: Group) -> Monomial:
+    def resolved(self, group: Group) -> Monomial:
         return Monomial(self._order.cpu(), self._scale.cpu().double())
 
 

@@ -60,7 +60,7 @@ def learn(
     all_latents = [latent for moving in latents for latent in moving.values()]
     Descent(all_latents, _optimisers(all_latents, schedule), schedule, state).run(loss, progress)
     return [
-        {**elements, **{s: latent.settled(_group(models, s)) for s, latent in moving.items()}}
+        {**elements, **{s: latent.resolved(_group(models, s)) for s, latent in moving.items()}}
         for elements, moving in zip(start, latents, strict=True)
     ]
 

@@ -6,9 +6,9 @@ import math
 
 import torch
 
+from hf_align.matching.head_families import HeadFamily
 from hf_align.matching.heads import numbers_of_pair, pairs_at_once
-from hf_align.matching.kept import KEPT
-from hf_align.matching.trees import Tree
+from hf_align.matching.weight_cache import CACHED
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -20,20 +20,20 @@ _TERM, _SOLVING = 1, 5
 _ELEMENTS = 6
 """Of all elements: both models' gauges, what is being solved, and its composition with them."""
 
-Step = Tree | str
+Step = HeadFamily | str
 """What is solved at once: heads with all that is inside, or a space by itself."""
 
 
 def of_step(spec: SymmetrySpec, step: Step) -> int:
     """The most bytes of solving a step: copies of its largest weight, and its cross matrices."""
-    spaces = step.spaces if isinstance(step, Tree) else {step}
+    spaces = step.spaces if isinstance(step, HeadFamily) else {step}
     names = {name for space in spaces for name in spec.uses(space)}
     weights = max((math.prod(spec.shape(name)) for name in names), default=0)
     return (_WEIGHTS * weights + _crosses(spec, step)) * _DOUBLE
 
 
 def _crosses(spec: SymmetrySpec, step: Step) -> int:
-    if not isinstance(step, Tree):
+    if not isinstance(step, HeadFamily):
         powers = len({f.powers[step] for name in spec.uses(step) for axis in spec.parameters[name] for s in axis
                       for f in s if f.is_moved_by(step)})  # fmt: skip
         copies = powers + max(powers + _TERM, _SOLVING)  # the sum so far, and that of a part or what solves it
@@ -52,7 +52,7 @@ def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:
         if space.group is not None
     )
     sizes = [math.prod(spec.shape(name)) for name in spec.parameters]
-    return 2 * min(KEPT, sum(sizes) * torch.float32.itemsize) + _ELEMENTS * elements * _DOUBLE + room(spec, steps)
+    return 2 * min(CACHED, sum(sizes) * torch.float32.itemsize) + _ELEMENTS * elements * _DOUBLE + room(spec, steps)
 
 
 def room(spec: SymmetrySpec, steps: list[Step]) -> int:

@@ -41,7 +41,7 @@ class Schedule:
         rate: of matrices: radians by which every plane turns per step, about; warmed up, then down a cosine, as all.
         stretch_rate: of the logarithms of factors.
         order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
-        bend_rate: of curves: how far the entries of a weight go per step, for how far they are apart in A and B.
+        offset_rate: of curves: how far the entries of a weight go per step, for how far they are apart in A and B.
         rows: examples for each step.
         lambda_sampling: where on the line the loss is taken.
         checkpoint_every: steps between two states on disk.
@@ -54,7 +54,7 @@ class Schedule:
     rate: float = 0.07
     stretch_rate: float = 0.012
     order_rate: float = 0.0
-    bend_rate: float = 0.007
+    offset_rate: float = 0.007
     rows: int = 16
     lambda_sampling: LambdaSampling = "near-midpoint"
     seed: int = 0

@@ -21,12 +21,12 @@ from hf_align.devices import CPU
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, cross, inner_product, nearest
+from hf_align.matching.head_families import HeadFamily, head_families
 from hf_align.matching.heads import Pairing, best_fit, match_heads
 from hf_align.matching.memory import Step, at_once, room
 from hf_align.matching.metric import weighted
 from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.stream import alone, streams
-from hf_align.matching.trees import Tree, trees
 from hf_align.matching.turns import match_turns, signed_beside
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
@@ -83,7 +83,7 @@ def start_streams(
 
 def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
     """What a sweep solves, in order: heads with what is inside them, then spaces by themselves, the residual last."""
-    families = [t for t in trees(spec) if not t.spaces & set(still)]
+    families = [t for t in head_families(spec) if not t.spaces & set(still)]
     return [*families, *(s for s in reversed(alone(spec, families)) if s not in still)]
 
 
@@ -166,7 +166,7 @@ class _Solver:
 
     def one(self, step: Step, elements: Elements) -> dict[str, Element]:
         """The best elements of a step, all others held; of spaces that meet themselves, better ones."""
-        if isinstance(step, Tree):
+        if isinstance(step, HeadFamily):
             found = match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
             quadratic = self.pairing is best_fit and any(meets_itself(self.spec, s) for s in step.spaces)
             return unless_worse(self.spec, found, self.a, self.b, elements) if quadratic else found
@@ -182,17 +182,17 @@ class _Solver:
 
 def _work(spec: SymmetrySpec, step: Step) -> int:
     """About how much there is to do: products of weights along the step's spaces."""
-    spaces = step.spaces if isinstance(step, Tree) else (step,)
+    spaces = step.spaces if isinstance(step, HeadFamily) else (step,)
     return sum(math.prod(spec.shape(name)) * spec.spaces[s].size for s in spaces for name in spec.uses(s))
 
 
 def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:
-    """Runs of steps no two of which meet in a weight: layers, mostly. Each run is solved in parallel, with the result
+    """Slices of steps no two of which meet in a weight: layers, mostly. Each run is solved in parallel, with the result
     of one after the other."""
     run: list[Step] = []
     carried: set[str] = set()
     for step in steps:
-        spaces = step.spaces if isinstance(step, Tree) else (step,)
+        spaces = step.spaces if isinstance(step, HeadFamily) else (step,)
         weights = {name for s in spaces for name in spec.uses(s)}
         if run and carried & weights:
             yield run

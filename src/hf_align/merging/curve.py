@@ -23,20 +23,20 @@ from hf_align.merging.tensors import linear
 from hf_align.running.network import Network
 
 
-def along(models: Aligned, bends: Mapping[str, Tensor]) -> Mix:
-    """(1-t)·a + t·b + 4t(1-t)·bend: the curve at t, the weight of B; the mean plus the bend at a half.
+def along(models: Aligned, offsets: Mapping[str, Tensor]) -> Mix:
+    """(1-t)·a + t·b + 4t(1-t)·offset: the curve at t, the weight of B; the mean plus the offset at a half.
 
     Args:
-        bends: of the weights that leave the line, float32, each in the shape of its weight.
+        offsets: of the weights that leave the line, float32, each in the shape of its weight.
     """
 
     def mix(name: str, weight: float) -> Tensor:
         a = models.a[name]
         straight = linear(a, models.b[name], weight)
-        bend = bends.get(name)
-        if bend is None:
+        offset = offsets.get(name)
+        if offset is None:
             return straight
-        return torch.add(straight, bend.to(straight.device), alpha=4 * weight * (1 - weight)).to(a)
+        return torch.add(straight, offset.to(straight.device), alpha=4 * weight * (1 - weight)).to(a)
 
     return mix
 
@@ -51,7 +51,7 @@ def learn_curve(
     state: State | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The bends [shape of the weight, float32, CPU] at which the loss between two models is low, by weight.
+    """The midpoint offsets [shape of the weight, float32, CPU] at which the loss between two models is low, by weight.
 
     Steps are steepest in the spectral norm of each matrix, and as long as A and B are apart in it: a weight that both
     share stays as it is.
@@ -64,22 +64,24 @@ def learn_curve(
     Raises:
         HfAlignError: the loss is not finite.
     """
-    bends = {n: bend for n in sorted(network.trained & a.keys()) if (bend := _Bend.between(a[n], b[n])) is not None}
+    offsets = {
+        n: offset for n in sorted(network.trained & a.keys()) if (offset := _Offset.between(a[n], b[n])) is not None
+    }
 
     def loss(rng: Generator) -> Tensor:
         at = schedule.draw(rng)
         merged = {n: linear(a[n], b[n], at) if a[n].is_floating_point() else a[n] for n in a}
-        merged |= {n: merged[n] + 4 * at * (1 - at) * bend.value for n, bend in bends.items()}
+        merged |= {n: merged[n] + 4 * at * (1 - at) * offset.value for n, offset in offsets.items()}
         return objective.loss(network, merged, schedule.rows, rng)
 
-    if bends:
-        steepest = Steepest([{"params": [bend.steps for bend in bends.values()], "rate": schedule.bend_rate}])
-        Descent(list(bends.values()), [steepest], schedule, state).run(loss, progress)
-    return {n: bend.value.detach().cpu() for n, bend in bends.items()}
+    if offsets:
+        steepest = Steepest([{"params": [offset.steps for offset in offsets.values()], "rate": schedule.offset_rate}])
+        Descent(list(offsets.values()), [steepest], schedule, state).run(loss, progress)
+    return {n: offset.value.detach().cpu() for n, offset in offsets.items()}
 
 
 @dataclass(frozen=True)
-class _Bend:
+class _Offset:
     """How far one weight leaves the line.
 
     Attributes:
@@ -92,7 +94,7 @@ class _Bend:
     shape: torch.Size
 
     @classmethod
-    def between(cls, a: Tensor, b: Tensor) -> _Bend | None:
+    def between(cls, a: Tensor, b: Tensor) -> _Offset | None:
         """None where A and B do not differ."""
         apart = (b - a).square().mean().sqrt()
         if not apart:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.passing import stored_matrix
+from hf_align.symmetry.op_traits import stored_matrix
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.trace import Program, op_name, operand
 

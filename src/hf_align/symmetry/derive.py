@@ -200,7 +200,7 @@ class _Classes:
                     yield from (v.left, v.right)
                 elif isinstance(v, Value):
                     yield v
-        yield from self.found.settled.values()
+        yield from self.found.resolved.values()
         yield from self.found.inner
 
     def _class(self, atoms: list[Axis]) -> _Class:

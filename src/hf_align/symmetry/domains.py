@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.passing import PASSES
+from hf_align.symmetry.op_traits import PASSES
 from hf_align.tracing.execute import BATCH_NORMS
 from hf_align.tracing.trace import Program, op_name
 

@@ -101,7 +101,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LinearUse:
     """A weight that maps an activation linearly: output = input · weight (+ bias).
 
     Attributes:
@@ -135,16 +135,16 @@ class Interpretation:
     gains: list[Gain] = field(default_factory=list)
     relations: list[Relation] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
-    readings: dict[fx.Node, Reading] = field(default_factory=dict)
+    linear_uses: dict[fx.Node, LinearUse] = field(default_factory=dict)
     unknown_ops: dict[str, str] = field(default_factory=dict)
-    settled: dict[int, Value] = field(default_factory=dict)
+    resolved: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
 
     def withdraw(self, node: fx.Node, gains: int, statistics: int) -> None:
         """Forget what a rule found out before it gave up: all gains and statistics but the first so many, and what
         the node reads."""
         del self.gains[gains:], self.statistics[statistics:]
-        self.readings.pop(node, None)
+        self.linear_uses.pop(node, None)
 
 
 class Call:
@@ -190,7 +190,7 @@ class Call:
         """The axes of a tensor argument; the axes of a constant tensor are pinned, but of zeros: any g leaves them."""
         found = self.raw(argument)
         if isinstance(found, Product):
-            return self.settle(found)
+            return self.resolve(found)
         if isinstance(found, Rows):
             return self.joined(found.pieces, found.dim)
         if isinstance(found, Value) and found.offset:
@@ -238,15 +238,15 @@ class Call:
 
     def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1) -> None:
         """This node maps `source` linearly by a weight."""
-        self.found.readings[self.node] = Reading(self.node, source, weight, in_axis, bias, out_axis)
+        self.found.linear_uses[self.node] = LinearUse(self.node, source, weight, in_axis, bias, out_axis)
 
-    def settle(self, pending: Product) -> Value:
+    def resolve(self, pending: Product) -> Value:
         """Decide that a product is used elementwise: both factors and the product share one permutation."""
-        if id(pending) not in self.found.settled:
+        if id(pending) not in self.found.resolved:
             axes = aligned(pending.left.axes, pending.right.axes)
-            self.found.settled[id(pending)] = Value(tuple(
+            self.found.resolved[id(pending)] = Value(tuple(
                 y if x.size == 1 else x if y.size == 1 else self.tie(x, y) for x, y in axes))  # fmt: skip
-        return self.found.settled[id(pending)]
+        return self.found.resolved[id(pending)]
 
     def tie(self, left: Axis, right: Axis) -> Axis:
         """The axis of an elementwise product: monomial, one permutation, scales multiply."""
@@ -411,9 +411,9 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
     apply = RULES.get(op_name(node))
     if op_name(node) not in _MOVES_NUMBERS:
         _pin_what_numbers_point_to(call)
-    settled = _is_settled(call)
+    resolved = _is_resolved(call)
     if apply is None:
-        return _unknown(call, op_name(node), settled)
+        return _unknown(call, op_name(node), resolved)
     before = len(found.gains), len(found.statistics)
     try:
         result = apply(call)
@@ -424,12 +424,12 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         found.withdraw(node, *before)
         return _pin(call, str(mismatch))
     found.withdraw(node, *before)
-    return _unknown(call, f"{op_name(node)} with {' and '.join(unseen)}", settled)
+    return _unknown(call, f"{op_name(node)} with {' and '.join(unseen)}", resolved)
 
 
-def _unknown(call: Call, name: str, settled: bool) -> Any:
+def _unknown(call: Call, name: str, resolved: bool) -> Any:
     """Pin what an op touches, and say so unless all of it was pinned before."""
-    if not settled:
+    if not resolved:
         call.found.unknown_ops.setdefault(name, evidence(call.node, "").line)
     return _pin(call, "unknown op")
 
@@ -448,7 +448,7 @@ def _pin_what_numbers_point_to(call: Call) -> None:
             call.lower(found.points_to, FIXED, "number read")
 
 
-def _is_settled(call: Call) -> bool:
+def _is_resolved(call: Call) -> bool:
     """Whether everything that an op reads is pinned already, so that no rule could say more."""
     for operand in call.node.all_input_nodes:
         found = call.found.values.get(operand)
@@ -467,7 +467,7 @@ def _pin(call: Call, role: str) -> Any:
         found = call.found.values.get(operand)
         for part in members(found):
             if isinstance(part, (Value, Product)):
-                axes = call.settle(part).axes if isinstance(part, Product) else part.axes
+                axes = call.resolve(part).axes if isinstance(part, Product) else part.axes
                 call.lower_all(axes, FIXED, role)
     results = call.node.meta["val"]
     if isinstance(results, Tensor):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.passing import gives_only_its_shape
+from hf_align.symmetry.op_traits import gives_only_its_shape
 from hf_align.tracing.trace import Program, op_name, upstream
 
 _MASKED = -1e3

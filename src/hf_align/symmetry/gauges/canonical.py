@@ -218,7 +218,7 @@ class CentreRows(Gauge):
 
     parameter: str
     axis: int
-    rows: tuple[Runs, ...]
+    rows: tuple[Slices, ...]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ class FoldStatistics(Gauge):
         return gain if name == self.gain else get(name) - gain * get(self.mean)
 
 
-Runs = tuple[tuple[int, int], ...]
+Slices = tuple[tuple[int, int], ...]
 """Entries of a vector as consecutive [start, stop) runs."""
 
 
@@ -331,10 +331,10 @@ class Taken:
     """
 
     bias: str
-    shown: Runs = ()
+    shown: Slices = ()
     weight: str | None = None
     axis: int = 0
-    read: Runs = ()
+    read: Slices = ()
 
     def plus(self, constant: Tensor, get: Get) -> Tensor:
         """The new bias."""
@@ -351,7 +351,7 @@ class MoveConstant(Gauge):
     them up: that of what reads them, or one that is added where they are, or behind attention (its rows sum to one)."""
 
     source: Constant
-    entries: Runs
+    entries: Slices
     taken: tuple[Taken, ...]
 
     @property
@@ -380,10 +380,10 @@ class ShortenConstant(Gauge):
     """
 
     source: Constant
-    entries: Runs
+    entries: Slices
     weight: str
     axis: int
-    read: Runs
+    read: Slices
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -404,7 +404,7 @@ class ShortenConstant(Gauge):
         return self.source.less(stored, lost)
 
 
-def _chosen(vector: Tensor, entries: Runs) -> Tensor:
+def _chosen(vector: Tensor, entries: Slices) -> Tensor:
     """Entries in another order; zero where there is none."""
     return torch.cat([vector[start:stop] if start >= 0 else vector.new_zeros(stop - start) for start, stop in entries])
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.asked import Arguments
-from hf_align.symmetry.gauges.canonical import Constant, MoveConstant, Runs, ShortenConstant, Stored, Taken
-from hf_align.symmetry.gauges.labels import NOBODY, Use, follow, moved_alone, numbered, present, runs
-from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, is_sum, multiplies_by_one, sums_to_one, used_only_by
+from hf_align.symmetry.gauges.canonical import Constant, MoveConstant, ShortenConstant, Slices, Stored, Taken
+from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, moved_alone, numbered, present, slices_of
+from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.op_traits import PASSES, is_sum, multiplies_by_one, sums_to_one, used_only_by
 from hf_align.symmetry.softmax_shift import reaches_softmax
 from hf_align.tracing.trace import Program, op_name
 
@@ -85,10 +85,10 @@ def shortened_constants(
         centred: weights, and the axes along which they have lost their mean.
     """
     for source, starts in _sources(found, kept, gone):
-        readers: set[tuple[str, int, Runs | None]] = set()
+        readers: set[tuple[str, int, Slices | None]] = set()
         read, beside = set[int](), set[int]()
         for use in follow(starts, found, _passed_on):
-            reading = found.readings.get(use.user)
+            reading = found.linear_uses.get(use.user)
             if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
                 readers.add((reading.weight, reading.in_axis, _row_of(reading, use.labels, found)))
                 read |= set(present(use.labels).tolist())
@@ -100,7 +100,7 @@ def shortened_constants(
         outputs = found.weights[weight].axes[1 - axis].size
         whole = row is not None and all(start != NOBODY for start, _ in row)
         if row is not None and whole and (weight, 1 - axis) in centred and len(read) >= outputs:
-            yield ShortenConstant(source, runs(torch.tensor(sorted(read))), weight, axis, row)
+            yield ShortenConstant(source, slices_of(torch.tensor(sorted(read))), weight, axis, row)
 
 
 def _sources(
@@ -109,11 +109,11 @@ def _sources(
     """Every constant whose uses all add it to some value, in the order of the graph."""
     program, order = found.program, found.program.order
     names = program.parameters
-    attached = {r.bias for r in found.readings.values()}
+    attached = {r.bias for r in found.linear_uses.values()}
     starts: dict[Constant, Starts] = defaultdict(dict)
     first: dict[Constant, int] = {}
     for node in program.graph.nodes:
-        reading, operands = found.readings.get(node), [a for a in node.args if isinstance(a, fx.Node)]
+        reading, operands = found.linear_uses.get(node), [a for a in node.args if isinstance(a, fx.Node)]
         if reading is not None and reading.bias is not None:
             source, labels = Constant(reading.bias), numbered(reading)
         elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
@@ -176,7 +176,7 @@ def _moved(source: Constant, size: int, fates: list[_Fate], ways: _Ways) -> Move
     lost = any(f.taken is None and bool(free[f.entries].any()) for f in fates)
     if not (lost or any(t is not None and t.weight is not None for t in taken)):
         return None
-    return MoveConstant(source, runs(free.nonzero()[:, 0]), tuple(t for t in taken if t is not None))
+    return MoveConstant(source, slices_of(free.nonzero()[:, 0]), tuple(t for t in taken if t is not None))
 
 
 class _Ways:
@@ -201,9 +201,9 @@ class _Ways:
         program = self.found.program
         sums: dict[fx.Node, dict[fx.Node, _Bias]] = defaultdict(dict)
         for node in program.graph.nodes:
-            reading = self.found.readings.get(node)
+            reading = self.found.linear_uses.get(node)
             if reading is not None and reading.bias is not None and used_only_by(
-                (reading.bias,), [r.node for r in self.found.readings.values() if r.bias == reading.bias], program
+                (reading.bias,), [r.node for r in self.found.linear_uses.values() if r.bias == reading.bias], program
             ):  # fmt: skip
                 first = _Bias(reading.bias, node, numbered(reading))
                 sums[node][node] = first
@@ -235,7 +235,7 @@ class _Ways:
                 labels = after
             node, users = user, list(user.users)
 
-    def fates(self, starts: Mapping[fx.Node, Tensor], own: str, *, within: Reading | None = None) -> Iterator[_Fate]:
+    def fates(self, starts: Mapping[fx.Node, Tensor], own: str, *, within: LinearUse | None = None) -> Iterator[_Fate]:
         """What becomes of a constant, place by place.
 
         Args:
@@ -257,9 +257,9 @@ class _Ways:
         biases = [b for a, b in self.arriving[user].items() if a not in (node, user)] if user in self.arriving else []
         return biases[0] if biases and biases[0].name != own else None
 
-    def _fates_at(self, use: Use, own: str, within: Reading | None) -> Iterator[_Fate]:
+    def _fates_at(self, use: Use, own: str, within: LinearUse | None) -> Iterator[_Fate]:
         entries = present(use.labels)
-        reading = self.found.readings.get(use.user)
+        reading = self.found.linear_uses.get(use.user)
         if reading is not None and reading.input is use.value:
             yield from self._read(reading, use.labels, own, within)
             return
@@ -270,7 +270,7 @@ class _Ways:
                 return
         yield _Fate(entries, seen=not _is_lost(use, self.found.program))
 
-    def _read(self, reading: Reading, labels: Tensor, own: str, within: Reading | None) -> Iterator[_Fate]:
+    def _read(self, reading: LinearUse, labels: Tensor, own: str, within: LinearUse | None) -> Iterator[_Fate]:
         """What a linear map makes of a constant goes into its bias, or on to where that of a sum is."""
         entries, read = present(labels), _row_of(reading, labels, self.found)
         if read is None or within is not None or own in (reading.bias, reading.weight):
@@ -313,14 +313,14 @@ def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
     return at is not None and [i for i, a in enumerate(user.args) if a is node] == [at + 1]
 
 
-def _row_of(reading: Reading, labels: Tensor, found: Interpretation) -> Runs | None:
+def _row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices | None:
     """The entry that each input of a linear map shows, the same at all places; none if it also reads what is beside
     the value."""
     weight = len(found.weights[reading.weight].axes)
     if weight > 2 and _pads(reading.node):
         return None
     rows = labels.movedim(labels.dim() + 1 - weight, -1).reshape(-1, labels.shape[labels.dim() + 1 - weight])
-    return runs(rows[0]) if bool((rows == rows[:1]).all()) else None
+    return slices_of(rows[0]) if bool((rows == rows[:1]).all()) else None
 
 
 def _pads(convolution: fx.Node) -> bool:
@@ -328,7 +328,7 @@ def _pads(convolution: fx.Node) -> bool:
     return pads != "valid" if isinstance(pads, str) else any(pads) if isinstance(pads, (list, tuple)) else bool(pads)
 
 
-def _shown(biases: Tensor, entries: Tensor) -> Runs | None:
+def _shown(biases: Tensor, entries: Tensor) -> Slices | None:
     """The entry that meets each entry of a bias, the same wherever it does; none if one meets no bias."""
     if bool(((biases == NOBODY) & (entries != NOBODY)).any()):
         return None
@@ -336,4 +336,4 @@ def _shown(biases: Tensor, entries: Tensor) -> Runs | None:
     pairs = torch.stack([biases[met], entries[met]], 1).unique(dim=0)
     if len(pairs) != len(pairs[:, 0].unique()):
         return None
-    return runs(pairs[:, 1])
+    return slices_of(pairs[:, 1])

@@ -22,8 +22,8 @@ from hf_align.symmetry.gauges.canonical import (
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.row_means import centred_rows
-from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Reading, Value, aligned, members
-from hf_align.symmetry.passing import (
+from hf_align.symmetry.interpreter import Gain, Interpretation, LinearUse, Product, Value, aligned, members
+from hf_align.symmetry.op_traits import (
     PASSES,
     SUMS_OF_PLACES,
     gives_only_its_shape,
@@ -48,7 +48,7 @@ class Folding:
 
     gains: tuple[Gain, ...]
     carriers: tuple[Carried, ...]
-    writer: Reading | None = None
+    writer: LinearUse | None = None
 
 
 def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ...]:
@@ -94,7 +94,7 @@ _BIAS_AT = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "_native_batch_no
             "instance_norm": 2}  # fmt: skip
 
 
-def _sees_one_place(reading: Reading, found: Interpretation) -> bool:
+def _sees_one_place(reading: LinearUse, found: Interpretation) -> bool:
     """Whether a constant that is read becomes a constant: not where a convolution also reads the padding."""
     return len(found.weights[reading.weight].axes) == 2
 
@@ -122,10 +122,10 @@ def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
     return found.values[bias].parameter if isinstance(bias, fx.Node) else None
 
 
-def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
+def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[LinearUse | None]:
     """The linear readers of a value behind ops that only pass it on; None for any other consumer."""
     for user in node.users:
-        reading = found.readings.get(user)
+        reading = found.linear_uses.get(user)
         if reading is not None and reading.input is node:
             yield reading
         elif op_name(user) in PASSES and user.all_input_nodes[0] is node and keeps_last(user):
@@ -134,7 +134,7 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading
             yield None
 
 
-def writer_of(gains: Sequence[Gain], found: Interpretation) -> Reading | None:
+def writer_of(gains: Sequence[Gain], found: Interpretation) -> LinearUse | None:
     """The one weight that writes what a gain multiplies, wherever it does, if nothing else sees it."""
     writers = [_writer_of(gain, found) for gain in gains]
     first = writers[0]
@@ -147,14 +147,14 @@ def writer_of(gains: Sequence[Gain], found: Interpretation) -> Reading | None:
     return first if alone else None
 
 
-def _writer_of(gain: Gain, found: Interpretation) -> Reading | None:
+def _writer_of(gain: Gain, found: Interpretation) -> LinearUse | None:
     sources = [a for a in gain.node.all_input_nodes if isinstance(found.values.get(a), Value)
                and found.values[a].parameter is None]  # fmt: skip
     if len(sources) != 1:
         return None
     node = sources[0]
     while len(node.users) == 1:
-        reading = found.readings.get(node)
+        reading = found.linear_uses.get(node)
         if reading is not None:
             return reading
         if op_name(node) not in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias"):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from hf_align.symmetry.gauges.canonical import FreeReader, LevelTable
-from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
+from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.op_traits import PASSES, is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
 from hf_align.tracing.trace import Program, op_name
 
 
@@ -66,13 +66,13 @@ class _Use:
 
     user: fx.Node
     value: fx.Node
-    reading: Reading | None
+    reading: LinearUse | None
 
 
 def _uses(node: fx.Node, found: Interpretation) -> Iterator[_Use]:
     """The uses of a value behind ops that only pass its last axis on."""
     for user in node.users:
-        reading = found.readings.get(user)
+        reading = found.linear_uses.get(user)
         if reading is not None and reading.input is node and len(found.weights[reading.weight].axes) == 2:
             yield _Use(user, node, reading)
         elif _passes(user, node, found.program):

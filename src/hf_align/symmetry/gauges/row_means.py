@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import CentreRows
-from hf_align.symmetry.gauges.labels import follow, numbered, present, runs
-from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import used_only_by
+from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, slices_of
+from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.op_traits import used_only_by
 from hf_align.symmetry.spaces import Kind
 from hf_align.tracing.trace import op_name
 
 
 def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
     """W + Σ_r 1_r v_rᵀ for the rows r of outputs that only ever lose their mean together."""
-    readings: dict[str, list[Reading]] = defaultdict(list)
-    for reading in found.readings.values():
-        readings[reading.weight].append(reading)
-    for weight, alike in readings.items():
+    uses: dict[str, list[LinearUse]] = defaultdict(list)
+    for reading in found.linear_uses.values():
+        uses[reading.weight].append(reading)
+    for weight, alike in uses.items():
         places = {(r.in_axis, r.bias) for r in alike}
         axes, (in_axis, bias) = found.weights[weight].axes, next(iter(places))
         whole = axes[1 - in_axis].root.space.kind is Kind.ATOM
@@ -30,7 +30,7 @@ def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
             continue
         rows = _lost_rows(nodes, found)
         if rows:
-            lost = tuple(runs(row) for row in rows)
+            lost = tuple(slices_of(row) for row in rows)
             yield CentreRows(weight, 1 - in_axis, lost)
             if bias is not None:
                 yield CentreRows(bias, 0, lost)

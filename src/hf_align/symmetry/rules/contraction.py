@@ -7,7 +7,7 @@ from torch import fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Value, aligned, rule
-from hf_align.symmetry.passing import stored_matrix
+from hf_align.symmetry.op_traits import stored_matrix
 from hf_align.symmetry.spaces import Axis, product
 
 

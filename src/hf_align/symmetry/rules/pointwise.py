@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
-from hf_align.symmetry.passing import subtracts_mean
+from hf_align.symmetry.op_traits import subtracts_mean
 from hf_align.symmetry.spaces import Axis, cut, fresh
 from hf_align.tracing.trace import op_name
 

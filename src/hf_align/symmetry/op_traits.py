@@ -1,4 +1,4 @@
-"""What happens to a value on its way: ops that only pass it on, and what they leave of it."""
+"""Traits of ops: which of them only pass a value on, and what they leave of it."""
 
 from __future__ import annotations
 

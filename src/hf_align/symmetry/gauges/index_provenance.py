@@ -1,4 +1,4 @@
-"""Entries of a value followed as labels: the graph's own reshapes, splits and transposes, run on numbers.
+"""Index provenance: entries of a value followed by number, through the graph's own reshapes, splits and transposes.
 
 So any way of fusing and interleaving what one weight writes is understood.
 """
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Runs
-from hf_align.symmetry.interpreter import Interpretation, Reading
-from hf_align.symmetry.passing import PASSES, pads_nothing
+from hf_align.symmetry.gauges.canonical import Slices
+from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.op_traits import PASSES, pads_nothing
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.trace import op_name
 
 NOBODY = -1
 
 
-def numbered(reading: Reading) -> Tensor:
+def numbered(reading: LinearUse) -> Tensor:
     """The outputs of a weight by number, in the shape of what it writes."""
     shape = reading.node.meta["val"].movedim(reading.out_axis, -1).shape
     return torch.arange(shape[-1]).expand(shape).movedim(-1, reading.out_axis)
@@ -33,7 +33,7 @@ def present(labels: Tensor) -> Tensor:
     return labels[labels >= 0].unique()
 
 
-def runs(entries: Tensor) -> Runs:
+def slices_of(entries: Tensor) -> Slices:
     """Consecutive numbers as [start, stop); each that is nobody's by itself."""
     found: list[tuple[int, int]] = []
     for entry in entries.tolist():

@@ -10,11 +10,11 @@ from torch import Tensor
 from hf_align.devices import CPU
 from hf_align.ondemand import OnDemand
 
-KEPT = 2**30
+CACHED = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""
 
 
-class KeptWeights(OnDemand):
+class WeightCache(OnDemand):
     """Weights in a dtype, the first ones of `weights` that are asked for kept up to a number of bytes.
 
     First come, first kept: whoever goes through all tensors in the same order over and over finds none in a cache that

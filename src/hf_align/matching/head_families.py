@@ -9,7 +9,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 
 
 @dataclass(frozen=True)
-class Tree:
+class HeadFamily:
     """A space of heads and what is in each of them.
 
     Attributes:
@@ -32,7 +32,7 @@ class Tree:
         return frozenset((self.heads, *self.inner, *subheads, *self.leaves, *self.held))
 
 
-def trees(spec: SymmetrySpec) -> list[Tree]:
+def head_families(spec: SymmetrySpec) -> list[HeadFamily]:
     """Every permuted space over which others differ, with those; one of these that is only permuted is of
     sub-heads."""
     found = []
@@ -48,7 +48,7 @@ def trees(spec: SymmetrySpec) -> list[Tree]:
         leaves = [n for n, s in moving.items() if sub is not None and s.index == (name, sub)]
         apart = _apart(spec, [*inner, *leaves])
         held = tuple(n for n in (*inner, *leaves) if n not in apart)
-        found.append(Tree(name, tuple(n for n in inner if n in apart), sub,
+        found.append(HeadFamily(name, tuple(n for n in inner if n in apart), sub,
                           tuple(n for n in leaves if n in apart), held))  # fmt: skip
     return found
 
