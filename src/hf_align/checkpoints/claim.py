@@ -355,6 +355,9 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 def _lock(claim: Claim) -> IO[bytes]:
     """The lock of an output folder, held.
 
+    It is opened without following a link, marked as ours, and removed by whoever held it last: the filelock package
+    does none of the three. `flock` exists on Linux and macOS.
+
     Raises:
         OutputError: another run holds it, or the folder for unfinished work is not ours.
     """

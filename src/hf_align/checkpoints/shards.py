@@ -132,10 +132,20 @@ def _fill(claim: Claim, shard: Shard, source: Source, progress: Callable[[int], 
             deque(pieces, maxlen=0)
 
     with claim.failing(shard.file), (claim.work / shard.file).open("wb", buffering=0) as file:
-        # All at once, so that a full disk is noticed before anything is computed.
-        os.posix_fallocate(file.fileno(), 0, len(shard.header) + shard.nbytes)
+        _reserve(file.fileno(), len(shard.header) + shard.nbytes)
         os.pwrite(file.fileno(), shard.header, 0)
         _in_threads(lambda: work(file.fileno()), source.threads)
+
+
+def _reserve(file: int, size: int) -> None:
+    """Take the room for a file all at once, so that a full disk is noticed before anything is computed.
+
+    macOS has no call for that, and is told the size alone.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
 
 
 def _planned(piece: _Piece, tensor: Tensor) -> Tensor:
