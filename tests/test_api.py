@@ -135,6 +135,8 @@ def test_an_alignment_is_saved_and_found(tmp_path: Path) -> None:
         assert torch.equal(x, y)
     with pytest.raises(hf_align.HfAlignError, match="holds no alignment"):
         hf_align.Alignment.from_pretrained(MODELS / "llama" / "0")
+    with pytest.raises(hf_align.HfAlignError, match="is no folder"):
+        hf_align.Alignment.from_pretrained(tmp_path / "nowhere")
 
 
 def test_an_alignment_goes_to_the_hub_and_back(hub: Any, tmp_path: Path) -> None:
@@ -225,7 +227,21 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (wrong(heads="two_stage"), "'two-stage', 'circuits', 'monotonic'"),
         (wrong(residual="separate"), "'orthogonal', 'permutation', 'identity'"),
         (wrong(steps=5), "steps needs"),
-        (wrong(match="learned", steps=0), "at least one"),
+        (wrong(match="learned", steps=0), "steps is 0; a whole number is needed, at least 1"),
+        (wrong(match="learned", steps=1.5), "steps is 1.5; a whole number"),
+        (wrong(seed="one"), "seed is 'one'; a whole number"),
+        (wrong(untie="no"), "None, True, False"),
+        (wrong(witness=None), "True, False"),
+        (wrong(data=["a text"]), 'not used by match="weight"'),
+        (wrong(match="learned", data=["a text"], objective="ce"), "a function of outputs and a batch"),
+        (lambda a, b: hf_align.merge([a, b], data=["a text"]), 'neither by method="linear"'),
+        (lambda a, b: hf_align.merge([a, b], overwrite=None), "True, False"),
+        (lambda a, b: hf_align.transport(a, base=a, onto=b, method="distil"), "'regression', 'task_arithmetic'"),
+        (lambda a, b: hf_align.transport(a, base=a, onto=b, method="task_arithmetic", data=["a text"]), "not used"),
+        (lambda a, b: hf_align.evaluate(a, b, None), "need data"),
+        (lambda a, b: hf_align.evaluate(a, b, 5), "data is 5"),
+        (lambda a, b: hf_align.randomize(a, seed=0.5), "seed is 0.5"),
+        (lambda a, b: hf_align.certify(a, layers="2"), "layers is '2'"),
         (wrong(objective=lambda output, batch: output.loss), "an objective needs"),
         (lambda a, b: hf_align.merge([a, b], method="mean"), "'linear', 'slerp'"),
         (lambda a, b: hf_align.merge([a, b], align="wieght"), "'weight', 'activation', 'learned', 'none'"),
@@ -250,6 +266,12 @@ def test_what_cannot_be_is_said(call: Callable[[Model, Model], Any], said: str) 
     a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
     with pytest.raises(ValueError, match=said):
         call(a, b)
+
+
+@pytest.mark.parametrize("verb", ["symmetries", "certify", "randomize"])
+def test_a_module_that_no_config_describes_is_refused_with_what_to_do(verb: str) -> None:
+    with pytest.raises(TypeError, match=r"the model is a Sequential.*make it a PreTrainedModel.*AutoModel"):
+        getattr(hf_align, verb)(nn.Sequential(nn.Linear(4, 4)))
 
 
 def literals(hint: Any) -> list[str]:

@@ -28,8 +28,10 @@ MergekitMethod = Literal[
     "sce", "model_stock", "karcher", "multislerp", "nuslerp", "nearswap", "arcee_fusion", "ram", "ramplus_tl",
 ]  # fmt: skip
 """How they are merged by mergekit."""
-TransportMethod = Literal["regression", "task_arithmetic", "distil"]
-"""How a fine-tune is carried to another base."""
+TransportMethod = Literal["regression", "task_arithmetic"]
+"""How a live fine-tune is carried to another base."""
+AnyTransportMethod = Literal[TransportMethod, "distil"]
+"""How one on disk is."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
 Effort = Literal["quick", "good", "best"]
 """How much a merge may take: seconds, what the models compute without gradients, or minutes of a descent."""
@@ -73,4 +75,16 @@ def checked(name: str, value: Any, choices: Any) -> Any:
     allowed = get_args(choices) or tuple(choices)
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """The value, if it is a whole number, and no smaller than the least.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        wanted = "a whole number is needed" if least is None else f"a whole number is needed, at least {least}"
+        raise OptionError(f"{name} is {value!r}; {wanted}")
     return value

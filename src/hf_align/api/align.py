@@ -14,7 +14,7 @@ from hf_align.agreement import require_alike
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Given, Model, take
-from hf_align.choices import Heads, Match, Residual, checked
+from hf_align.choices import Heads, Match, Residual, checked, whole
 from hf_align.devices import Devices
 from hf_align.heads import choose_heads
 from hf_align.matching.balanced import Balanced
@@ -95,8 +95,14 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     checked("match", match, Match), checked("residual", residual, Residual), checked("heads", heads, Heads)
     if objective is not None and (match != "learned" or data is None):
         raise ValueError('an objective needs match="learned", and data to be computed on')
-    if steps is not None and (match != "learned" or steps < 1):
-        raise ValueError('steps needs match="learned", and must be at least one')
+    if objective is not None and not callable(objective):
+        raise ValueError(f"objective is {objective!r}; a function of outputs and a batch is needed")
+    if steps is not None and match != "learned":
+        raise ValueError('steps needs match="learned"')
+    if data is not None and match == "weight":
+        raise ValueError('data is not used by match="weight"; it needs "activation" or "learned"')
+    whole("seed", seed), whole("steps", 1 if steps is None else steps, 1)
+    checked("untie", untie, (None, True, False)), checked("witness", witness, (True, False))
     several = isinstance(model, (list, tuple))
     given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]

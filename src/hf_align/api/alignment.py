@@ -10,11 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Given, Kind, take
-from hf_align.errors import HfAlignError
+from hf_align.errors import HfAlignError, first_line
 from hf_align.matching.match import Match
 from hf_align.publishing.provenance import FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
@@ -116,12 +117,18 @@ class Alignment:
             source: a folder or a Hub id.
 
         Raises:
-            HfAlignError: there is no alignment, or it is of another architecture than the config beside it.
+            HfAlignError: there is no such folder or repository, or no alignment in it, or one of another architecture
+                than the config beside it.
         """
         folder = Path(source)
         if not folder.is_dir():
             wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", _FILE)]
-            folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
+            try:
+                folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
+            except (HFValidationError, HfHubHTTPError, OSError) as error:
+                raise HfAlignError(
+                    f"{source} is no folder, and the Hub does not give it: {first_line(error)}"
+                ) from error
         file = next((f for f in (folder / _FILE, folder / FOLDER / _FILE) if f.is_file()), None)
         if file is None:
             raise HfAlignError(f"{source} holds no {_FILE}")

@@ -8,8 +8,9 @@ from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Model, take
-from hf_align.choices import Match, checked
+from hf_align.choices import Match, checked, whole
 from hf_align.devices import Devices
+from hf_align.errors import OptionError
 from hf_align.ondemand import Computed
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.offload import network_for
@@ -45,8 +46,9 @@ def evaluate(
         ValueError: an option has no such choice; data or models do not fit.
         HfAlignError: models that do not merge.
     """
-    if points < 3:
-        raise ValueError(f"points is {points}; at least 3 are needed")
+    whole("points", points, 3)
+    if data is None:
+        raise OptionError("losses need data")
     if not isinstance(align, Alignment):
         match: Match = checked("align", align, Match)
         align = find(b, to=a, match=match, device=device, config=config, tokenizer=tokenizer)

@@ -47,6 +47,8 @@ def examples(data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase
 def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:
     if isinstance(data, Mapping):
         return {name: torch.as_tensor(value) for name, value in data.items()}
+    if not isinstance(data, Iterable):
+        raise ValueError(f"data is {data!r}; a path, texts, a dataset, a DataLoader or tensors by name are needed")
     found: list[Any] = []
     rows = 0
     for item in data:

@@ -110,6 +110,11 @@ def take(model: Model, config: PretrainedConfig | None = None, *, called: str = 
         if config is None:
             raise ValueError("a state dict says nothing of its architecture: give config= with it")
         return _given(called, model, config)
+    if isinstance(model, nn.Module):
+        raise TypeError(
+            f"{called} is a {type(model).__name__}, which nothing here can build again from a config: make it a "
+            "PreTrainedModel, and register it with AutoConfig and AutoModel (examples/new_architecture.py)"
+        )
     raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
                     "is needed")  # fmt: skip
 

@@ -21,7 +21,7 @@ from hf_align.api.given import Given, Kind, Model, take
 from hf_align.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
 from hf_align.devices import Devices
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.methods import REGRESSION, mix_of
+from hf_align.merging.methods import FROM_SAMPLES, REGRESSION, mix_of
 from hf_align.merging.regression import regression_of
 from hf_align.merging.samples import MORE, MOST, Samples
 from hf_align.ondemand import Computed
@@ -80,6 +80,7 @@ def merge(
     checked("method", method, Method)
     if isinstance(align, str):
         checked("align", align, AnyMatch)
+    checked("witness", witness, (True, False)), checked("overwrite", overwrite, (True, False))
     stored = _named(dtype)
     if isinstance(models, (str, os.PathLike, Mapping)):
         raise ValueError("models is one model; a list of two or more is needed")
@@ -92,6 +93,8 @@ def merge(
     if output_dir is None:
         if push_to_hub is not None or overwrite or dtype is not None:
             raise ValueError("push_to_hub, overwrite and dtype need output_dir")
+        if data is not None and method not in FROM_SAMPLES and align not in ("activation", "learned"):
+            raise ValueError(f'data is used neither by method="{method}" nor by this way to align')
         given = [take(m, config, called=f"model {i}") for i, m in enumerate(models, start=1)]
         alignments = _alignments(models, align, data, device, config, tokenizer, witness)
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
@@ -139,7 +142,8 @@ def _alignments(models: list[Model], align: Align, data: Data | None, device: st
         match = _matching(align)
         if match == "none":
             return []
-        return find(models[1:], to=models[0], match=match, data=data, device=device, config=config,
+        needed = None if match == "weight" else data
+        return find(models[1:], to=models[0], match=match, data=needed, device=device, config=config,
                     tokenizer=tokenizer, witness=witness)  # fmt: skip
     found = [align] if isinstance(align, Alignment) else list(align)
     if len(found) != len(models) - 1:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Kind, Model, take
-from hf_align.errors import OptionError
+from hf_align.choices import whole
 from hf_align.models import config_of
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
@@ -103,8 +103,7 @@ def certify(
         ValueError: `layers` is less than one.
         IncompatibleModels: no small copy of it runs.
     """
-    if layers < 1:
-        raise OptionError(f"layers is {layers}; a copy has at least one")
+    whole("layers", layers, 1)
     if isinstance(architecture, Symmetries):
         architecture = architecture.config
     config = _config(architecture, trust_remote_code)
@@ -119,7 +118,11 @@ def randomize(model: Kind, *, seed: int = 0, config: PretrainedConfig | None = N
 
     Returns:
         The same kind of thing, a live model for a folder or an id.
+
+    Raises:
+        ValueError: the seed is no whole number.
     """
+    whole("seed", seed)
     given = take(model, config)
     spec = derived(given.config)
     elements = random_elements(spec, torch.Generator().manual_seed(seed))

@@ -59,6 +59,9 @@ def transport(
         FunctionChanged: a model no longer answers as before.
     """
     checked("method", method, TransportMethod)
+    checked("witness", witness, (True, False))
+    if data is not None and method != "regression":
+        raise ValueError(f'data is not used by method="{method}"')
     if not math.isfinite(strength):
         raise ValueError(f"strength is {strength}; a finite number is needed")
     found = align(base, to=onto, match=match, device=device, config=config, tokenizer=tokenizer, witness=witness)

@@ -26,7 +26,7 @@ def transport(
     ],
     output: opt.Output,
     method: Annotated[
-        choices.TransportMethod,
+        choices.AnyTransportMethod,
         typer.Option(
             metavar="METHOD",
             rich_help_panel=opt.MERGING,
