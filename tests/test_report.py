@@ -11,11 +11,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import DATA, MODELS, run
+import torch
+from conftest import DATA, MODELS, built, run, tiny_bert
 from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 from hf_align.publishing.provenance import Provenance
 from hf_align.publishing.report import _ticks
+from hf_align.running.generate import continued
+from hf_align.running.network import Network
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _VOID = {"meta", "br", "wbr"}
@@ -100,6 +105,36 @@ def test_features_are_drawn_by_layer(merged: Path) -> None:
     dots = [tuple(map(float, xy)) for xy in re.findall(r'<circle cx="([^"]*)" cy="([^"]*)" r="3.5"', section)]
     assert len(dots) == 2 * 4 and all(22 <= y <= 192 for _, y in dots)
     assert re.search(r">[^<]*q_proj, k_proj, v_proj<", section) or "query, " in section  # what they read is one feature
+
+
+def test_the_page_says_what_the_models_write(merged: Path, tmp_path: Path) -> None:
+    """Both models go on as `generate` makes them, and the merge as it is read from its folder."""
+    rows = {"input_ids": load_file(DATA / "eval_lm_kjv.safetensors")["input_ids"][:4]}
+    save_file(rows, tmp_path / "few.safetensors")
+    models, options = [MODELS / "llama" / s for s in "01"], ("--points", "3", "--quiet", "--no-witness")
+    out = tmp_path / "out"
+    assert run("merge", *models, "-o", out, "--data", tmp_path / "few.safetensors", *options) == 0
+    assert run("report", out) == 0
+    made, tokenizer = Provenance.load(out), AutoTokenizer.from_pretrained(models[0])
+    assert [name for name, _ in made.texts] == ["0", "1", "the merge"]
+    for folder, (_, text) in zip([*models, out], made.texts, strict=True):
+        model, prompt = AutoModelForCausalLM.from_pretrained(folder), rows["input_ids"][:1, :16].long()
+        told = model.generate(prompt, do_sample=False, max_new_tokens=32, attention_mask=torch.ones_like(prompt))[
+            0, 16:
+        ]
+        assert text == tokenizer.decode(told, skip_special_tokens=True)
+    page = (out / "report.html").read_text()
+    assert all(text in html.unescape(page) for _, text in made.texts)
+    assert 'id="texts"' not in (merged / "report.html").read_text()  # which shows images
+
+
+def test_an_encoder_decoder_writes_too() -> None:
+    config = T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4, decoder_start_token_id=0)
+    config.architectures = ["T5ForConditionalGeneration"]
+    weights = {n: p.detach() for n, p in built(config, 0).named_parameters()}
+    told = continued(Network(config), weights, torch.arange(2, 8)[None], 5)
+    assert told is not None and told.shape[0] == 1 and 1 < told.shape[1] <= 6
+    assert continued(Network(tiny_bert()), dict(built(tiny_bert(), 0).named_parameters()), told, 5) is None
 
 
 def test_reasons_are_in_words(merged: Path) -> None:

@@ -18,6 +18,7 @@ from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import WeightCache
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.texts import texts
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
@@ -136,10 +137,20 @@ class Merge(OpenedJob[Mixed]):
             report.notes.append(judged(match, self.held_out, report))
             report.notes += beside_the_others(match, match.mix, self.held_out, report.comparison)
             self.asked.clock.lap("evaluate")
+        written = {} if self.held_out is None else self._texts(match, self.held_out)
         shown = self.asked.data is not None and self.is_pair
         agreement = cosines(self.models.first, *match.weights) if shown else {}
         document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
-                 agreement=agreement, **report.facts)  # fmt: skip
+                 agreement=agreement, **written, **report.facts)  # fmt: skip
+
+    def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
+        """What the models and the merge write."""
+        names = [source.name for source in self.models.sources]
+        if len(set(names)) < len(names):
+            names = [f"{name} ({i})" for i, name in enumerate(names, start=1)]
+        merged = Computed(self.models.spec.parameters, lambda n: match.mix(n, self.options.weight))
+        raw = Basis(self.models).weights
+        return texts(self.models, {**dict(zip(names, raw, strict=True)), "the merge": merged}, held_out)
 
     def _mix(self, claim: Claim, basis: Basis) -> Mix:
         """The merge that the options ask for, tensor by tensor."""

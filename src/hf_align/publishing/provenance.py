@@ -70,6 +70,7 @@ class Provenance(BaseModel):
         witness: as in `--json`; None if it was left out, or nothing is aligned.
         comparison: as `hf-align evaluate --json`; None without data.
         agreement: parameter -> cosine of the two models' weights, as they are and aligned; empty without data.
+        prompt, texts: words of the data, and how each model and the merge go on from them, by name.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -88,6 +89,8 @@ class Provenance(BaseModel):
     comparison: dict[str, Any] | None = None
     agreement: dict[str, tuple[float, float]] = {}
     notes: list[str] = []
+    prompt: str | None = None
+    texts: list[tuple[str, str]] = []
 
     @property
     def title(self) -> str:

@@ -40,6 +40,31 @@ def own_inputs(network: Network, weights: Weights, count: int, length: int, seed
     return {"input_ids": torch.cat(chunks).cpu()}
 
 
+@torch.no_grad()
+def continued(network: Network, weights: Weights, prompt: Tensor, most: int) -> Tensor | None:
+    """The most probable token, one after another.
+
+    Args:
+        weights: placed for the network.
+        prompt: token ids, [1, tokens]; what the encoder reads where there is one.
+
+    Returns:
+        What comes after the prompt, [1, up to `most`]; None where the model writes nothing.
+    """
+    model = network.module(weights)
+    if not model.can_generate():  # type: ignore[operator]
+        return None
+    room = getattr(network.config.get_text_config(), "max_position_embeddings", None) or prompt.shape[1] + most
+    config, mask = network.config, torch.ones_like(prompt)
+    settings = GenerationConfig(do_sample=False, use_cache=True, max_new_tokens=min(most, room - prompt.shape[1]),
+                                pad_token_id=getattr(config, "pad_token_id", None) or 0,
+                                eos_token_id=getattr(config, "eos_token_id", None),
+                                decoder_start_token_id=getattr(config, "decoder_start_token_id", None))  # fmt: skip
+    with quiet():
+        told: Tensor = model.generate(prompt, generation_config=settings, attention_mask=mask)  # type: ignore[operator]
+    return told if config.is_encoder_decoder else told[:, prompt.shape[1] :]
+
+
 def noise(program: Program, seed: int = 0) -> Batch:
     """The arguments that a program was traced with, random where they are free: tokens, or Gaussian noise."""
     free = random_inputs(program, Generator().manual_seed(seed))
