@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -59,8 +60,8 @@ _RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten"
 _DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format)
 _CPU = torch.device("cpu")
-_GIVES: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
-"""What ops make of operands of some kinds: shape, strides and dtype; None where it shows memory of an operand."""
+_GIVES: dict[Hashable, _Given | None] = {}
+"""What ops make of operands of some kinds; None where that is asked each time."""
 
 
 class SwallowedQuestionError(Exception):
@@ -106,6 +107,43 @@ def record(
                     raise SwallowedQuestionError(recorder.asked)
                 return graph
         mixed = recorder.mixed
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What an op makes of operands of some kinds.
+
+    Attributes:
+        shown: the number of the operand in whose memory it lies; None where it is new.
+        start: where in that memory.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    shown: int | None
+    start: int
+
+    @classmethod
+    def of(cls, func: Any, operands: Sequence[Any], result: Any) -> _Given | None:
+        """None for what is more than one value, is itself an operand, or is written to."""
+        if not isinstance(result, FakeTensor) or func._schema.is_mutable or any(result is leaf for leaf in operands):
+            return None
+        memory = [leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None for leaf in operands]
+        own = result.untyped_storage()._cdata
+        shown = memory.index(own) if own in memory else None
+        if shown is not None and (result.is_conj() or result.is_neg() or result.dtype != operands[shown].dtype):
+            return None
+        return cls(result.shape, result.stride(), result.dtype, shown, int(result.storage_offset()))
+
+    def again(self, fake: FakeTensorMode, operands: Sequence[Any]) -> FakeTensor:
+        """The result for other operands of the same kinds."""
+        if self.shown is None:
+            made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        else:
+            memory = operands[self.shown].untyped_storage()
+            made = torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
+        return FakeTensor(fake, made, _CPU)
 
 
 @dataclass(frozen=True)
@@ -172,7 +210,7 @@ class _Recorder(ProxyTorchDispatchMode):
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
         outputs = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
-        return fx.GraphModule(self.attributes, self.writer.graph)
+        return _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -224,7 +262,7 @@ class _Recorder(ProxyTorchDispatchMode):
         return value_shown(self.nodes[value]).op == "placeholder"
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives; it is asked once for operands of the same kinds, where it gives new memory."""
+        """What an op gives; it is asked once for operands of the same kinds."""
         operands = list(leaves((args, kwargs)))
         known = (*_PLAIN, FakeTensor) if _asks_for_values(func) else (*_PLAIN, Tensor)
         if not all(isinstance(leaf, known) for leaf in operands):
@@ -232,15 +270,10 @@ class _Recorder(ProxyTorchDispatchMode):
         key = func, nesting((args, kwargs)), tuple(_kind(leaf) for leaf in operands)
         if key not in _GIVES:
             result = func(*args, **kwargs)
-            memory = {t.untyped_storage()._cdata for t in operands if isinstance(t, Tensor)}
-            is_new = isinstance(result, FakeTensor) and result.untyped_storage()._cdata not in memory
-            _GIVES[key] = (result.shape, result.stride(), result.dtype) if is_new else None
+            _GIVES[key] = _Given.of(func, operands, result)
             return result
-        kind = _GIVES[key]
-        if kind is None:
-            return func(*args, **kwargs)
-        shape, stride, dtype = kind
-        return FakeTensor(self.fake, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), _CPU)
+        given = _GIVES[key]
+        return given.again(self.fake, operands) if given is not None else func(*args, **kwargs)
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         """A new node, with the line of the modelling code that it comes from."""
@@ -365,7 +398,7 @@ def _asks_for_values(func: Any) -> bool:
 def _kind(leaf: Any) -> Hashable:
     """What the shape of a result may depend on."""
     if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset()
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset(), leaf.is_conj(), leaf.is_neg()
     return type(leaf), leaf
 
 

@@ -333,7 +333,9 @@ def _shown(biases: Tensor, entries: Tensor) -> Slices | None:
     if bool(((biases == NOBODY) & (entries != NOBODY)).any()):
         return None
     met = biases != NOBODY
-    pairs = torch.stack([biases[met], entries[met]], 1).unique(dim=0)
-    if len(pairs) != len(pairs[:, 0].unique()):
-        return None
-    return slices_of(pairs[:, 1])
+    if not met.any():
+        return ()
+    bias, entry = biases[met], entries[met]
+    meeting = torch.full((int(bias.max()) + 1,), NOBODY)
+    meeting[bias] = entry
+    return slices_of(meeting[present(bias)]) if torch.equal(meeting[bias], entry) else None

@@ -29,8 +29,17 @@ def numbered(reading: LinearUse) -> Tensor:
 
 
 def present(labels: Tensor) -> Tensor:
-    """The entries that occur."""
-    return labels[labels >= 0].unique()
+    """The entries that occur, in order."""
+    if not labels.numel():
+        return labels.reshape(-1)
+    seen = torch.zeros(int(labels.max()) + 2, dtype=torch.bool)  # a sort of all takes ten times as long
+    seen[_without_copies(labels) + 1] = True
+    return seen[1:].nonzero().squeeze(1)
+
+
+def _without_copies(labels: Tensor) -> Tensor:
+    """Without what expanding an axis repeats."""
+    return labels[tuple(slice(1) if stride == 0 else slice(None) for stride in labels.stride())]
 
 
 def slices_of(entries: Tensor) -> Slices:
