@@ -122,6 +122,49 @@ def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_pat
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
 
 
+def _part(seed: str, **parameters: Any) -> dict[str, Any]:
+    return {"model": str(LLAMA / seed), **({"parameters": parameters} if parameters else {})}
+
+
+def _layers(seed: str, start: int, stop: int) -> dict[str, Any]:
+    return {**_part(seed), "layer_range": [start, stop]}
+
+
+_SELF_ATTENTION, _MLP = [0, 0.5, 0.3, 0.7, 1], [1, 0.5, 0.7, 0.3, 0]
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "arcee_fusion": {"models": [_part("0"), _part("1")], "merge_method": "arcee_fusion", "base_model": str(LLAMA / "0"),
+                     "dtype": "bfloat16"},
+    "bio-merge": {"models": [_part("1", density=0.5, weight=0.5), _part("2", density=0.5, weight=0.5)],
+                  "merge_method": "ties", "base_model": str(LLAMA / "0"),
+                  "parameters": {"normalize": False, "int8_mask": True}, "dtype": "float16"},
+    "gradient-slerp": {"slices": [{"sources": [_layers("0", 0, 3), _layers("1", 0, 3)]}], "merge_method": "slerp",
+                       "base_model": str(LLAMA / "0"), "dtype": "float16",
+                       "parameters": {"t": [{"filter": "self_attn", "value": _SELF_ATTENTION},
+                                            {"filter": "mlp", "value": _MLP}, {"value": 0.5}]}},
+    "linear": {"models": [_part("0", weight=1.0), _part("1", weight=0.3), _part("2", weight=0.5)],
+               "merge_method": "linear", "dtype": "float16"},
+    "orcamini-platy-44layer": {"slices": [{"sources": [_layers("0", 0, 2)]}, {"sources": [_layers("1", 1, 3)]}],
+                               "merge_method": "passthrough", "dtype": "float16"},
+    "ties": {"models": [_part("0", density=[1, 0.7, 0.1], weight=1.0), _part("1", density=0.5, weight=[0, 0.3, 0.7, 1]),
+                        _part("2", density=0.33, weight=[{"filter": "mlp", "value": 0.5}, {"value": 0}])],
+             "merge_method": "ties", "base_model": str(MODELS / "llama" / "0"),
+             "parameters": {"normalize": True, "int8_mask": True}, "dtype": "float16"},
+}  # fmt: skip
+"""The recipes under mergekit's own examples/, with three models of three layers in the place of large ones."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_mergekit(name: str, tmp_path: Path) -> None:
+    recipe = EXAMPLES[name]
+    assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe), tmp_path / "ours") == 0
+    assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+    assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe, align=True), tmp_path / "aligned") == 0
+    assert_whole(tmp_path / "aligned", transformers.LlamaForCausalLM)
+    assert Provenance.load(tmp_path / "aligned").witness
+    assert run("report", tmp_path / "aligned") == 0
+
+
 def test_fine_tunes_of_one_base_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = transformers.AutoModelForCausalLM.from_pretrained(LLAMA / "0")
     with torch.no_grad():
