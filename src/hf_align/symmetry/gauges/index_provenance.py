@@ -82,7 +82,7 @@ def follow(
     seen = set(starts)
     while waiting:
         _, user = heappop(waiting)
-        carried = [a for a in user.all_input_nodes if a in labels and bool((labels[a] >= 0).any())]
+        carried = [a for a in user.all_input_nodes if a in labels and bool((_without_copies(labels[a]) >= 0).any())]
         if user in seen or not carried:
             continue
         seen.add(user)
