@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -23,12 +24,13 @@ from torch import Tensor, nn
 
 from hf_align.api.alignment import Alignment
 from hf_align.checkpoints.claim import claimed
+from hf_align.checkpoints.hub import resolve
 from hf_align.choices import AnyMethod, MergekitMethod
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.mergekit import loaders
 from hf_align.mergekit.extra import models_of, parse
-from hf_align.mergekit.methods import Loop, merge_here
+from hf_align.mergekit.methods import Loop, least_bytes, merge_here
 from hf_align.mergekit.slices import stack_here
 from hf_align.options import Options
 from hf_align.publishing.provenance import Provenance
@@ -433,6 +435,26 @@ def test_experts_that_are_aligned_lose_less(tmp_path: Path, capsys: pytest.Captu
             losses[name] = float(model(input_ids=data, labels=data).loss)
     assert losses["aligned"] < losses["plain"] - 0.3, losses
     assert run("report", tmp_path / "aligned") == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"align": True}, {"dtype": "float16"}], ids=["plain", "aligned", "half"])
+def test_no_room_is_said_before_mergekit_is_asked(
+    more: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    monkeypatch.setattr("hf_align.mergekit.recipe.run_mergekit", None)
+    recipe = linear(LLAMA / "0", LLAMA / "1") | {"dtype": "float32"} | more
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe), tmp_path / "out") == 2
+    size = sum(t.numel() for t in weights(LLAMA / "0").values()) * (2 if "float16" in more.values() else 4)
+    assert f"1.00 MB free, but {size / 1e6:.2f} MB are needed" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_slices_need_the_room_of_their_layers() -> None:
+    recipe = {"slices": [{"sources": [{"layer_range": [0, 3]}]}, {"sources": [{"layer_range": [1, 3]}]}]}
+    whole, stacked = least_bytes({}, resolve(str(LLAMA / "0"))), least_bytes(recipe, resolve(str(LLAMA / "0")))
+    layers = sum(t.nbytes for n, t in weights(LLAMA / "0").items() if ".layers." in n)
+    assert stacked - whole == pytest.approx(layers * 2 / 3)
 
 
 # hf-align merge --method ----------------------------------------------------------------------------------------------

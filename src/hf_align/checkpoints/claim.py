@@ -193,7 +193,14 @@ class Claim:
         """
         ours = self.ours
         freed = sum(ours[name] for name in self.stale(plan))
-        needed = sum(s.file_size for s in self.missing(plan)) - freed
+        self.require_bytes(sum(s.file_size for s in self.missing(plan)) - freed)
+
+    def require_bytes(self, needed: int) -> None:
+        """Refuse a disk on which so many bytes do not fit.
+
+        Raises:
+            OutputError: it is too small.
+        """
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise OutputError(f"{self.folder} has {_size(free)} free, but {_size(needed)} are needed")

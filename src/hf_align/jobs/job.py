@@ -98,6 +98,7 @@ class Job(ABC, Generic[M]):
         sources: the models that go in, in order.
         record: what the result depends on, in order: a run goes on only with what one of the same record wrote.
         draft: what is written; None where another program decides that.
+        least: bytes that are written at least, where there is no draft.
         chosen: what the card says besides the options of how the models were merged.
     """
 
@@ -105,6 +106,7 @@ class Job(ABC, Generic[M]):
     sources: Sequence[Source]
     record: Mapping[str, str]
     draft: Draft | None = None
+    least: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -165,6 +167,7 @@ def run(job: Job[M], output: Path) -> Report:
             return job.again(output)
         if job.draft is not None:
             claim.require_room(job.draft.plan)
+        claim.require_bytes(job.least - sum(claim.ours.values()))
         if (match := job.match(claim)) is not None:
             clock.lap("match")
             seen = _witnessed(claim, job, match)

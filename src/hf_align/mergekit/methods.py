@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.hub import Source
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Draft, Say, silent
@@ -214,6 +217,24 @@ def whole_slice(config: Any, names: Iterable[str]) -> list[Any] | None:
     if len(slices) != 1 or any(tuple(source.layer_range) != (0, layers) for source in slices[0].sources):
         return None
     return list(slices[0].sources)
+
+
+def least_bytes(recipe: Mapping[str, Any], source: Source) -> int:
+    """Bytes that a recipe's result takes at least: as many as the reference in the recipe's dtype; of slices, as many
+    layers as they have."""
+    stored = Checkpoint.open(source.folder, source.shards)
+    named = getattr(torch, str(recipe.get("out_dtype") or recipe.get("dtype")).removeprefix("torch."), None)
+    families = layers_of(stored)
+    count = max(map(len, families.values()), default=1)
+    ranges = [part["sources"][0]["layer_range"] for part in recipe.get("slices") or ()]
+    total = 0.0
+    for name in stored:
+        info, layer = stored.info(name), layer_of(name)
+        repeated = ranges and layer is not None and len(families[layer[0]]) == count
+        share = sum(stop - start for start, stop in ranges) / count if repeated else 1.0
+        dtype = named if isinstance(named, torch.dtype) and info.dtype.is_floating_point else info.dtype
+        total += share * math.prod(info.shape) * dtype.itemsize
+    return int(total)
 
 
 def _depth(name: str, names: Iterable[str]) -> float:

@@ -32,7 +32,7 @@ from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, requir
 from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import Command, run_command, run_moe, write_inputs
 from hf_align.mergekit.loaders import renamed, run_mergekit
-from hf_align.mergekit.methods import Loop, merge_here, names_of, require_bound, whole_slice
+from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.slices import stack_here
 from hf_align.models import Pair
 from hf_align.options import Options
@@ -154,7 +154,8 @@ class _Recipe(Job[_Making]):
         record |= symmetries_of(models.first.spec) if models is not None else {}
         record |= {k: v for name, source in named.items() for k, v in source.record(name).items()}
         return cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
-                   flags=flags, names=names, models=models, fit=fit, held_out=held_out)  # fmt: skip
+                   flags=flags, names=names, models=models, fit=fit, held_out=held_out,
+                   least=least_bytes(recipe, named[reference]))  # fmt: skip
 
     @staticmethod
     def require_bound(recipe: Mapping[str, Any], names: Mapping[str, str]) -> None:
