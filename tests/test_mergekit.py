@@ -455,6 +455,9 @@ def test_slices_need_the_room_of_their_layers() -> None:
     whole, stacked = least_bytes({}, resolve(str(LLAMA / "0"))), least_bytes(recipe, resolve(str(LLAMA / "0")))
     layers = sum(t.nbytes for n, t in weights(LLAMA / "0").items() if ".layers." in n)
     assert stacked - whole == pytest.approx(layers * 2 / 3)
+    quoted = {"slices": [{"sources": [{"layer_range": ["0", "3"]}]}, {"sources": [{"model": "all layers"}]}]}
+    assert least_bytes(quoted, resolve(str(LLAMA / "0"))) - whole == pytest.approx(layers)
+    assert least_bytes({"modules": {"default": recipe}}, resolve(str(LLAMA / "0"))) == 0
 
 
 # hf-align merge --method ----------------------------------------------------------------------------------------------

@@ -1190,6 +1190,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "patches merged behind a norm",
         "heads beside windows",
         "windows and an average over all of them",
+        "transposed convolution behind a norm",
     ],
 )
 @pytest.mark.slow
@@ -1210,7 +1211,6 @@ OPEN = {
 }
 OPEN_COPIES = (
     "positions written one context after another",
-    "transposed convolution behind a norm",
     "mixing over patches",
     "activation with learned slopes",
     "norm between two streams",

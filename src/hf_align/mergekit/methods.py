@@ -221,17 +221,19 @@ def whole_slice(config: Any, names: Iterable[str]) -> list[Any] | None:
 
 def least_bytes(recipe: Mapping[str, Any], source: Source) -> int:
     """Bytes that a recipe's result takes at least: as many as the reference in the recipe's dtype; of slices, as many
-    layers as they have."""
+    layers as they have. Nothing is known of a recipe that lists its modules."""
+    if recipe.get("modules"):
+        return 0
     stored = Checkpoint.open(source.folder, source.shards)
     named = getattr(torch, str(recipe.get("out_dtype") or recipe.get("dtype")).removeprefix("torch."), None)
     families = layers_of(stored)
     count = max(map(len, families.values()), default=1)
-    ranges = [part["sources"][0]["layer_range"] for part in recipe.get("slices") or ()]
+    ranges = [part["sources"][0].get("layer_range") or (0, count) for part in recipe.get("slices") or ()]
     total = 0.0
     for name in stored:
         info, layer = stored.info(name), layer_of(name)
         repeated = ranges and layer is not None and len(families[layer[0]]) == count
-        share = sum(stop - start for start, stop in ranges) / count if repeated else 1.0
+        share = sum(int(stop) - int(start) for start, stop in ranges) / count if repeated else 1.0
         dtype = named if isinstance(named, torch.dtype) and info.dtype.is_floating_point else info.dtype
         total += share * math.prod(info.shape) * dtype.itemsize
     return int(total)
