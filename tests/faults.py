@@ -1,4 +1,4 @@
-"""Slices of the command line that are killed for real: python tests/faults.py POINTS SEED OUT -- ARGUMENTS of hf-align,
+"""Runs of the command line that are killed for real: python tests/faults.py POINTS SEED OUT -- ARGUMENTS of hf-align,
 where `-o OUT` is put behind them unless OUT is one of them.
 
 One process loads the program, and every run is a fork of it, killed by SIGKILL when it has changed the disk a random

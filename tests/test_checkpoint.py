@@ -1,4 +1,4 @@
-"""LinearUse and writing checkpoints: every bad input is named, and a killed run ends in the same bytes."""
+"""Reading and writing checkpoints: every bad input is named, and a killed run ends in the same bytes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-# LinearUse ----------------------------------------------------------------------------------------------------------
+# Reading ----------------------------------------------------------------------------------------------------------
 
 
 def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_one_tensor_at_a_time_and_no_file_before_it_is_whole(tmp_path: Path) -> 
     assert sum(steps) == plan_of(tensors).nbytes and len(steps) == 5
 
 
-# Slices that stop, and folders that are taken -----------------------------------------------------------------------
+# Runs that stop, and folders that are taken -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 8, 14])

@@ -1,4 +1,4 @@
-"""LinearUse checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for."""
+"""Reading checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hf_align.checkpoints.claim import Claim
 _WHOLE = "solved.safetensors"
 
 
-class WeightCache(MutableMapping[str, Tensor]):
+class KeptWeights(MutableMapping[str, Tensor]):
     """Weights by name, in files of a claim: a run with the same record finds those that were found before.
 
     Args:

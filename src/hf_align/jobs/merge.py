@@ -16,7 +16,7 @@ from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import beside_the_others, judged
 from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
-from hf_align.jobs.kept_weights import WeightCache
+from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.jobs.texts import texts
 from hf_align.matching.descent import State
@@ -174,7 +174,7 @@ class Merge(OpenedJob[Mixed]):
         """Weights that are solved for; what a run with the same record has found is used again."""
         names, shares = self.models.spec.parameters, self.options.shares(len(basis.weights))
         models = [Computed(names, weights.__getitem__) for weights in basis.weights]
-        mean, found = mean_of(models, shares), WeightCache(claim, tuple(names))
+        mean, found = mean_of(models, shares), KeptWeights(claim, tuple(names))
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
                 samples = Samples.of(models, self.models.network, self.fit, self.asked.say, MORE)

@@ -12,7 +12,7 @@ from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.descending import distil_once, written_by
 from hf_align.jobs.job import Asked
-from hf_align.jobs.kept_weights import WeightCache
+from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.transport import Fine, samples_of
@@ -87,7 +87,7 @@ class Transport(OpenedJob[Basis]):
 
     def _solved(self, claim: Claim, fine: Fine) -> Mapping[str, Tensor]:
         """The weights that are fitted; what a run with the same record has found is used again."""
-        found = WeightCache(claim, tuple(self.models.spec.parameters))
+        found = KeptWeights(claim, tuple(self.models.spec.parameters))
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
                 samples = samples_of(fine.finetuned, self.models.network, self.fit, self.asked.say)

@@ -61,7 +61,7 @@ def _sum_over(
 
 
 def _parts(spec: SymmetrySpec, names: list[str]) -> list[list[str]]:
-    """Slices of weights of about one size together: always the same ones, so that how many processes share them does
+    """Runs of weights of about one size together: always the same ones, so that how many processes share them does
     not change in which order they are summed."""
     sizes = [math.prod(spec.shape(name)) for name in names]
     parts: dict[int, list[str]] = {}

@@ -187,7 +187,7 @@ def _work(spec: SymmetrySpec, step: Step) -> int:
 
 
 def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:
-    """Slices of steps no two of which meet in a weight: layers, mostly. Each run is solved in parallel, with the result
+    """Runs of steps no two of which meet in a weight: layers, mostly. Each run is solved in parallel, with the result
     of one after the other."""
     run: list[Step] = []
     carried: set[str] = set()

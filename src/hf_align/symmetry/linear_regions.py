@@ -145,7 +145,7 @@ class LinearRegion:
 Found = tuple[Rotations, tuple[int, ...], tuple[int, ...]]
 """What a region does to the last axis, the order in which it leaves the coordinates, and the axes along which it does
 so unevenly."""
-LinearUse = Callable[[list[fx.Node], fx.Node, fx.Node], Found | None]
+RotationsOf = Callable[[list[fx.Node], fx.Node, fx.Node], Found | None]
 """From the nodes of a region, its base and its output."""
 
 
@@ -175,7 +175,7 @@ def _joins_coordinates(node: fx.Node, known: _Known) -> bool:
 
 
 def _widest(
-    output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known, rotations: LinearUse
+    output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known, rotations: RotationsOf
 ) -> LinearRegion | None:
     """The rotation that ends here and starts farthest up: coordinates may be reordered before they are rotated."""
     found, base = None, output
@@ -234,7 +234,7 @@ def _meet(
     return a
 
 
-def _remembered(known: _Known) -> LinearUse:
+def _remembered(known: _Known) -> RotationsOf:
     """As `_rotations`; layers, queries and keys, and calls of one length turn alike, and are looked at once."""
     found: dict[Hashable, Found | None] = {}
 

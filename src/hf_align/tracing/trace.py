@@ -239,7 +239,7 @@ def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
 
 @cache
 def _loaded_class(reference: str, model: str, files: tuple[tuple[str, int], ...]) -> Any:
-    """LinearUse all imports of the modelling code takes longer than a trace, and each build of a model asks for it."""
+    """Reading all imports of the modelling code takes longer than a trace, and each build of a model asks for it."""
     return get_class_from_dynamic_module(reference, model)
 
 
