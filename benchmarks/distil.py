@@ -31,20 +31,20 @@ MODELS, TEXT = ROOT / "examples" / "models", ROOT / "examples" / "data" / "eval_
 TABLE = Path(__file__).with_suffix(".md")
 GROUPS = {"GPT-2": ("gpt2", 2), "Llama": ("llama", 2), "three Llamas": ("llama", 3)}
 ALIGNED, ALONE, AVERAGED = "**regression, aligned**", "A alone", "mean, not aligned"
-STEPS = (250, 1000)
+STEPS = 1000
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One start: its loss, those after the descents by steps, and the seconds that start and longest descent took."""
+    """One start: its loss, that after the descent, and the seconds that both took."""
 
     group: str
     start: str
     data: str
     before: float
-    after: dict[int, float]
+    after: float
     seconds: float
 
 
@@ -84,20 +84,15 @@ class Group:
         samples = Samples.of(self.aligned, self.opened.network, data, lambda _: None, MORE)
         return dict(regression_of(self.aligned, self.shares, samples, self.opened.spec))
 
-    def rows(self, steps: tuple[int, ...]) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
         for data, label in ((None, "none"), (self.text, "text")):
             inputs = written_by(self.opened, self.aligned, data)
             objective = TowardsMix(self.raw, self.shares, inputs)
             for kind in (ALIGNED, ALONE, AVERAGED) if data is None else (ALIGNED, ALONE):
-                began, after = time.process_time(), dict[int, float]()
+                began = time.process_time()
                 start = self.start(kind, data)
-                own = time.process_time() - began
-                for count in steps:
-                    began = time.process_time()
-                    schedule = Schedule.of_method("distil", steps=count)
-                    found = distilled(start, self.opened.network, objective, schedule)
-                    seconds = own + time.process_time() - began
-                    after[count] = self.evaluator.loss({**start, **found})
+                found = distilled(start, self.opened.network, objective, Schedule.of_method("distil", steps=STEPS))
+                seconds, after = time.process_time() - began, self.evaluator.loss({**start, **found})
                 yield Row(self.name, kind, label, self.evaluator.loss(start), after, seconds)
 
     def parents(self) -> str:
@@ -105,35 +100,38 @@ class Group:
         return f"- {self.name}: {each}; ensemble {self.evaluator.ensemble(self.raw, self.shares):.3f}"
 
 
-def main(group: list[str] | None = None, steps: list[int] | None = None, output: Path = TABLE) -> None:
-    counts, found, parents = tuple(steps or STEPS), list[Row](), list[str]()
-    for name in group or list(GROUPS):
+def main(output: Path = TABLE) -> None:
+    found, parents = list[Row](), list[str]()
+    for name in GROUPS:
         models = Group.of(name)
         parents.append(models.parents())
-        for row in models.rows(counts):
+        for row in models.rows():
             found.append(row)
+            output.write_text(table(parents, found), encoding="utf-8")
             typer.echo(f"{row}", err=True)
+
+
+def table(parents: list[str], rows: list[Row]) -> str:
     text = [
         "# Descent towards the ensemble",
         "",
         "`OMP_NUM_THREADS=1 python benchmarks/distil.py`: loss (nats, second half of the held-out text) of a",
         "model that descends towards the mean of the log-probabilities of models of `examples/models`, from three",
-        "starts, with the same teacher, inputs and steps of 32. Without data the models write their inputs. A",
-        "text (the first half of the held-out one, without labels) is joined by what they write. Seconds are",
-        "those of the start and of the longest descent on one core, without writing. One seed of the descent",
-        "each.",
+        f"starts, with the same teacher, inputs and {STEPS} steps of 32. Without data the models write their inputs.",
+        "A text (the first half of the held-out one, without labels) is joined by what they write. Seconds are",
+        "those of the start and of the descent on one core, without writing. One seed of the descent each.",
         "",
         "The models alone, and their ensemble:",
         "",
         *parents,
         "",
-        "| models | start | data | at the start | " + " | ".join(f"{n} steps" for n in counts) + " | s |",
-        "| --- " * (5 + len(counts)) + "|",
+        "| models | start | data | at the start | after the descent | s |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in found:
-        losses = " | ".join(f"{loss:.3f}" for loss in (row.before, *row.after.values()))
+    for row in rows:
+        losses = f"{row.before:.3f} | {row.after:.3f}"
         text.append(f"| {row.group} | {row.start} | {row.data} | {losses} | {row.seconds:.0f} |")
-    output.write_text("\n".join([*text, ""]), encoding="utf-8")
+    return "\n".join([*text, ""])
 
 
 if __name__ == "__main__":
