@@ -98,16 +98,18 @@ def main(points: int, seed: int, out: Path, arguments: list[str]) -> None:
         symmetries(read_config(folder))  # once for all runs, which are forks
     status, changes = run(arguments, out)
     assert status == 0 and changes, "the run that is not killed"
-    whole = contents(out)
+    made = sorted(out.parent.glob(f"{out.name}*"))  # a recipe of several documents makes two folders
+    whole = [contents(folder) for folder in made]
     rng = random.Random(seed)
     # The last ones are when all is written: as the claim is given up, and before the run says that it is done.
     late = range(max(1, changes - min(4, points // 2)), changes + 1)
     early = rng.sample(range(1, late.start), min(points - len(late), late.start - 1))
     for kill_at in sorted([*early, *late]):
-        shutil.rmtree(out)
+        for folder in made:
+            shutil.rmtree(folder)
         killed, _ = run(arguments, out, kill_at=kill_at)
         status, again = run(arguments, out)
-        same = status == 0 and contents(out) == whole
+        same = status == 0 and [contents(folder) for folder in made] == whole
         print(
             json.dumps({"at": kill_at, "of": changes, "killed": os.WIFSIGNALED(killed), "same": same, "again": again})
         )

@@ -10,11 +10,12 @@ from pathlib import Path
 import faults
 import pytest
 import torch
+import yaml
 from conftest import tiny_gpt2
 from faults import contents
 from forks import forked
 from hub_server import Hub
-from test_output import recipe_of
+from test_output import LLAMA, mixture_of, recipe_of
 from transformers import GPT2LMHeadModel
 
 FEW, MANY = 3, 20
@@ -34,6 +35,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*map(str, folders), str(folders[0].parent / "d.jsonl")]
 
 
+def documents_of(a: str, b: str, c: str, file: Path) -> Path:
+    """A recipe of which one document merges two models, and the other one its result with a third."""
+    parts = [
+        {"name": "half", "merge_method": "linear", "models": [a, b]},
+        {"merge_method": "linear", "models": ["half", c]},
+    ]
+    whole = [{**p, "models": [{"model": m, "parameters": {"weight": 0.5}} for m in p["models"]]} for p in parts]
+    file.write_text(yaml.safe_dump_all(whole))
+    return file
+
+
 SMALL = ("--max-shard-size", "2KB")
 COMMANDS: dict[str, Callable[[list[str], Path], list[object]]] = {
     "plain": lambda m, t: ["merge", *m[:2], "--match", "none", *SMALL],
@@ -47,6 +59,8 @@ COMMANDS: dict[str, Callable[[list[str], Path], list[object]]] = {
     "method": lambda m, t: ["merge", *m[:2], "--method", "ties", "--base", m[2], *SMALL],
     "several": lambda m, t: ["merge", *m[:3], *SMALL],
     "aligned recipe": lambda m, t: ["mergekit", recipe_of(Path(m[0]), Path(m[1]), t / "r.yml", align=True), "OUT"],
+    "recipe of two documents": lambda m, t: ["mergekit", documents_of(*m[:3], file=t / "r.yml"), "OUT"],
+    "mixture": lambda m, t: ["mergekit", mixture_of(LLAMA / "0", LLAMA / "1", t / "r.yml", align=True), "OUT"],
 }  # fmt: skip
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -20,16 +25,20 @@ import yaml
 from conftest import DATA, MODELS, run, tiny_bert, tiny_llama, tiny_vit
 from hub_server import Hub
 from safetensors.torch import load_file
+from test_output import mixture_of
 from torch import Tensor, nn
 
 from hf_align.api.alignment import Alignment
 from hf_align.checkpoints.claim import claimed
 from hf_align.checkpoints.hub import resolve
 from hf_align.choices import AnyMethod, MergekitMethod
+from hf_align.errors import OutputError
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.mergekit import loaders
 from hf_align.mergekit.extra import models_of, parse
+from hf_align.mergekit.flags import Flags
+from hf_align.mergekit.folders import run_moe
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here
 from hf_align.mergekit.slices import stack_here
 from hf_align.options import Options
@@ -388,12 +397,16 @@ def test_slices_that_are_none(
     assert message in refused(recipe, tmp_path / "out", capsys)
 
 
+@pytest.mark.parametrize("align", [False, True], ids=["plain", "aligned"])
 def test_slices_of_an_encoder_and_a_decoder(
-    tmp_path: Path, random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
-) -> None:
+    align: bool, tmp_path: Path, random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """They are refused, and before anything is matched."""
+    monkeypatch.setattr(Opened, "find", None)
     a, b = random_pairs(transformers.T5ForConditionalGeneration, T5)
     capsys.readouterr()
-    recipe = write_recipe(tmp_path / "r.yml", **cut([(a, 0, 1)], [(b, 0, 1)]))
+    recipe = write_recipe(tmp_path / "r.yml", **cut([(a, 0, 1)], [(b, 0, 1)], align=align))
     assert "has encoder.block, decoder.block; use models:" in refused(recipe, tmp_path / "out", capsys)
 
 
@@ -448,6 +461,47 @@ def test_no_room_is_said_before_mergekit_is_asked(
     size = sum(t.numel() for t in weights(LLAMA / "0").values()) * (2 if "float16" in more.values() else 4)
     assert f"1.00 MB free, but {size / 1e6:.2f} MB are needed" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_mixture_needs_room_for_the_models_that_are_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    monkeypatch.setattr(Opened, "find", None)
+    recipe = mixture_of(LLAMA / "0", LLAMA / "1", tmp_path / "r.yml", align=True)
+    assert run("mergekit", recipe, tmp_path / "out") == 2
+    size = sum(t.nbytes for t in weights(LLAMA / "0").values())
+    assert f"1.00 MB free, but {3 * size / 1e6:.2f} MB are needed" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_output_is_taken_while_mergekit_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the run that started it was killed: what comes too late must not meet the next run's files."""
+    program, started = tmp_path / "python", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\necho $$ > {started}.part && mv {started}.part {started}\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def merge() -> None:
+        with claimed(tmp_path / "out", {}) as claim:
+            run_moe({}, {}, claim.scratch, Flags(), trust_remote_code=False)
+
+    process = get_context("fork").Process(target=merge)
+    process.start()
+    while not started.is_file():
+        process.join(0.05)
+    process.kill()
+    process.join()
+    try:
+        with pytest.raises(OutputError, match="another run is writing"), claimed(tmp_path / "out", {}):
+            pass
+    finally:
+        os.kill(int(started.read_text()), signal.SIGKILL)
+    for _ in range(100):
+        with suppress(OutputError), claimed(tmp_path / "out", {}):
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the folder stays taken")
 
 
 def test_slices_need_the_room_of_their_layers() -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import MODELS, run
 from faults import contents
+from safetensors.torch import save_file
 
 LLAMA = MODELS / "llama"
 SCRIPT = Path(__file__).with_name("faults.py")
@@ -34,6 +36,27 @@ def recipe_of(a: Path, b: Path, file: Path, **more: object) -> Path:
     return file
 
 
+def mixture_of(a: Path, b: Path, file: Path, **more: object) -> Path:
+    """A recipe of mergekit-moe, with the first model as base and both as experts."""
+    experts = [{"source_model": str(model), "positive_prompts": [f"text {i}"]} for i, model in enumerate((a, b))]
+    file.write_text(yaml.safe_dump({"base_model": str(a), "gate_mode": "random", "experts": experts, **more}))
+    return file
+
+
+def lora_of(base: Path, folder: Path) -> Path:
+    """An adapter of a base, in PEFT's layout."""
+    if not folder.is_dir():
+        folder.mkdir()
+        wanted = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 2, "lora_alpha": 4,
+                  "target_modules": ["q_proj"]}  # fmt: skip
+        (folder / "adapter_config.json").write_text(json.dumps(wanted))
+        width = json.loads((LLAMA / "0" / "config.json").read_text())["hidden_size"]
+        name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+        shapes = {name.format("A"): (2, width), name.format("B"): (width, 2)}
+        save_file({n: torch.full(shape, 0.01) for n, shape in shapes.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
 COMMANDS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
     "plain": lambda a, b, out: ["merge", a, b, "-o", out, *PLAIN],
     "merge": lambda a, b, out: ["merge", a, b, "-o", out, "--quiet"],
@@ -44,10 +67,23 @@ COMMANDS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
     "aligned recipe": lambda a, b, out: [
         "mergekit", recipe_of(a, b, a.parent.parent / "r.yml", align=True), out, "--quiet"
     ],
+    "mixture": lambda a, b, out: ["mergekit", mixture_of(a, b, a.parent.parent / "r.yml"), out, "--quiet"],
+    "aligned mixture": lambda a, b, out: [
+        "mergekit", mixture_of(a, b, a.parent.parent / "r.yml", align=True), out, "--quiet"
+    ],
+    "adapter": lambda a, b, out: ["merge", lora_of(a, a.parent.parent / "lora"), b, "-o", out, *PLAIN],
+    "transport": lambda a, b, out: [
+        "transport", a, "--base", b, "--onto", LLAMA / "2", "-o", out, "--method", "task_arithmetic", "--quiet"
+    ],
+    "transported adapter": lambda a, b, out: [
+        "transport", lora_of(a, a.parent.parent / "lora"), "--base", a, "--onto", b, "-o", out,
+        "--method", "task_arithmetic", "--quiet",
+    ],
 }  # fmt: skip
 
-ALL_BUT_SEVERAL = [pytest.param(name, marks=pytest.mark.slow if name == "several" else ()) for name in COMMANDS]
-"""Three models are matched for ten seconds."""
+SLOW = ("several", "mixture", "aligned mixture", "transported adapter")
+ALL_BUT_SLOW = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in COMMANDS]
+"""Three models are matched for ten seconds, and mixtures are made by another program."""
 
 
 def outputs(tmp_path: Path, a: Path, b: Path) -> dict[str, Path]:
@@ -106,7 +142,7 @@ def test_data_and_the_like_are_inputs_too(pair: tuple[Path, Path], tmp_path: Pat
 MINE = ("notes.txt", "model.gguf.bak", "mine.safetensors", "data/train.jsonl", ".git/config")
 
 
-@pytest.mark.parametrize("command", ALL_BUT_SEVERAL)
+@pytest.mark.parametrize("command", ALL_BUT_SLOW)
 def test_overwriting_removes_what_was_written_and_nothing_else(
     command: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

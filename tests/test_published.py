@@ -15,7 +15,7 @@ from conftest import MODELS, run
 from faults import contents
 from hub_server import Hub
 from huggingface_hub import ModelCard
-from test_output import ALL_BUT_SEVERAL, COMMANDS, PLAIN, recipe_of
+from test_output import ALL_BUT_SLOW, COMMANDS, PLAIN, recipe_of
 
 from hf_align.checkpoints.own_files import is_own
 from hf_align.errors import HfAlignError, one_line
@@ -36,7 +36,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 # Only the model's own files -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ALL_BUT_SEVERAL)
+@pytest.mark.parametrize("command", ALL_BUT_SLOW)
 @pytest.mark.parametrize("which", [0, 1])
 def test_links_out_of_a_folder_are_not_followed(
     command: str, which: int, pair: tuple[Path, Path], tmp_path: Path
@@ -198,7 +198,7 @@ def test_a_licence_that_is_another_licence_a_thousand_times(tmp_path: Path) -> N
 # Modes ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ALL_BUT_SEVERAL)
+@pytest.mark.parametrize("command", ALL_BUT_SLOW)
 def test_files_have_the_mode_that_the_umask_says(command: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -380,6 +380,9 @@ def _lock(claim: Claim) -> IO[bytes]:
         if identity(path) == (os.fstat(lock.fileno()).st_dev, os.fstat(lock.fileno()).st_ino):
             lock.write(_MARK)
             lock.flush()
+            os.set_inheritable(
+                lock.fileno(), True
+            )  # a program that is started here may hold it when this run is killed
             return lock
         lock.close()  # the run that held it has removed it since
         claim.work.mkdir(parents=True, exist_ok=True)

@@ -88,10 +88,11 @@ def _run(
     file.write_text(yaml.safe_dump(renamed(recipe, folders), sort_keys=False), encoding="utf-8")
     options = [*flags.for_command, *(["--trust-remote-code"] if trust_remote_code else [])]
     command = [sys.executable, "-m", f"mergekit.scripts.{script}", str(file), str(out), *options]
-    done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    # It holds the lock of the output too: if this run is killed, the next one waits for what it still writes.
+    done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, close_fds=False)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     fault = lines[-1] if done.returncode and lines else "it failed" if done.returncode else None
     fault = fault or fault_of(out, trust_remote_code)
-    for name in ("README.md", "mergekit_config.yml"):  # they have the paths of the folders
-        (out / name).unlink(missing_ok=True)
+    for file in [*out.glob("*.md"), *out.glob("*.yml")]:  # they have the paths of the folders
+        file.unlink()
     return out, fault

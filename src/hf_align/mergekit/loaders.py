@@ -66,19 +66,43 @@ def run_mergekit(
 
     options = MergeOptions(quiet=quiet, trust_remote_code=trust_remote_code, write_model_card=False,
                            **flags.for_library)  # fmt: skip
-    with _lent(recipe, inputs) as lent:
-        disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)  # what goes wrong is said here, in one line
+    with _lent(recipe, inputs) as lent, _unlogged():
         try:
             run_merge(parse(lent), str(stage), options)
         except (RuntimeError, KeyError, ValueError, NotImplementedError) as error:
             return str(error).splitlines()[0]
-        finally:
-            logging.disable(disabled)
     try:
         return fault_of(stage, trust_remote_code)
     except HfAlignError as error:
         return str(error)
+
+
+def is_planned(recipe: Mapping[str, Any], inputs: Basis, flags: Flags, trust_remote_code: bool) -> bool:
+    """Whether mergekit knows what to write, from the descriptions of its architectures or from what it guesses."""
+    from mergekit.architecture import get_architecture_info
+    from mergekit.options import MergeOptions
+    from mergekit.plan import MergePlanner
+
+    options = MergeOptions(quiet=True, trust_remote_code=trust_remote_code, **flags.for_library)
+    with _lent(recipe, inputs) as lent, _unlogged():
+        config = parse(lent)
+        try:
+            layout = get_architecture_info(config, options)
+            MergePlanner(config, layout, options, inputs.models.first.config).plan_in_memory()
+        except (RuntimeError, KeyError, ValueError, NotImplementedError):
+            return False
+    return True
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """What goes wrong is said in one line of our own."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 @contextmanager

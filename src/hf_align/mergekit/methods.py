@@ -220,8 +220,11 @@ def whole_slice(config: Any, names: Iterable[str]) -> list[Any] | None:
 
 
 def least_bytes(recipe: Mapping[str, Any], source: Source) -> int:
-    """Bytes that a recipe's result takes at least: as many as the reference in the recipe's dtype; of slices, as many
-    layers as they have. Nothing is known of a recipe that lists its modules."""
+    """Bytes that the result of a recipe takes at least.
+
+    They are those of the reference in the recipe's dtype, and of slices, those of as many layers as they have. Of a
+    recipe that lists its modules nothing is known, and of a mixture nothing but its base model.
+    """
     if recipe.get("modules"):
         return 0
     stored = Checkpoint.open(source.folder, source.shards)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -31,7 +31,7 @@ from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, version
 from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import Command, run_command, run_moe, write_inputs
-from hf_align.mergekit.loaders import renamed, run_mergekit
+from hf_align.mergekit.loaders import is_planned, renamed, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.slices import stack_here
 from hf_align.models import Pair
@@ -114,8 +114,10 @@ class _Recipe(Job[_Making]):
         models: they, where mergekit cannot read them by itself.
         fit: examples to match on.
         held_out: examples to report on.
+        from_folders: whether a command of mergekit reads the models, which are written for it where they are moved.
     """
 
+    from_folders: ClassVar[bool] = False
     path: Path
     recipe: Mapping[str, Any]
     align: Align | None
@@ -153,9 +155,21 @@ class _Recipe(Job[_Making]):
         record |= {**options.result, **({} if asked.data is None else {"--data": of_data(asked.data)})}
         record |= symmetries_of(models.first.spec) if models is not None else {}
         record |= {k: v for name, source in named.items() for k, v in source.record(name).items()}
-        return cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
-                   flags=flags, names=names, models=models, fit=fit, held_out=held_out,
-                   least=least_bytes(recipe, named[reference]))  # fmt: skip
+        least = least_bytes(recipe, named[reference])
+        if models is not None and (cls.from_folders or not known):
+            least += len(names) * least_bytes({}, named[reference])
+        job = cls(asked=asked, sources=list(named.values()), record=record, path=path, recipe=recipe, align=align,
+                  flags=flags, names=names, models=models, fit=fit, held_out=held_out, least=least)  # fmt: skip
+        if known:
+            job._require_stackable()
+        return job
+
+    def _require_stackable(self) -> None:
+        """See that slices can be stacked here, if mergekit has no plan for them."""
+        if self.models is None or not self.recipe.get("slices"):
+            return
+        if not is_planned(self.recipe, Basis(self.models), self.flags, self.options.trust_remote_code):
+            self.loop(self.models.first)
 
     @staticmethod
     def require_bound(recipe: Mapping[str, Any], names: Mapping[str, str]) -> None:
@@ -244,12 +258,12 @@ class _Recipe(Job[_Making]):
         say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
         making.inputs = inputs = making.inputs or Basis(_open(self.names, self.asked))
         with claim.refusing():
-            loop = self._loop(inputs.models.first)
+            loop = self.loop(inputs.models.first)
         claim.require_room(loop.draft.plan)
         loop.draft.write(claim, loop.entries(inputs), say, quiet=options.quiet)
         return "merged by the methods of mergekit, tensor by tensor"
 
-    def _loop(self, pair: Pair) -> Loop:
+    def loop(self, pair: Pair) -> Loop:
         """Our own, as the recipe says."""
         config, seed = parse(self.recipe), self.flags.random_seed or 0
         dtype = dtype_of(config, "out_dtype", "dtype")
@@ -285,6 +299,8 @@ class _Experts(_Recipe):
     The experts read and write the residual stream of the base model. Models of another basis can only be its experts
     once they are aligned.
     """
+
+    from_folders: ClassVar[bool] = True
 
     @staticmethod
     def require_bound(recipe: Mapping[str, Any], names: Mapping[str, str]) -> None:
