@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.tracing.trace import build_without_weights, quiet
+from hf_align.tracing.trace import build_to_run, quiet
 
 _ROWS, _TOKENS = 16, 2048
 """Examples, and tokens of them, that run at once where nothing else is said."""
@@ -54,7 +54,7 @@ class Network:
         config: PretrainedConfig,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        build: Build = build_without_weights,
+        build: Build = build_to_run,
     ) -> None:
         self.config = config
         self.device = torch.device(device)

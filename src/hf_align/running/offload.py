@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import CannotRun
 from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, runnable
-from hf_align.tracing.trace import build_without_weights, inventory, quiet
+from hf_align.tracing.trace import build_to_run, build_without_weights, inventory, quiet
 
 _COPIES = 4
 """Of a model in float32, at most, while two are compared as they are and aligned."""
@@ -36,7 +36,7 @@ def network_for(
     *,
     copies: int = _COPIES,
     dtype: torch.dtype = torch.float32,
-    build: Build = build_without_weights,
+    build: Build = build_to_run,
 ) -> Network:
     """What runs an architecture: with weights in memory, or read as they are needed.
 

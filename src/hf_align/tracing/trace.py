@@ -281,6 +281,14 @@ def build_as_loaded(config: PretrainedConfig, dtype: torch.dtype = torch.float32
     return _with_fake_weights(model, config)
 
 
+def build_to_run(config: PretrainedConfig) -> PreTrainedModel:
+    """As `build_as_loaded`, where whole texts are read at once: keys and values are not kept."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part.use_cache = False
+    return build_as_loaded(config)
+
+
 def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
     load_stored(model, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
