@@ -44,32 +44,6 @@ def keeps_last(node: fx.Node) -> bool:
     return True
 
 
-def axes_before(node: fx.Node) -> list[int]:
-    """Which axis of its operand each axis of what a permutation or a transposition makes is."""
-    rank = node.meta["val"].dim()
-    if op_name(node) == "permute":
-        return [int(d) % rank for d in node.args[1]]  # type: ignore[union-attr, arg-type]
-    order = list(range(rank))
-    i, j = (int(d) % rank for d in node.args[1:3])  # type: ignore[arg-type]
-    order[i], order[j] = j, i
-    return order
-
-
-def takes_rows(node: fx.Node, program: Program) -> bool:
-    """Whether whole rows are looked up in a value, or put among zeros by numbers or masks that nothing changes."""
-    if op_name(node) not in ("index", "index_put"):
-        return False
-    chosen: Any = node.args[1]
-    last, numbers = node.all_input_nodes[0].meta["val"].dim() - 1, [n for n in chosen if n is not None]
-    covered = sum(n.meta["val"].dim() if n.meta["val"].dtype is torch.bool else 1 for n in numbers)
-    values = [a for a in node.all_input_nodes if a not in numbers]
-    blank = [program.constants[a] for a in values if a in program.constants]
-    fixed = op_name(node) == "index" or all(n in program.constants for n in numbers)
-    rows = fixed and max(len(chosen), covered) <= last
-    same = all(a.meta["val"].shape[-1:] == node.meta["val"].shape[-1:] for a in values)
-    return rows and same and not any(bool(b.any()) for b in blank)
-
-
 def multiplies_by_one(node: fx.Node, value: fx.Node, program: Program) -> bool:
     """Whether an op multiplies a value by one, or by a mask that hides nothing, and leaves its shape."""
     if op_name(node) != "mul" or node.kwargs or node.meta["val"].shape != value.meta["val"].shape:
