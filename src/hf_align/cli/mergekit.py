@@ -17,9 +17,8 @@ def mergekit(
     ],
     output: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the merged model.")],
     random_seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Seed of methods that draw random numbers."),
-    ] = None,
+        int, typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Seed of methods that draw random numbers.")
+    ] = 0,
     device: opt.Device = None,
     cuda: Annotated[
         bool, typer.Option("--cuda", rich_help_panel=opt.RUNNING, help="The same as --device cuda.")

@@ -14,7 +14,8 @@ class Flags:
     """What mergekit is told beside a recipe; None for its own default.
 
     Attributes:
-        random_seed: of methods that draw random numbers.
+        random_seed: of methods that draw random numbers; always set, so that an interrupted run resumes to the same
+            result.
         device: where it computes.
         out_shard_size: parameters of a shard, as "5B".
         allow_crimes: whether models of several architectures may be mixed where nothing is aligned.
@@ -24,7 +25,7 @@ class Flags:
         OptionError: a size is none.
     """
 
-    random_seed: int | None = None
+    random_seed: int = 0
     device: str | None = None
     out_shard_size: str | None = None
     allow_crimes: bool | None = None

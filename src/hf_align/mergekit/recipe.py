@@ -265,7 +265,7 @@ class _Recipe(Job[_Making]):
 
     def loop(self, pair: Pair) -> Loop:
         """Our own, as the recipe says."""
-        config, seed = parse(self.recipe), self.flags.random_seed or 0
+        config, seed = parse(self.recipe), self.flags.random_seed
         dtype = dtype_of(config, "out_dtype", "dtype")
         named = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
         options = replace(self.options, dtype=named)
