@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from conftest import built, tiny_bert, tiny_llama
+from test_chosen import Largest
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MixtralConfig
 
 from hf_align.errors import HfAlignError
@@ -45,18 +43,6 @@ def test_long_rows_run_in_small_parts(shape: tuple[int, ...], rows: int) -> None
     assert found[0] == rows and sum(found) == shape[0]
 
 
-class _Largest(TorchDispatchMode):
-    """How many entries the largest tensor has that an op gives."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = op(*args, **kwargs or {})
-        for tensor in found if isinstance(found, (tuple, list)) else (found,):
-            self.entries = max(self.entries, tensor.numel() if isinstance(tensor, Tensor) else 0)
-        return found
-
-
 def test_experts_are_run_without_a_copy_of_them_for_each_token() -> None:
     config = MixtralConfig(
         vocab_size=11, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -64,6 +50,6 @@ def test_experts_are_run_without_a_copy_of_them_for_each_token() -> None:
     )  # fmt: skip
     weights = {n: p.detach() for n, p in built(config, 0).named_parameters()}
     tokens = torch.randint(11, (4, 32), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), _Largest() as largest:
+    with torch.no_grad(), Largest() as largest:
         Network(config)(weights, {"input_ids": tokens})
     assert 0 < largest.entries <= tokens.numel() * 2 * 32, "two experts for each token, each of twice 16 units"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.errors import CannotRun, HfAlignError
+from hf_align.running.chosen import call, chooses_matrices
 from hf_align.running.network import Batch, Network, Weights, batches, in_dtype, predictions
-from hf_align.tracing.execute import call_wide
 from hf_align.tracing.inputs import Example
 from hf_align.tracing.trace import Program, build_without_weights, trace_call
 
@@ -47,6 +47,7 @@ class Lockstep:
         self._models = models
         wanted = _upstream(needed, program)
         self._left = [n for n in program.graph.nodes if n in wanted and n.op == "call_function"]
+        self._choosing = {n for n in self._left if chooses_matrices(n, program)}
         self._values: list[list[Values]] = [[{} for _ in parts] for _ in models]
         self._constants = {n: self._placed(v) for n, v in program.constants.items() if isinstance(v, Tensor)}
         self._known = {*program.parameters, *program.inputs, *program.constants}
@@ -91,7 +92,8 @@ class Lockstep:
                 for node in (*nodes, *ahead) if model < len(self._models) else nodes:
                     if node not in values[number]:
                         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookups[-1])
-                        values[number][node] = call_wide(node, args, kwargs)
+                        chooses = node in self._choosing
+                        values[number][node] = call(node, args, kwargs, chooses=chooses)
                     for operand in node.all_input_nodes:
                         if last.get(operand) is node and operand not in keep:
                             values[number].pop(operand, None)
