@@ -284,7 +284,7 @@ for first in range(len(commands)):
     return [json.loads(line) for line in ran.stdout.decode().splitlines()]
 
 
-@pytest.mark.parametrize("points", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("points", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_no_two_commands_mix_when_one_is_killed(points: int, pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Whatever follows a killed run ends with exit status 2, or with its own result."""
     ways = [COMMANDS["plain"], *(OTHERS[k] for k in ("order", "twice", "weight", "method"))]
