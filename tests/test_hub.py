@@ -294,7 +294,8 @@ def test_a_merge_from_the_hub_is_that_of_the_folders(hub: Hub, tmp_path: Path) -
     """In a process of its own, told of the Hub by the environment alone."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env = {**kept, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "hf_align", "merge", "--quiet", "-o", "remote", "org/a", "hf://org/b@main"]
+    command = [sys.executable, "-m", "hf_align", "merge", "--match", "weight", "--quiet", "-o", "remote",
+               "org/a", "hf://org/b@main"]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, env=env, check=True)
     assert run("merge", "--quiet", "-o", tmp_path / "local", tmp_path / "a", tmp_path / "b") == 0
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("remote", "local"))

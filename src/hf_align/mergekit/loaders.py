@@ -88,7 +88,7 @@ def is_planned(recipe: Mapping[str, Any], inputs: Basis, flags: Flags, trust_rem
         config = parse(lent)
         try:
             layout = get_architecture_info(config, options)
-            MergePlanner(config, layout, options, inputs.models.first.config).plan_in_memory()
+            MergePlanner(config, layout, options, inputs.models.first.config).plan_to_disk("merged")
         except (RuntimeError, KeyError, ValueError, NotImplementedError):
             return False
     return True
