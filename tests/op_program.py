@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.tracing import trace
+from hf_align.tracing import record, trace
 from hf_align.tracing.inputs import Example
 from hf_align.tracing.trace import Program
 
@@ -165,13 +165,21 @@ def _as_numbers(result: Tensor) -> Tensor:
     return result if result.dtype == torch.float64 else result.to(torch.float64)
 
 
+_WRITTEN_OTHERWISE = frozenset(("numpy_T", "index_put", "index_put_"))
+"""Ops that a recording writes down as others, or with other arguments (a mask as numbers): what it would not show."""
+
+
 def trace_op(example: OpExample) -> Program:
     """As `trace.trace_model` would, but ops that write in place stay what they are: their rules are meant."""
-    model = OpModel(example).eval()
+    model: Any = OpModel(example).eval()
     arguments = Example({"u": torch.ones(_INPUTS, dtype=torch.float64)}, {})
-    with torch.no_grad(), mock.patch.object(trace, "_writes_in_place", lambda node: False):
-        exported = torch.export.export(model, (), dict(arguments.arguments), strict=False)
-        return trace._of_export(model, exported, arguments)
+    way = trace._by_export if example.op in _WRITTEN_OTHERWISE else trace._by_record
+    with (
+        torch.no_grad(),
+        mock.patch.object(trace, "_writes_in_place", lambda node: False),
+        mock.patch.object(record._Recorder, "_written_anew", lambda recorder, *call: False),
+    ):
+        return way(model, arguments)
 
 
 def draw_weights(example: OpExample, program: Program, rng: Generator) -> dict[str, Tensor]:
