@@ -59,7 +59,7 @@ _RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten"
                        "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
 _DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format)
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 _GIVES: dict[Hashable, _Given | None] = {}
 """What ops make of operands of some kinds; None where that is asked each time."""
 
@@ -143,7 +143,7 @@ class _Given:
         else:
             memory = operands[self.shown].untyped_storage()
             made = torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
-        return FakeTensor(fake, made, _CPU)
+        return FakeTensor(fake, made, CPU)
 
 
 @dataclass(frozen=True)
@@ -327,8 +327,8 @@ class _Recorder(ProxyTorchDispatchMode):
         return self._without_value(value, clone)
 
     def _without_value(self, value: Tensor, node: fx.Node) -> Tensor:
-        with self.fake:
-            empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        empty = FakeTensor(self.fake, made, CPU)
         self._noted(empty, node)
         return empty
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
@@ -37,7 +38,7 @@ from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.inputs import Example, examples, parts
 from hf_align.tracing.reasons import FROM_WEIGHTS, HELPERS, NOT_ITS_OWN, is_about_numbers, place, reason
-from hf_align.tracing.record import ONLY_SHAPES, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.record import CPU, ONLY_SHAPES, SwallowedQuestionError, record, value_shown
 from hf_align.tracing.stored import load_stored
 
 _BATCH = 2
@@ -175,15 +176,13 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings():
+    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail.
+
+    `logging.disable` would have thousands of loggers forget what they know, twice each time.
+    """
+    with patch.object(logging.Logger, "handle", lambda logger, record: None), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logging.disable(level)
+        yield
 
 
 def read_config(model: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -297,15 +296,21 @@ def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreT
         for name, weight in list(module._parameters.items()):
             if weight is not None:
                 if id(weight) not in replaced:
-                    with fake:
-                        empty = torch.empty(weight.shape, dtype=weight.dtype)
-                    replaced[id(weight)] = torch.nn.Parameter(empty, requires_grad=False)
+                    replaced[id(weight)] = _fake_parameter(fake, weight)
                 module._parameters[name] = replaced[id(weight)]
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = _fake_statistic(fake, module, name, buffer)
     model.tie_weights()
     return model
+
+
+def _fake_parameter(fake: FakeTensorMode, like: Tensor) -> torch.nn.Parameter:
+    """What `Parameter(torch.empty(…))` is under the mode, without the dozen ops that this takes there."""
+    empty: Any = FakeTensor(fake, torch.empty(like.shape, dtype=like.dtype, device="meta"), CPU)
+    empty._is_param = True
+    assert isinstance(empty, torch.nn.Parameter)
+    return empty
 
 
 def _fake_statistic(fake: FakeTensorMode, module: torch.nn.Module, name: str, buffer: Tensor) -> Tensor:
