@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -57,12 +58,18 @@ def _root(
         _say(warning)
 
 
+@cache
+def _program() -> Any:
+    """The commands with their options, which are read off signatures: in one process, once."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line; errors that the user can mend are one line and exit status 2."""
     logging.basicConfig(format="%(name)s: %(message)s")
     try:
         typed = words.current_names(sys.argv[1:] or ["--help"], _say)
-        status = app(args=words.with_values(typed), prog_name="hf-align", standalone_mode=False)
+        status = _program()(args=words.with_values(typed), prog_name="hf-align", standalone_mode=False)
     except typer.TyperException as error:  # an option that is not there, or a value that it does not take
         _say(one_line(error.format_message().replace("Value error, ", "")))
         raise SystemExit(2) from None
