@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -176,6 +175,7 @@ class _Recorder(ProxyTorchDispatchMode):
     its birth is noted, and the pass is run again.
 
     Attributes:
+        within: the modules that run, from the outside in; the nodes share it.
         mixed: the ops, each in its line of code, that such tensors are born of.
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
@@ -188,6 +188,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self.writer.graph = fx.Graph()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.nodes = WeakIdKeyDictionary()
+        self.within: Mapping[str, tuple[str, str]] = {}
         self.attributes: dict[str, Tensor] = {}
         self.copies: dict[tuple[int, int], fx.Node] = {}
         self.alive: list[Tensor] = []
@@ -276,8 +277,10 @@ class _Recorder(ProxyTorchDispatchMode):
         return given.again(self.fake, operands) if given is not None else func(*args, **kwargs)
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
-        """A new node, with the line of the modelling code that it comes from."""
-        node = self.writer.create_node("call_function", func, args, kwargs)
+        """A new node, with the modules and the line of the modelling code that it comes from."""
+        node = self.writer.graph.create_node("call_function", func, args, kwargs, _node_name(func))
+        if self.within:
+            node.meta["nn_module_stack"] = self.within
         frame = _caller_outside(HELPERS) or _caller_outside(_LIBRARIES)
         if frame is not None:
             code = frame.f_code
@@ -358,13 +361,14 @@ class _Recorder(ProxyTorchDispatchMode):
     def _module_paths(self, model: nn.Module) -> Iterator[None]:
         """Say of each op which modules it runs in."""
         paths = {module: name for name, module in model.named_modules()}
-        stack: OrderedDict[str, tuple[str, Any]] = self.writer.module_stack
+        around: list[Mapping[str, tuple[str, str]]] = []
 
         def enter(module: nn.Module, args: Any) -> None:
-            stack[f"{len(stack)}"] = (paths.get(module, ""), type(module).__qualname__)
+            around.append(self.within)
+            self.within = {**self.within, f"{len(around) - 1}": (paths.get(module, ""), type(module).__qualname__)}
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
-            stack.popitem()
+            self.within = around.pop()
 
         hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
         try:
@@ -386,6 +390,12 @@ def value_shown(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and getattr(node.target, "_opname", "") in _RESHAPES:
         node = node.all_input_nodes[0]
     return node
+
+
+@cache
+def _node_name(func: Any) -> str:
+    """What a graph calls an op."""
+    return fx.Graph()._target_to_str(func)
 
 
 @cache
@@ -414,7 +424,13 @@ def _described(value: Tensor) -> Tensor:
     """A tensor of the same kind that holds no memory; one that has a value is its own description."""
     if not isinstance(value, FakeTensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return _without_memory(tuple(value.shape), value.stride(), value.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _without_memory(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """One for all nodes whose values are alike."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def _zeros(like: Tensor) -> Tensor:
@@ -430,7 +446,13 @@ def _numbered(index: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def _targets(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that a call writes to."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+    for i, name in _written_to(func):
+        value = args[i] if i < len(args) else kwargs.get(name)
+        yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+
+
+@cache
+def _written_to(func: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments that an op writes to, by place and name."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
