@@ -39,6 +39,7 @@ from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.inputs import Example, examples, parts
 from hf_align.tracing.reasons import FROM_WEIGHTS, HELPERS, NOT_ITS_OWN, is_about_numbers, place, reason
 from hf_align.tracing.record import CPU, ONLY_SHAPES, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.state import left_as_found
 from hf_align.tracing.stored import load_stored
 
 _BATCH = 2
@@ -376,7 +377,7 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
             program = _traced(model, example, ways, reasons)
             if program is None and ways is _RECORDED and reasons and is_about_numbers(reasons[-1]):
                 program = _traced(model, example, _EXPORTED, reasons)
-            elif program is None and ways is _RECORDED:
+            elif program is None and ways is _RECORDED and not _ends_alike(model, example, reasons[-1]):
                 unfit.append((number, example))  # most do not go together with the model, however they are traced
             if program is not None:
                 return replace(program, candidate=number)
@@ -403,6 +404,16 @@ def _traced(
         except Exception as error:  # tracing fails in as many ways as there are models
             reasons.append(error)
     return vague[0] if vague else None
+
+
+def _ends_alike(model: PreTrainedModel, example: Example, failed: Exception) -> bool:
+    """Whether a call that nobody writes down ends in the same error: it is the model's own, and no export mends it."""
+    try:
+        with torch.no_grad(), quiet(), left_as_found(model):
+            model(**example.arguments)
+    except Exception as error:  # as many ways to fail as there are models
+        return type(error) is type(failed) and str(error) == str(failed)
+    return False
 
 
 def trace_call(model: PreTrainedModel, example: Example) -> Program:
