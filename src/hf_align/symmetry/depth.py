@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.symmetry.derive import derive
@@ -55,7 +55,7 @@ def derive_by_depth(
     whole, stacks = inventory(model), find_stacks(model)
     if stacks:
         try:
-            spec = _derive_shortened(config, stacks, whole, calls)
+            spec = _derive_shortened(config, model, stacks, whole, calls)
             return without_unseen(replace(spec, given=calls), unused)
         except (IncompatibleModels, IrregularLayersError) as reason:
             logger.warning("%s is traced in full: %s", config.model_type, reason)
@@ -63,12 +63,15 @@ def derive_by_depth(
 
 
 def _derive_shortened(
-    config: PretrainedConfig, stacks: tuple[Stack, ...], whole: Inventory, calls: tuple[GivenCall, ...]
+    config: PretrainedConfig,
+    model: PreTrainedModel,
+    stacks: tuple[Stack, ...],
+    whole: Inventory,
+    calls: tuple[GivenCall, ...],
 ) -> SymmetrySpec:
     short = build_without_weights(config)
     shorten(short, stacks)
     modes = find_modes(short, calls)
-    model = build_without_weights(config)
     for mode, program in _worth_checking(modes):
         try:
             full = trace_mode(model, mode)
