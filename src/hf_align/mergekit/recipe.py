@@ -286,9 +286,10 @@ class _Recipe(Job[_Making]):
         folders, stage, say = {}, claim.scratch, self.asked.say
         if making.inputs is not None:
             folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
-        out = claim.processes.by_the_first(
-            lambda: command(self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
-        )
+        with claim.refusing():
+            out = claim.processes.by_the_first(
+                lambda: command(self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
+            )
         _take(out, claim)
 
 
