@@ -58,6 +58,13 @@ def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: 
 
 
 @pytest.mark.parametrize(
+    ("part", "moves"), [("Grouped", True), ("GroupedPadded", False), ("GroupedBent", False), ("GroupedSlopes", False)]
+)
+def test_a_constant_goes_through_groups_of_channels_that_read_one_place(part: str, moves: bool) -> None:
+    assert moved(part, Stored.TABLE) == moves
+
+
+@pytest.mark.parametrize(
     ("part", "width", "loses"),
     [("Unbiased", 8, True), ("Unbiased", 4, False), ("UnbiasedSeen", 8, False), ("UnbiasedBent", 8, False)],
 )

@@ -1191,6 +1191,7 @@ def test_adapter_leaves_any_map_of_its_rank() -> None:
         "heads beside windows",
         "windows and an average over all of them",
         "transposed convolution behind a norm",
+        "convolutions in blocks",
     ],
 )
 @pytest.mark.slow
@@ -1215,7 +1216,6 @@ OPEN_COPIES = (
     "activation with learned slopes",
     "norm between two streams",
     "adapters behind a mask",
-    "convolutions in blocks",
     "stages that are returned",
     "gated cross-attention",
     "token that the inputs choose",

@@ -332,6 +332,43 @@ class Halved(Biased):
         return torch.cat((mixed[..., :2], own[..., 2:] * mixed[..., :2]), -1)
 
 
+class Grouped(Behind):
+    """Values read the stream in two groups of channels: its constant goes into their bias."""
+
+    kernel = 1
+
+    def __init__(self, config: TowerConfig, index: int, attention: type[Attention], mlp: type[MLP]) -> None:
+        super().__init__(config, index, attention, mlp)
+        sizes = self.attn.v.in_features, self.attn.v.out_features, self.kernel
+        self.attn.v = _InPlaces(*sizes, groups=2, padding=self.kernel // 2)
+
+
+class GroupedPadded(Grouped):
+    """They also read the places beside, and zeros at the ends."""
+
+    kernel = 3
+
+
+class GroupedBent(Grouped):
+    """The stream is bent before they read it."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+class GroupedSlopes(Grouped):
+    """What they read of the stream, and of its constant, grows with the position."""
+
+    read = BehindSlopes.read
+
+
+class _InPlaces(nn.Conv1d):
+    """A convolution over places, of a value with channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 def _towers() -> dict[str, type[Tower]]:
     found: dict[str, type[Tower]] = {}
     for part in list(globals().values()):

@@ -136,6 +136,7 @@ class Interpretation:
     relations: list[Relation] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
     linear_uses: dict[fx.Node, LinearUse] = field(default_factory=dict)
+    grouped_uses: dict[fx.Node, LinearUse] = field(default_factory=dict)
     unknown_ops: dict[str, str] = field(default_factory=dict)
     resolved: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
@@ -145,6 +146,7 @@ class Interpretation:
         the node reads."""
         del self.gains[gains:], self.statistics[statistics:]
         self.linear_uses.pop(node, None)
+        self.grouped_uses.pop(node, None)
 
 
 class Call:
@@ -236,9 +238,11 @@ class Call:
         mixed = {i % len(value.axes) for i in dims}
         self.found.inner.append(Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed)))
 
-    def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1) -> None:
-        """This node maps `source` linearly by a weight."""
-        self.found.linear_uses[self.node] = LinearUse(self.node, source, weight, in_axis, bias, out_axis)
+    def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1, *,
+              groups: int = 1) -> None:  # fmt: skip
+        """This node maps `source` linearly by a weight; each group of outputs reads a group of inputs."""
+        uses = self.found.linear_uses if groups == 1 else self.found.grouped_uses
+        uses[self.node] = LinearUse(self.node, source, weight, in_axis, bias, out_axis)
 
     def resolve(self, pending: Product) -> Value:
         """Decide that a product is used elementwise: both factors and the product share one permutation."""

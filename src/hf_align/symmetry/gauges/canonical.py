@@ -327,7 +327,7 @@ class Taken:
     Attributes:
         shown: what b is added to: these entries of c, or of Wc; all of them in order if there are none.
         weight, axis: W, and along which axis it reads.
-        read: the entries of c that the inputs of W show.
+        read: the entries of c that the inputs of W show; of each group of them where W reads groups.
     """
 
     bias: str
@@ -339,7 +339,9 @@ class Taken:
     def plus(self, constant: Tensor, get: Get) -> Tensor:
         """The new bias."""
         if self.weight is not None:
-            mapped = get(self.weight).movedim(self.axis, -1) @ _chosen(constant, self.read)
+            weight = get(self.weight).movedim(self.axis, -1)
+            groups = _chosen(constant, self.read).unflatten(0, (-1, weight.shape[-1]))
+            mapped = torch.cat([part @ inputs for part, inputs in zip(weight.chunk(len(groups)), groups, strict=True)])
             constant = mapped.flatten(1).sum(1) if mapped.dim() > 1 else mapped
         bias = get(self.bias)
         return bias + (_chosen(constant, self.shown) if self.shown else constant).reshape(bias.shape)

@@ -109,11 +109,12 @@ def _sources(
     """Every constant whose uses all add it to some value, in the order of the graph."""
     program, order = found.program, found.program.order
     names = program.parameters
-    attached = {r.bias for r in found.linear_uses.values()}
+    uses = found.linear_uses | found.grouped_uses
+    attached = {r.bias for r in uses.values()}
     starts: dict[Constant, Starts] = defaultdict(dict)
     first: dict[Constant, int] = {}
     for node in program.graph.nodes:
-        reading, operands = found.linear_uses.get(node), [a for a in node.args if isinstance(a, fx.Node)]
+        reading, operands = uses.get(node), [a for a in node.args if isinstance(a, fx.Node)]
         if reading is not None and reading.bias is not None:
             source, labels = Constant(reading.bias), numbered(reading)
         elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
@@ -184,6 +185,7 @@ class _Ways:
 
     def __init__(self, found: Interpretation) -> None:
         self.found = found
+        self.uses = found.linear_uses | found.grouped_uses
 
     @cached_property
     def starts(self) -> dict[str, list[fx.Node]]:
@@ -201,9 +203,9 @@ class _Ways:
         program = self.found.program
         sums: dict[fx.Node, dict[fx.Node, _Bias]] = defaultdict(dict)
         for node in program.graph.nodes:
-            reading = self.found.linear_uses.get(node)
+            reading = self.uses.get(node)
             if reading is not None and reading.bias is not None and used_only_by(
-                (reading.bias,), [r.node for r in self.found.linear_uses.values() if r.bias == reading.bias], program
+                (reading.bias,), [r.node for r in self.uses.values() if r.bias == reading.bias], program
             ):  # fmt: skip
                 first = _Bias(reading.bias, node, numbered(reading))
                 sums[node][node] = first
@@ -259,7 +261,7 @@ class _Ways:
 
     def _fates_at(self, use: Use, own: str, within: LinearUse | None) -> Iterator[_Fate]:
         entries = present(use.labels)
-        reading = self.found.linear_uses.get(use.user)
+        reading = self.uses.get(use.user)
         if reading is not None and reading.input is use.value:
             yield from self._read(reading, use.labels, own, within)
             return

@@ -91,8 +91,8 @@ def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Conta
         kept = [value.axes[i] for i in range(-spatial, 0) if i in alone]
         call.lower_all((*value.axes[: -spatial - 1], *kept), ONES, "broadcast")
         name = call.value(bias).parameter
-    if weight.parameter is not None and _groups(call) == 1 and not _is_transposed(call):
-        call.reads(call.argument(0), weight.parameter, 1, name, out_axis=-1 - spatial)
+    if weight.parameter is not None and not _is_transposed(call):
+        call.reads(call.argument(0), weight.parameter, 1, name, out_axis=-1 - spatial, groups=_groups(call))
     places = (value.axes[i] if i in alone else fresh(call.shape[i], FIXED) for i in range(-spatial, 0))
     return Value((*value.axes[: -spatial - 1], out, *places))
 
