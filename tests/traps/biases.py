@@ -343,6 +343,16 @@ class Grouped(Behind):
         self.attn.v = _InPlaces(*sizes, groups=2, padding=self.kernel // 2)
 
 
+class GroupedThroughout(Grouped):
+    """So are queries and keys; their one pair of heads meets the groups of the stream twice in one product."""
+
+    def __init__(self, config: TowerConfig, index: int, attention: type[Attention], mlp: type[MLP]) -> None:
+        super().__init__(config, index, attention, mlp)
+        for name in "qk":
+            plain = getattr(self.attn, name)
+            setattr(self.attn, name, _InPlaces(plain.in_features, plain.out_features, self.kernel, groups=2))
+
+
 class GroupedPadded(Grouped):
     """They also read the places beside, and zeros at the ends."""
 
