@@ -202,6 +202,7 @@ def test_help_fits_in_panels(
         assert max(len(panel.splitlines()) for panel in page.split("\n\n")) <= 24, "a panel fits a screen"
     if command == "merge":
         assert {*get_args(AnyMethod), *get_args(AnyResidual), *get_args(AnyHeads)} <= set(re.findall(r"[\w-]+", page))
+        assert "linear (default)" not in " ".join(page.split()), "--effort chooses the method where nothing else does"
 
 
 @pytest.mark.parametrize("shell", ["bash", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zsh", "fish"))])

@@ -1,4 +1,4 @@
-"""Merge Hugging Face models that were never meant to be merged.
+"""Merge Hugging Face models that were trained apart.
 
 The names below are the public interface; everything else is private and may move. They are loaded when they are first
 used, so that `import hf_align` loads neither torch nor transformers.

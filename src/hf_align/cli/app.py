@@ -47,7 +47,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Merge Hugging Face models that were never meant to be merged.
+    """Merge Hugging Face models that were trained apart.
 
     Models trained from different seeds compute alike in different bases. hf-align derives from the architecture's
     graph every change of basis that leaves the function untouched, moves B into the basis of A, and merges.
