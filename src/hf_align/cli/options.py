@@ -152,7 +152,7 @@ Method = Annotated[
     typer.Option(
         metavar="METHOD",
         rich_help_panel=MERGING,
-        show_default="that of --effort; linear where another option says how to match",
+        show_default="that of --effort, or linear",
         help="linear and slerp go entry by entry; circuits averages what heads do; fisher and regmean weigh by what "
         "the models compute; regression solves for what both compute, weight by weight; curve and distil "
         "train the result (lowest loss, slowest); ot-fusion and semi-permutation mix B's units first, which is "
