@@ -1,4 +1,4 @@
-"""Descent towards the ensemble from the aligned regression, from A alone, and from the mean that is not aligned.
+"""Descent towards the ensemble from the aligned regression, from models alone, and from the mean that is not aligned.
 
     OMP_NUM_THREADS=1 python benchmarks/distil.py     # writes distil.md; hours on one core
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_align.jobs.descending import written_by
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.schedule import Schedule
-from hf_align.merging.distil import TowardsMix, distilled
+from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.merging.regression import mean_of, regression_of
 from hf_align.merging.samples import MORE, Samples
 from hf_align.options import Options
@@ -30,18 +30,22 @@ ROOT = Path(__file__).parent.parent
 MODELS, TEXT = ROOT / "examples" / "models", ROOT / "examples" / "data" / "eval_lm_kjv.safetensors"
 TABLE = Path(__file__).with_suffix(".md")
 GROUPS = {"GPT-2": ("gpt2", 2), "Llama": ("llama", 2), "three Llamas": ("llama", 3)}
-ALIGNED, ALONE, AVERAGED = "**regression, aligned**", "A alone", "mean, not aligned"
-STEPS = 1000
+ALIGNED, AVERAGED = "regression, aligned", "mean, not aligned"
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One start: its loss, that after the descent, and the seconds that both took."""
+    """One start: its loss, that after the descent, and the seconds that both took.
+
+    Attributes:
+        taken: it is the nearest to the ensemble, where `--method distil` starts.
+    """
 
     group: str
     start: str
+    taken: bool
     data: str
     before: float
     after: float
@@ -76,24 +80,23 @@ class Group:
     def shares(self) -> tuple[float, ...]:
         return (1 / len(self.raw),) * len(self.raw)
 
-    def start(self, kind: str, data: Batch | None) -> Weights:
-        if kind == ALONE:
-            return self.raw[0]
-        if kind == AVERAGED:
-            return dict(mean_of(self.raw, self.shares))
-        samples = Samples.of(self.aligned, self.opened.network, data, lambda _: None, MORE)
-        return dict(regression_of(self.aligned, self.shares, samples, self.opened.spec))
-
     def rows(self) -> Iterator[Row]:
+        alone = {f"{'ABC'[at]} alone": weights for at, weights in enumerate(self.raw)}
         for data, label in ((None, "none"), (self.text, "text")):
-            inputs = written_by(self.opened, self.aligned, data)
-            objective = TowardsMix(self.raw, self.shares, inputs)
-            for kind in (ALIGNED, ALONE, AVERAGED) if data is None else (ALIGNED, ALONE):
-                began = time.process_time()
-                start = self.start(kind, data)
-                found = distilled(start, self.opened.network, objective, Schedule.of_method("distil", steps=STEPS))
-                seconds, after = time.process_time() - began, self.evaluator.loss({**start, **found})
-                yield Row(self.name, kind, label, self.evaluator.loss(start), after, seconds)
+            objective = TowardsMix(self.raw, self.shares, written_by(self.opened, self.aligned, data))
+            began = time.process_time()
+            samples = Samples.of(self.aligned, self.opened.network, data, lambda _: None, MORE)
+            regression = dict(regression_of(self.aligned, self.shares, samples, self.opened.spec))
+            solving = time.process_time() - began
+            starts = {ALIGNED: regression, **alone, AVERAGED: dict(mean_of(self.raw, self.shares))}
+            taken = nearest({ALIGNED: regression, **alone}, self.opened.network, objective)
+            compared = (ALIGNED, "A alone", AVERAGED) if data is None else (ALIGNED,)
+            for kind in dict.fromkeys((taken, *compared)):
+                began, start = time.process_time(), starts[kind]
+                found = distilled(start, self.opened.network, objective, Schedule.of_method("distil"))
+                seconds = time.process_time() - began + (solving if kind in (ALIGNED, taken) else 0)
+                before, after = (self.evaluator.loss(weights) for weights in (start, {**start, **found}))
+                yield Row(self.name, kind, kind == taken, label, before, after, seconds)
 
     def parents(self) -> str:
         each = ", ".join(f"{self.evaluator.loss(weights):.3f}" for weights in self.raw)
@@ -112,14 +115,17 @@ def main(output: Path = TABLE) -> None:
 
 
 def table(parents: list[str], rows: list[Row]) -> str:
+    schedule = Schedule.of_method("distil")
     text = [
         "# Descent towards the ensemble",
         "",
         "`OMP_NUM_THREADS=1 python benchmarks/distil.py`: loss (nats, second half of the held-out text) of a",
-        "model that descends towards the mean of the log-probabilities of models of `examples/models`, from three",
-        f"starts, with the same teacher, inputs and {STEPS} steps of 32. Without data the models write their inputs.",
-        "A text (the first half of the held-out one, without labels) is joined by what they write. Seconds are",
-        "those of the start and of the descent on one core, without writing. One seed of the descent each.",
+        "model that descends towards the mean of the log-probabilities of models of `examples/models`, from several",
+        f"starts, with the same teacher, inputs and {schedule.steps} steps of {schedule.rows}. **Bold** is what the",
+        "method `distil` takes: of the models and their aligned regression, the one nearest to the ensemble. Without",
+        "data the models write their inputs. A text (the first half of the held-out one, without labels) is joined by",
+        "what they write. Seconds are those of the start and of the descent on one core, without writing. One seed of",
+        "the descent each.",
         "",
         "The models alone, and their ensemble:",
         "",
@@ -130,7 +136,8 @@ def table(parents: list[str], rows: list[Row]) -> str:
     ]
     for row in rows:
         losses = f"{row.before:.3f} | {row.after:.3f}"
-        text.append(f"| {row.group} | {row.start} | {row.data} | {losses} | {row.seconds:.0f} |")
+        start = f"**{row.start}**" if row.taken else row.start
+        text.append(f"| {row.group} | {start} | {row.data} | {losses} | {row.seconds:.0f} |")
     return "\n".join([*text, ""])
 
 

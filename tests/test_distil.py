@@ -17,7 +17,8 @@ import hf_align
 from hf_align.jobs import descending
 from hf_align.matching.descent import State
 from hf_align.matching.schedule import Schedule
-from hf_align.merging.distil import TowardsMix, distilled
+from hf_align.merging.distil import TowardsMix, distilled, nearest
+from hf_align.merging.regression import Regressed
 from hf_align.running.network import Network
 
 SHORT = Schedule(steps=6, rows=8, checkpoint_every=2)
@@ -75,6 +76,26 @@ def test_the_descent_goes_down_and_on_after_a_kill(objective: TowardsMix, tmp_pa
     again: list[int] = []
     found = distilled(start, NETWORK, objective, SHORT, state=state, progress=lambda step, _: again.append(step))
     assert again == [5, 6] and all(torch.equal(found[n], whole[n]) for n in whole)
+
+
+def test_the_start_is_what_is_nearest_to_the_teacher(objective: TowardsMix) -> None:
+    a, b = objective.sources
+    off = {n: w + 0.3 for n, w in a.items()}
+    assert nearest({"off": off, "a": a, "off again": off}, NETWORK, TowardsMix((a,), (1.0,), [ROWS])) == "a"
+    assert nearest({"a": a, "b": b}, NETWORK, TowardsMix((a, b), (0.1, 0.9), [ROWS])) == "b"
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_merge_descends_from_the_regression_or_a_model(
+    far: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descending, "_WRITTEN", 64)
+    a, b = (save(tmp_path / str(seed), built(tiny_llama(), seed)) for seed in range(2))
+    if far:
+        monkeypatch.setattr(Regressed, "__getitem__", lambda self, name: self._mean[name] + 0.3)
+    assert run("merge", a, b, "-o", tmp_path / "out", "--method", "distil", "--steps", 1, "--quiet") == 0
+    told = [x for x in (tmp_path / "out" / "README.md").read_text().splitlines() if "Distillation starts from" in x]
+    assert len(told) == 1 and ("regression" in told[0]) is not far
 
 
 def test_a_model_and_its_copy_in_another_basis_merge_to_it(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -13,58 +15,67 @@ from hf_align.checkpoints.claim import Claim
 from hf_align.jobs.opened import Opened
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching
-from hf_align.merging.distil import TowardsMix, distilled
+from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.ondemand import Computed
 from hf_align.running.generate import own_inputs, writes
 from hf_align.running.network import Batch, Weights
 from hf_align.tracing.trace import build_without_weights
 
-_DISTILLED = "distilled.safetensors"
+_DISTILLED, _START = "distilled.safetensors", "start"
 _WRITTEN, _LENGTH = 4096, 64
 """Sequences that each model writes, and tokens of each."""
 
 
-def once(claim: Claim, file: str, find: Callable[[State], dict[str, Tensor]]) -> Mapping[str, Tensor]:
-    """What a descent finds, by name; by the process that leads.
+def once(claim: Claim, file: str, find: Callable[[State], Callable[[Path], None]]) -> Path:
+    """The file of what a descent finds; by the process that leads.
 
     Args:
         file: what it is kept as.
-        find: goes on from a state, and keeps how far it got there.
+        find: goes on from a state, keeps how far it got there, and returns what writes the file.
     """
     with claim.processes.together():
         if claim.processes.leads and claim.kept(file) is None:
             state = State(claim.progress, made_of=f"{file} {claim.record!r}")
-            claim.keep(file, partial(save_file, find(state)))
+            claim.keep(file, find(state))
             claim.progress.unlink(missing_ok=True)
     path = claim.kept(file)
     assert path is not None
-    return load_file(path)
+    return path
 
 
 def distil_once(
     claim: Claim,
     models: Opened,
-    start: Weights,
+    starts: Mapping[str, Weights],
     sources: Sequence[Weights],
     shares: Sequence[float],
-    inputs: Sequence[Batch],
-) -> Mapping[str, Tensor]:
-    """The weights that a descent towards a mix of models ends at, float32, by name.
+    inputs: Callable[[], Sequence[Batch]],
+) -> tuple[str, Mapping[str, Tensor]]:
+    """Which start a descent towards a mix of models took, and the weights that it ends at, float32, by name.
 
     Args:
-        start: of the descent, by name in memory.
+        starts: what it may start from, by what they are called, each by name in memory; that nearest to the mix is
+            taken.
         sources, shares: what the teacher is a mix of.
         inputs: of the descent, without labels.
     """
     network, names, search = models.network, models.first.spec.parameters, models.search()
 
-    def find(state: State) -> dict[str, Tensor]:
-        placed = [network.placed(Computed(names, weights.__getitem__)) for weights in (start, *sources)]
-        objective = TowardsMix(placed[1:], shares, inputs)
-        with searching(search, "distilling") as progress:
-            return distilled(placed[0], network, objective, search.schedule, state=state, progress=progress)
+    def placed(weights: Weights) -> Weights:
+        return network.placed(Computed(names, weights.__getitem__))
 
-    return once(claim, _DISTILLED, find)
+    def find(state: State) -> Callable[[Path], None]:
+        objective = TowardsMix([placed(weights) for weights in sources], shares, inputs())
+        called = nearest({what: placed(weights) for what, weights in starts.items()}, network, objective)
+        with searching(search, "distilling") as progress:
+            found = distilled(
+                placed(starts[called]), network, objective, search.schedule, state=state, progress=progress
+            )
+        return partial(save_file, found, metadata={_START: called})
+
+    path = once(claim, _DISTILLED, find)
+    with safe_open(path, "pt") as file:
+        return file.metadata()[_START], load_file(path)
 
 
 def written_by(models: Opened, authors: Sequence[Weights], data: Batch | None) -> list[Batch]:

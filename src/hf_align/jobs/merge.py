@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from safetensors.torch import load_file, save_file
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
@@ -35,7 +35,7 @@ from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.data import with_labels
 from hf_align.running.generate import noise
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Weights
 from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
 from hf_align.writing import draft_of, entries_of, record, reported_on
@@ -133,6 +133,9 @@ class Merge(OpenedJob[Mixed]):
         save_matches(claim.documents, match)
         if self.options.method == REGRESSION:
             report.notes.append(self._regressed(claim, match).note)
+        if self.options.method == DISTIL:
+            start, _ = self._distilled(claim, match)
+            report.notes.append(f"distillation starts from {start}, which is nearest to the ensemble")
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
             report.notes += beside_the_others(match, match.mix, self.held_out, report.comparison)
@@ -145,18 +148,23 @@ class Merge(OpenedJob[Mixed]):
 
     def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
         """What the models and the merge write."""
-        names = [source.name for source in self.models.sources]
-        if len(set(names)) < len(names):
-            names = [f"{name} ({i})" for i, name in enumerate(names, start=1)]
         merged = Computed(self.models.spec.parameters, lambda n: match.mix(n, self.options.weight))
         raw = Basis(self.models).weights
-        return texts(self.models, {**dict(zip(names, raw, strict=True)), "the merge": merged}, held_out)
+        return texts(self.models, {**dict(zip(self._called, raw, strict=True)), "the merge": merged}, held_out)
+
+    @property
+    def _called(self) -> list[str]:
+        """The names of the models, told apart by numbers where they have one name."""
+        names = [source.name for source in self.models.sources]
+        if len(set(names)) == len(names):
+            return names
+        return [f"{name} ({i})" for i, name in enumerate(names, start=1)]
 
     def _mix(self, claim: Claim, basis: Basis) -> Mix:
         """The merge that the options ask for, tensor by tensor."""
         weights, method = basis.weights, self.options.method
         if method in (REGRESSION, DISTIL):
-            made = self._regressed(claim, basis) if method == REGRESSION else self._distilled(claim, basis)
+            made = self._regressed(claim, basis) if method == REGRESSION else self._distilled(claim, basis)[1]
             return lambda name, _: made[name]
         if not self.is_pair:
             mean = Mean(weights)
@@ -167,7 +175,7 @@ class Merge(OpenedJob[Mixed]):
                 f"--method {method} mixes units by maps that are not symmetries: B's function is not preserved"
             )
         if method == CURVE:
-            return along(models, once(claim, _OFFSETS, partial(self._offsets, models)))
+            return along(models, load_file(once(claim, _OFFSETS, partial(self._offsets, models))))
         return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
 
     def _regressed(self, claim: Claim, basis: Basis) -> Regressed:
@@ -183,17 +191,20 @@ class Merge(OpenedJob[Mixed]):
                 found.close()
         return Regressed(mean, found)
 
-    def _distilled(self, claim: Claim, basis: Basis) -> Regressed:
-        """From the regression down to what all models say together."""
-        start, sources = self._regressed(claim, basis), basis.weights
-        inputs, shares = written_by(self.models, sources, self.fit), self.options.shares(len(sources))
-        return Regressed(start, distil_once(claim, self.models, start, sources, shares, inputs))
+    def _distilled(self, claim: Claim, basis: Basis) -> tuple[str, Weights]:
+        """From the regression, or from a model that is nearer to it, down to what all models say together."""
+        sources, shares = basis.weights, self.options.shares(len(basis.weights))
+        starts = {"their regression": self._regressed(claim, basis), **dict(zip(self._called, sources, strict=True))}
+        inputs = partial(written_by, self.models, sources, self.fit)
+        called, found = distil_once(claim, self.models, starts, sources, shares, inputs)
+        return called, Regressed(starts[called], found)
 
-    def _offsets(self, models: Aligned, state: State) -> dict[str, Tensor]:
+    def _offsets(self, models: Aligned, state: State) -> Callable[[Path], None]:
         network, search = self.models.network, self.models.search()
         parameters = self.models.first.spec.parameters
         a, b = (network.placed(Computed(parameters, w.__getitem__)) for w in (models.a, models.b))
         unlabelled = None if self.fit is None else {k: t for k, t in self.fit.items() if k != "labels"}
         objective = towards((a, b), network, search, unlabelled, self.asked.say)
         with searching(search, "learning the curve") as progress:
-            return learn_curve(a, b, network, objective, search.schedule, state=state, progress=progress)
+            offsets = learn_curve(a, b, network, objective, search.schedule, state=state, progress=progress)
+        return partial(save_file, offsets)

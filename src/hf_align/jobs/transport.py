@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -80,9 +81,10 @@ class Transport(OpenedJob[Basis]):
         solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, fine)
         made = _with(fine.by_vector, solved)
         if self.options.method == DISTIL:
-            inputs = written_by(self.models, (fine.finetuned,), self.fit)
+            inputs = partial(written_by, self.models, (fine.finetuned,), self.fit)
             sources = (fine.onto, fine.base, fine.finetuned)
-            made = _with(made, distil_once(claim, self.models, made, sources, fine.shares, inputs))
+            _, found = distil_once(claim, self.models, {"the regression": made}, sources, fine.shares, inputs)
+            made = _with(made, found)
         return Computed(self.models.spec.parameters, made.__getitem__)
 
     def _solved(self, claim: Claim, fine: Fine) -> Mapping[str, Tensor]:

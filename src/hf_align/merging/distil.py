@@ -24,6 +24,8 @@ RATE = 1e-3
 """How far an entry goes in a step whose gradient is like those before."""
 _NO_GRADIENT = 1e-6
 """Gradients well below it hardly move a weight: a model that is its own teacher has those of rounding alone."""
+_ASKED = 64
+"""Rows on which starts are compared."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,20 @@ class _Free:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         self.entries.copy_(state["entries"])
+
+
+@torch.no_grad()
+def nearest(starts: Mapping[str, Weights], network: Network, objective: Objective) -> str:
+    """What the start with the lowest objective is called; all are asked on the same rows.
+
+    Args:
+        starts: weights by name in memory, placed for the network, by what they are called.
+    """
+    losses = {
+        called: float(objective.loss(network, weights, _ASKED, Generator().manual_seed(0)))
+        for called, weights in starts.items()
+    }
+    return min(losses, key=losses.__getitem__)
 
 
 def distilled(

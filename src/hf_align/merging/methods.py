@@ -47,7 +47,7 @@ FROM_SAMPLES: dict[str, FromSamples] = {
 CURVE = "curve"
 """The method that descends on the loss of the merged model (`curve.py`)."""
 DISTIL = "distil"
-"""The method that descends from the regression towards the ensemble of the models (`distil.py`)."""
+"""The method that descends towards the ensemble of the models (`distil.py`)."""
 RUNNING = frozenset((*FROM_SAMPLES, CURVE, DISTIL))
 """All methods for which models must run."""
 HOLDING = frozenset(("fisher", CURVE, DISTIL))
