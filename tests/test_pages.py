@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 import shlex
@@ -41,21 +42,43 @@ def test_rooms_and_files_that_are_named_are_there() -> None:
         assert (ROOT / name).exists() or (ROOT / "src" / "hf_align" / name).exists(), name
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", FIRST, re.M | re.S)
+SHELL = [
+    pytest.param(line, id=f"{page.stem}: {line}")
+    for page in PAGES
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S)
+    for line in block.splitlines()
+]
+ELSEWHERE = {"pip install .": "test_packaging.py", "hf-align evaluate org/a org/b --tasks": "test_tasks.py"}
+"""How lines begin that other files run."""
 
 
-def test_the_first_steps_in_the_shell_run(tmp_path: Path) -> None:
-    lines = [line for block in blocks("sh") for line in block.splitlines() if "examples/models" in line]
-    assert len(lines) == 2
-    for line in lines:
-        arguments = [str(tmp_path / w) if w.startswith("out/") else w for w in shlex.split(line)[1:]]
-        ran = forked(hf_align, *arguments, cwd=ROOT)
-        assert ran.returncode == 0, ran.stderr
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the pages name, and what is there."""
+    folder = tmp_path_factory.mktemp("org")
+    for seed, name in enumerate(("a", "b", "new")):
+        built(tiny_llama(), seed).save_pretrained(folder / name)
+    rows = torch.randint(11, (8, 8), generator=torch.Generator().manual_seed(0)).tolist()
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps({"input_ids": row}) for row in rows))
+    return {**{f"org/{name}": str(folder / name) for name in ("a", "b", "new")},
+            "held_out.txt": str(folder / "rows.jsonl")}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_what_the_pages_say_to_a_shell_runs(line: str, stand_ins: dict[str, str], tmp_path: Path) -> None:
+    if file := next((file for begin, file in ELSEWHERE.items() if line.startswith(begin)), None):
+        assert (ROOT / "tests" / file).is_file()
+        return
+    program, *words = (stand_ins.get(word, word) for word in shlex.split(line))
+    assert program == "hf-align"
+    for option in {"-o"} & {*words}:
+        words[words.index(option) + 1] = str(tmp_path / "out")
+    ran = forked(hf_align, *words, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_first_steps_in_python_run(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    (code,) = re.findall(r"^```python\n(.*?)^```", FIRST, re.M | re.S)
     (tmp_path / "first.py").write_text(code.replace("out/merged", str(tmp_path / "merged")))
     ran = forked(script, str(tmp_path / "first.py"), cwd=ROOT)
     assert ran.returncode == 0 and "aligned B and A answer as they did" in ran.stdout, ran.stdout + ran.stderr
@@ -75,6 +98,12 @@ def test_commands_on_the_pages_have_only_options_that_there_are() -> None:
                 assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", rest)) <= {*known, "-h", "--help"}, (page.name, rest)
                 seen.add(name)
     assert {"merge", "align", "transport", "evaluate", "mergekit", "certify"} <= seen
+
+
+def test_every_block_is_run() -> None:
+    languages = [(page.name, kind) for page in PAGES for kind in re.findall(r"^```(\w+)\n", page.read_text(), re.M)]
+    assert {kind for _, kind in languages} == {"sh", "python"}
+    assert [name for name, kind in languages if kind == "python"] == ["README.md", "index.md"]
 
 
 def test_the_python_of_the_readme_runs() -> None:
