@@ -90,7 +90,7 @@ class Group:
             solving = time.process_time() - began
             starts = {ALIGNED: regression, **alone, AVERAGED: dict(mean_of(self.raw, self.shares))}
             taken = nearest({ALIGNED: regression, **alone}, self.opened.network, objective)
-            compared = (ALIGNED, "A alone", AVERAGED) if data is None else (ALIGNED,)
+            compared = (ALIGNED, "A alone", AVERAGED) if data is None else ()
             for kind in dict.fromkeys((taken, *compared)):
                 began, start = time.process_time(), starts[kind]
                 found = distilled(start, self.opened.network, objective, Schedule.of_method("distil"))
