@@ -31,7 +31,7 @@ from hf_align.witness.calls import WRITTEN, modes
 from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held
 from hf_align.witness.noise import Jittered, changes
-from hf_align.witness.witness import hold
+from hf_align.witness.witness import _Trial, hold
 from hf_align.witnessing import moved_model
 
 CPU = torch.device("cpu")
@@ -60,6 +60,23 @@ def tiny_mixtral() -> PretrainedConfig:
     )  # fmt: skip
 
 
+def tiny_bart() -> PretrainedConfig:
+    return transformers.BartConfig(
+        vocab_size=13, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=6,
+        decoder_attention_heads=2, decoder_ffn_dim=6, max_position_embeddings=32, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=1, architectures=["BartForConditionalGeneration"],
+    )  # fmt: skip
+
+
+def tiny_clip() -> PretrainedConfig:
+    """Its text is pooled at the first token, which may be padding: no other is the end that it looks for."""
+    part = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.CLIPConfig(
+        text_config={**part, "vocab_size": 13, "max_position_embeddings": 32, "eos_token_id": 99},
+        vision_config={**part, "image_size": 8, "patch_size": 4}, projection_dim=6, architectures=["CLIPModel"],
+    )  # fmt: skip
+
+
 def tiny_llava(layers: int = 2) -> PretrainedConfig:
     vision = dict(model_type="clip_vision_model", hidden_size=8, intermediate_size=6, num_hidden_layers=layers,
                   num_attention_heads=2, image_size=8, patch_size=4)  # fmt: skip
@@ -85,8 +102,10 @@ def held(pair: Pair, elements: Elements | None = None, **how: Any) -> Held:
         tiny_vit(),
         tiny_t5(),
         tiny_mixtral(),
+        tiny_bart(),
+        tiny_clip(),
     ],
-    ids=["gpt2", "tied", "llama", "bert", "vit", "t5", "mixtral"],
+    ids=["gpt2", "tied", "llama", "bert", "vit", "t5", "mixtral", "bart", "clip"],
 )
 def test_what_is_a_symmetry_passes(config: PretrainedConfig, tmp_path: Path) -> None:
     pair = open_pair(*(str(save(tmp_path / n, config, seed)) for seed, n in enumerate("ab")))
@@ -94,6 +113,21 @@ def test_what_is_a_symmetry_passes(config: PretrainedConfig, tmp_path: Path) -> 
     assert found.change <= found.bound < 1e-3 and found.rounding < 2e-5
     assert len(found.cases) > 1 or "pixel_values" in found.cases
     assert (found.written > 0) == pair.config.architectures[0].endswith(("CausalLM", "LMHeadModel", "Generation"))
+
+
+@pytest.mark.parametrize("config", [tiny_gpt2(), tiny_bart(), tiny_clip()], ids=["gpt2", "bart", "clip"])
+def test_what_padding_sees_is_no_answer(
+    config: PretrainedConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constant that every token adds to what it hears is lost on one that hears none."""
+    pair = open_pair(*(str(save(tmp_path / n, config, seed)) for seed, n in enumerate("ab")))
+    found = held(pair, {})
+    masked = [name for name in found.cases if "attention_mask" in name]
+    assert masked and found.change <= found.bound
+    monkeypatch.setattr(_Trial, "_decided", lambda self, case, answers, plain, most: torch.ones(
+        len(changes(answers, answers)), dtype=torch.bool))  # fmt: skip
+    with pytest.raises(HfAlignError, match=r"attention_mask.*before any basis is changed"):
+        held(pair, {})
 
 
 def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_path: Path) -> None:

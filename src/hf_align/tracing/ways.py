@@ -312,15 +312,17 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
         return None
     before = next(iter(example.tokens))
     texts, extent = example.arguments[before].shape
+    extents = {example.arguments[n].shape[1] for n in example.tokens if n in example.arguments}
+    sizes_of = {old: length if old == extent else max(2, length - extent + old) for old in extents}
     arguments = {}
     for name, value in example.arguments.items():
         if name in example.tokens:
-            size = length if name == before else max(2, length - extent + value.shape[1])
+            size = sizes_of[value.shape[1]]
             arguments[name] = example.tokens[name][torch.arange(size) % len(example.tokens[name])].expand(rows, size)
         elif not isinstance(value, Tensor) or not value.dim():
             arguments[name] = value
         else:
-            sizes = [length - extent + size if size == extent else size for size in value.shape]
+            sizes = [sizes_of.get(size, size) for size in value.shape]
             sizes[0] = rows if value.shape[0] == texts else value.shape[0]
             changed = (new != old for new, old in zip(sizes, value.shape, strict=True))
             kept = value[tuple(slice(1) if new else slice(None) for new in changed)]

@@ -67,15 +67,7 @@ class Case:
             torch.manual_seed(0)
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
-            return {name: _few(self._seen(t)) for name, t in _answers(model(**arguments)).items()}
-
-    def _seen(self, answer: Tensor) -> Tensor:
-        """An answer without what it says of padding, where attention has nothing to look at: no number in its place."""
-        mask = self.arguments.get("attention_mask")
-        if mask is None or answer.shape[:2] != mask.shape:
-            return answer
-        hidden = (mask == 0).reshape(*mask.shape, *(1,) * (answer.dim() - 2))
-        return answer.masked_fill(hidden.to(answer.device), torch.nan)
+            return {name: _few(t) for name, t in _answers(model(**arguments)).items()}
 
 
 def modes(

@@ -26,7 +26,7 @@ from hf_align.running.offload import OffloadedNetwork, network_for
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.trace import build_as_loaded
+from hf_align.tracing.trace import build_as_loaded, build_without_weights
 from hf_align.tracing.ways import Mode, extent
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
@@ -121,9 +121,11 @@ class _Trial:
 
     def __init__(self, moved: Moved, device: torch.device, offload: bool | None, folder: Path) -> None:
         self._moved = moved
-        how = partial(network_for, device=device, offload=offload, copies=COPIES, dtype=moved.dtype,
-                      build=partial(build_as_loaded, dtype=moved.dtype))  # fmt: skip
-        self._own, self._written, self._folder = how(moved.config), how(moved.written), folder
+        how = partial(network_for, device=device, offload=offload, copies=COPIES, dtype=moved.dtype)
+        as_loaded = partial(build_as_loaded, dtype=moved.dtype)
+        self._own, self._written = how(moved.config, build=as_loaded), how(moved.written, build=as_loaded)
+        self._written_out = how(moved.config, build=build_without_weights)
+        self._folder = folder
         self._before = Computed(moved.names, moved.weights.__getitem__)
 
     @cached_property
@@ -150,9 +152,10 @@ class _Trial:
         typical = float(noise.median())
         rounding = float(noise[calm(noise, typical)].max())
         most = bound(rounding)
-        found = {c: float(rows.max()) for c, rows in self._changes(asked, self._written, self._after).items()}
+        moved = self._changes(asked, self._written, self._after)
+        found = {c: self._largest(c, answers, moved[c], first, most) for c, answers in asked.items()}
         for case in [c for c, change in found.items() if change > most]:
-            found[case] = self._looked_at_again(case, typical, most)
+            found[case] = self._looked_at_again(case, first, typical, most)
         by_mode: dict[str, dict[str, float]] = {}
         for case, change in found.items():
             by_mode.setdefault(case.mode.name, {})[str(case.length or "")] = change
@@ -204,7 +207,26 @@ class _Trial:
         return {case: changes(answers, case.answers(model, network.device, network.dtype))
                 for case, answers in before.items()}  # fmt: skip
 
-    def _looked_at_again(self, case: Case, typical: float, most: float) -> float:
+    def _largest(self, case: Case, answers: Answers, change: Tensor, plain: Mode, most: float) -> float:
+        """The largest change in the rows that the model decides."""
+        decided = change if float(change.max()) <= most else change[self._decided(case, answers, plain, most)]
+        return float(decided.max()) if len(decided) else 0.0
+
+    def _decided(self, case: Case, answers: Answers, plain: Mode, most: float) -> Tensor:
+        """Which rows of answers the model decides, and not how attention is computed; [rows], bool.
+
+        A token that may look at no other, as in front of a text that is padded on the left, gets zero where attention
+        is one product, and the mean of all values where it is written out. What depends on it is no answer.
+        """
+        every = torch.ones(len(changes(answers, answers)), dtype=torch.bool)
+        if case.mode is plain:
+            return every
+        with suppress(Exception):  # some models have one way to compute attention
+            other = changes(answers, self._answers(case, self._written_out, self._before))
+            return other <= most if len(other) == len(every) else every
+        return every
+
+    def _looked_at_again(self, case: Case, plain: Mode, typical: float, most: float) -> float:
         """A change that is too large, on more inputs; rows that rounding moves far by itself are left out.
 
         Raises:
@@ -218,6 +240,11 @@ class _Trial:
             both = [self._changes(before, self._own, Jittered(self._before, far)) for far in (FAR, -FAR)]
             noise = torch.maximum(*(rows[drawn] / FAR for rows in both))
             change = self._changes(before, self._written, self._after)[drawn]
+            decided = self._decided(drawn, before[drawn], plain, most)
+            if not bool(decided.any()):
+                passed.append(0.0)
+                continue
+            noise, change = noise[decided], change[decided]
             still = calm(noise, typical)
             if not bool(still.any()):  # then it may be no more than rounding makes of it
                 still, most = torch.ones_like(still), float(noise.max()) * FAR
