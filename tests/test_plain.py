@@ -84,11 +84,12 @@ def test_the_pipeline_writes_the_same_bytes(method: str, tmp_path: Path, monkeyp
         assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "traced" / file).read_bytes(), file
 
 
-def test_no_modelling_code_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["merge", "dry run"])
+def test_no_modelling_code_is_loaded(more: list[str], tmp_path: Path) -> None:
     code = f"""
         import sys
         sys.argv = ["hf-align", "merge", {str(LLAMA / "0")!r}, {str(LLAMA / "1")!r}, "-o", {str(tmp_path / "out")!r},
-                    "--match", "none", "--quiet"]
+                    "--match", "none", "--quiet", *{more!r}]
         from hf_align.cli.app import main
         try:
             main()

@@ -1,4 +1,7 @@
-"""What a merge would do, from configs, indexes and headers alone: no weights are read, and none are fetched."""
+"""What a merge would do, from configs, indexes and headers alone: no weights are read, and none are fetched.
+
+Modelling code takes seconds to load. What needs it is imported where it is called, so that a plain merge does not wait.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,10 @@ import torch
 from hf_align import plain
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.plan import ShardPlan
-from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import silent
-from hf_align.jobs.opened import open_models
-from hf_align.matching.memory import of_matching
-from hf_align.matching.weights import steps_of
-from hf_align.merging.methods import RUNNING
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
-from hf_align.models import Pair
 from hf_align.options import Options
-from hf_align.witness.effort import memory
-from hf_align.writing import draft_of
 
 _DOUBLE = torch.float64.itemsize
 _COPIES = 8
@@ -80,7 +75,7 @@ def dry_run(a: str, b: str, output: Path, options: Options) -> DryRun:
         same = plain.Same.open(a, b, trust_remote_code=options.trust_remote_code) if plainly else None
         if same is not None:
             return _plain(same, output, options)
-        return _aligned(open_models(a, b, options, silent), output, options)
+        return _aligned(a, b, output, options)
     except HfAlignError as error:
         return DryRun(False, str(error))
 
@@ -94,7 +89,16 @@ def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
     )
 
 
-def _aligned(pair: Pair, output: Path, options: Options) -> DryRun:
+def _aligned(a: str, b: str, output: Path, options: Options) -> DryRun:
+    from hf_align.devices import Devices
+    from hf_align.jobs.opened import open_models
+    from hf_align.matching.memory import of_matching
+    from hf_align.matching.weights import steps_of
+    from hf_align.merging.methods import RUNNING
+    from hf_align.witness.effort import memory
+    from hf_align.writing import draft_of
+
+    pair = open_models(a, b, options, silent)
     spec = pair.spec
     plan = draft_of(pair, pair.layout(pair.a), options).plan
     groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())
