@@ -190,7 +190,8 @@ class _Trial:
                     asked[case] = answers(case)
                 except Exception as error:  # models refuse arguments in as many ways as there are models
                     not_run[mode.name] = f"{type(error).__name__}: {first_line(error)}"
-        return asked, not_run
+        ran = {case.mode.name for case in asked}  # at some length, if not at each that was asked for
+        return asked, {name: why for name, why in not_run.items() if name not in ran}
 
     def _one_token_less(self, mode: Mode, answers: Callable[[Case], Answers]) -> dict[Case, Answers]:
         """A mode at an even length too, if its own is odd: code may depend on its arguments and on how many there are.
