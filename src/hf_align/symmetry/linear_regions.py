@@ -346,14 +346,16 @@ def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | N
         values[: len(units)] = units.reshape(len(units), *[1] * len(rest), size)
         columns.append(run(values)[: len(units)])
     maps = torch.cat(columns).movedim(0, -1)
-    probe = torch.randn(copies, *maps.shape[:-1], dtype=torch.float64, generator=rng)
-    mapped = (probe.movedim(0, -2) @ maps.mT).movedim(-2, 0)
-    return maps if torch.allclose(mapped, run(probe), atol=1e-6) else None
+    probe = torch.randn(copies, *maps.shape[:-1], generator=rng).double()
+    mixed = torch.randn(1, copies, generator=rng).double()  # tells copies apart as well as each alone would
+    before, after = ((mixed @ values.reshape(copies, -1)).reshape(maps.shape[:-1]) for values in (probe, run(probe)))
+    mapped = (maps @ before[..., None])[..., 0]
+    return maps if torch.allclose(mapped, after, rtol=1e-6, atol=1e-7) else None
 
 
 def _acts_alike(function: Callable[[Tensor], Tensor], shape: torch.Size, axis: int, rng: torch.Generator) -> bool:
     """Whether a function of values that are the same along an axis is so, too."""
-    probe = torch.randn([1 if i == axis else n for i, n in enumerate(shape)], dtype=torch.float64, generator=rng)
+    probe = torch.randn([1 if i == axis else n for i, n in enumerate(shape)], generator=rng).double()
     result = function(probe.expand(shape).contiguous())
     return torch.equal(result, result.narrow(axis, 0, 1).expand_as(result))
 

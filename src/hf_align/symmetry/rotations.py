@@ -70,15 +70,7 @@ class Rotations:
                 j = partners[0]
                 turns[i, j] = torch.complex(maps[:, i, i], maps[:, j, i])
         rotations = cls(size, _classes_of_equal_frequency(turns), tuple(still))
-        return rotations if rotations._generate(turns, maps) else None
-
-    def _generate(self, turns: dict[tuple[int, int], Tensor], maps: Tensor) -> bool:
-        """Whether multiplying each plane by these complex numbers gives back the maps."""
-        built = torch.eye(self.size, dtype=maps.dtype).repeat(len(maps), 1, 1)
-        for (i, j), turn in turns.items():
-            built[:, i, i] = built[:, j, j] = turn.real
-            built[:, j, i], built[:, i, j] = turn.imag, -turn.imag
-        return torch.allclose(built, maps, rtol=_TABLE_ROUNDING, atol=0)
+        return rotations if _generate(turns, maps, coupling) else None
 
     def meet(self, other: Rotations) -> Rotations | None:
         """The rotations of both families: what commutes with them commutes with each. None if their planes differ."""
@@ -103,6 +95,27 @@ class Rotations:
         return -1, True
 
 
+def _generate(turns: dict[tuple[int, int], Tensor], maps: Tensor, coupling: Tensor) -> bool:
+    """Whether multiplying each plane by these complex numbers, and nothing else by anything, gives back the maps.
+
+    Args:
+        coupling: [size, size] bool, where the maps are not zero.
+    """
+    still = torch.ones(len(coupling), dtype=torch.bool)
+    elsewhere = coupling.clone()
+    if turns:
+        i, j = torch.tensor(list(turns)).unbind(-1)
+        turn = torch.stack(list(turns.values()), -1)
+        still[i] = still[j] = False
+        for row, column, built in ((i, i, turn.real), (j, j, turn.real), (j, i, turn.imag), (i, j, -turn.imag)):
+            elsewhere[row, column] = False
+            if not torch.allclose(built, maps[:, row, column], rtol=_TABLE_ROUNDING, atol=0):
+                return False
+    elsewhere.fill_diagonal_(False)
+    unmoved = maps.diagonal(dim1=-2, dim2=-1)[:, still]
+    return not elsewhere.any() and torch.allclose(torch.ones_like(unmoved), unmoved, rtol=_TABLE_ROUNDING, atol=0)
+
+
 def reordering(maps: Tensor) -> tuple[int, ...] | None:
     """Which coordinate each one shows at position zero, if some map is a multiple of a permutation.
 
@@ -123,15 +136,20 @@ def reordering(maps: Tensor) -> tuple[int, ...] | None:
 
 def _classes_of_equal_frequency(turns: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Planes that turn by the same angles, to the last bit, or by their negatives. One not seen to turn is alone."""
-    classes: list[tuple[Tensor, list[tuple[int, int]]]] = []
+    classes: list[list[tuple[int, int]]] = []
+    known: dict[bytes, list[tuple[int, int]]] = {}
     for (i, j), turn in turns.items():
-        for reference, planes in classes if turn.imag.any() else ():
-            if torch.equal(turn, reference):
-                planes.append((i, j))
-                break
-            if torch.equal(turn.conj().resolve_conj(), reference):
-                planes.append((j, i))
-                break
+        angles = _bits(turn) if turn.imag.any() else None
+        if angles in known:
+            known[angles].append((i, j))
+        elif angles is not None and (backwards := _bits(turn.conj())) in known:
+            known[backwards].append((j, i))
         else:
-            classes.append((turn, [(i, j)]))
-    return tuple(tuple(planes) for _, planes in classes)
+            classes.append([(i, j)])
+            known.update({} if angles is None else {angles: classes[-1]})
+    return tuple(map(tuple, classes))
+
+
+def _bits(turn: Tensor) -> bytes:
+    """The same for numbers that are equal: there are two zeros."""
+    return bytes((torch.view_as_real(turn.resolve_conj()) + 0.0).numpy().tobytes())

@@ -3,27 +3,33 @@ which of the thousands of ops of a trace was a quarter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> list[Any]:
     """The values, in order."""
-    if isinstance(value, list | tuple):
+    found: list[Any] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Any]) -> None:
+    if isinstance(value, (list, tuple)):
         for part in value:
-            yield from leaves(part)
+            _gather(part, found)
     elif isinstance(value, dict):
         for part in value.values():
-            yield from leaves(part)
+            _gather(part, found)
     else:
-        yield value
+        found.append(value)
 
 
 def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
     """The same with each value of a kind changed."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return type(value)([mapped(kind, change, part) for part in value])
     if isinstance(value, dict):
         return {name: mapped(kind, change, part) for name, part in value.items()}
@@ -32,7 +38,7 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
 
 def nesting(value: Any) -> Any:
     """How the values are nested: equal for those that are nested alike, and hashable."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return type(value), tuple(nesting(part) for part in value)
     if isinstance(value, dict):
         return dict, tuple((name, nesting(part)) for name, part in value.items())

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_batchedtensor
-from torch._dispatch.python import enable_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._functorch.autograd_function import custom_function_call
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -36,7 +36,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_align.tracing.nested import leaves, mapped, nesting
+from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.reasons import HELPERS
 from hf_align.tracing.state import left_as_found
 
@@ -57,8 +57,9 @@ _EQUALITIES = (torch.ops.aten.eq.Scalar, torch.ops.aten.ne.Scalar)
 _RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
                        "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
 _DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format)
+_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 CPU = torch.device("cpu")
+_HANDLE: Any = torch._library.utils.handle_dispatch_mode
 _GIVES: dict[Hashable, _Given | None] = {}
 """What ops make of operands of some kinds; None where that is asked each time."""
 
@@ -135,14 +136,12 @@ class _Given:
             return None
         return cls(result.shape, result.stride(), result.dtype, shown, int(result.storage_offset()))
 
-    def again(self, fake: FakeTensorMode, operands: Sequence[Any]) -> FakeTensor:
-        """The result for other operands of the same kinds."""
+    def again(self, operands: Sequence[Any]) -> Tensor:
+        """The result for other operands of the same kinds, on no device."""
         if self.shown is None:
-            made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        else:
-            memory = operands[self.shown].untyped_storage()
-            made = torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
-        return FakeTensor(fake, made, CPU)
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        memory = operands[self.shown].untyped_storage()
+        return torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
 
 
 @dataclass(frozen=True)
@@ -187,6 +186,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self.writer.root = nn.Module()
         self.writer.graph = fx.Graph()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.blank = vars(FakeTensor(self.fake, torch.empty(0, device="meta"), CPU))
         self.nodes = WeakIdKeyDictionary()
         self.within: Mapping[str, tuple[str, str]] = {}
         self.attributes: dict[str, Tensor] = {}
@@ -207,32 +207,37 @@ class _Recorder(ProxyTorchDispatchMode):
         held = dict(model.named_parameters()) | dict(model.named_buffers())
         empty = {n: self._without_value(held[n], self._attribute(n, held[n])) for n in held if n in weights}
         stay = patch.object(nn.Module, "_apply", lambda module, *_, **__: module)  # a cast of weights is none of ours
-        with stay, self._module_paths(model), enable_python_dispatcher(), self:
+        straight = patch.object(torch._library.utils, "handle_dispatch_mode", _handed_on)
+        with stay, straight, self._module_paths(model), enable_python_dispatcher(), self:
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
         outputs = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
         return _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with no_python_dispatcher():  # what an op is made of concerns nobody here
+            return self.seen(func, args, kwargs or {})
+
+    def seen(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives; it is written down if it reads something fake."""
         if func is torch.ops.aten.numpy_T.default:  # one of several names of a permutation
             func, args = torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
         if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
             func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
         if self.generic and func in _EQUALITIES and self._is_given(args[0]):
             return self._born(func, torch.full(args[0].shape, func is _EQUALITIES[1]))
-        shapes_alone = func._opname in ONLY_SHAPES
-        if shapes_alone or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
+        op = _op_traits(func)
+        if op.only_shapes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _zeros, (args, kwargs))
             result = func(*args, **kwargs)
-            if not shapes_alone and isinstance(result, Tensor) and not func._schema.is_mutable:
+            if not op.only_shapes and isinstance(result, Tensor) and not op.is_mutable:
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
                     self.made[id(result)] = _Made.by(func, args, kwargs, result)
             return self._born(func, result.zero_() if "empty" in func._opname else result)  # memory may hold anything
-        if func._opname in _INDEXING:
+        if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
-        for target in _targets(func, args, kwargs):
+        for target in _targets(op, args, kwargs):
             if not isinstance(target, FakeTensor):
                 self.mixed.add(self.births[target.untyped_storage()._cdata])
                 return target
@@ -244,7 +249,7 @@ class _Recorder(ProxyTorchDispatchMode):
         if not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             return result
         args, kwargs = mapped(Tensor, self._node, (args, kwargs))
-        if func._schema.is_mutable and self._written_anew(func, result, args, kwargs):
+        if op.is_mutable and self._written_anew(func, result, args, kwargs):
             return result
         node = self._op(func, args, kwargs)
         if isinstance(result, Tensor):
@@ -264,17 +269,18 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives; it is asked once for operands of the same kinds."""
-        operands = list(leaves((args, kwargs)))
-        known = (*_PLAIN, FakeTensor) if _asks_for_values(func) else (*_PLAIN, Tensor)
-        if not all(isinstance(leaf, known) for leaf in operands):
+        op, operands = _op_traits(func), leaves((args, kwargs))
+        known = FakeTensor if op.asks_for_values else Tensor
+        if not all(isinstance(leaf, known) or type(leaf) in _PLAIN for leaf in operands):
             return func(*args, **kwargs)
-        key = func, nesting((args, kwargs)), tuple(_kind(leaf) for leaf in operands)
-        if key not in _GIVES:
+        key = op, _kinds(args), _kinds(kwargs)
+        try:
+            given = _GIVES[key]
+        except KeyError:
             result = func(*args, **kwargs)
             _GIVES[key] = _Given.of(func, operands, result)
             return result
-        given = _GIVES[key]
-        return given.again(self.fake, operands) if given is not None else func(*args, **kwargs)
+        return self._faked(given.again(operands)) if given is not None else func(*args, **kwargs)
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         """A new node, with the modules and the line of the modelling code that it comes from."""
@@ -331,9 +337,18 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def _without_value(self, value: Tensor, node: fx.Node) -> Tensor:
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        empty = FakeTensor(self.fake, made, CPU)
+        empty = self._faked(made)
         self._noted(empty, node)
         return empty
+
+    def _faked(self, made: Tensor) -> FakeTensor:
+        """A tensor on no device as one of this mode: what the class looks up for each is the same for all."""
+        fake: FakeTensor = Tensor._make_subclass(
+            FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=CPU
+        )
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        vars(fake).update(self.blank)
+        return fake
 
     def _node(self, value: Tensor) -> fx.Node:
         """Where a tensor comes from; what is real is made again of what it was made of, or is a copy of what it is."""
@@ -385,6 +400,15 @@ def _forward_alone(recorder: _Recorder, function: Any, *args: Any) -> Any:
         return function.forward(*args)
 
 
+def _handed_on(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """An op that goes to a mode: torch would first look through all operands for their types, which no mode here asks
+    for."""
+    if not isinstance(mode, _Recorder):
+        return _HANDLE(mode, func, *args, **kwargs)
+    with no_python_dispatcher():  # what an op is made of concerns nobody here
+        return mode.seen(func, args, kwargs)
+
+
 def value_shown(node: fx.Node) -> fx.Node:
     """The value that a result shows in another shape."""
     while node.op == "call_function" and getattr(node.target, "_opname", "") in _RESHAPES:
@@ -398,18 +422,46 @@ def _node_name(func: Any) -> str:
     return fx.Graph()._target_to_str(func)
 
 
+@dataclass(frozen=True, eq=False)
+class _Traits:
+    """What is known of an op before it runs; there is one for each op.
+
+    Attributes:
+        asks_for_values: whether a shape may depend on numbers in an operand; of an op that is made of others nobody
+            knows.
+        written_to: the arguments that it writes to, by place and name.
+    """
+
+    only_shapes: bool
+    is_indexing: bool
+    is_mutable: bool
+    asks_for_values: bool
+    written_to: tuple[tuple[int, str], ...]
+
+
 @cache
-def _asks_for_values(func: Any) -> bool:
-    """Whether a shape may depend on numbers in an operand; of an op that is made of others nobody knows."""
+def _op_traits(func: Any) -> _Traits:
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    return bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags)
+    arguments = enumerate(func._schema.arguments)
+    return _Traits(
+        func._opname in ONLY_SHAPES,
+        func._opname in _INDEXING,
+        func._schema.is_mutable,
+        bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags),
+        tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
+    )
 
 
-def _kind(leaf: Any) -> Hashable:
-    """What the shape of a result may depend on."""
-    if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset(), leaf.is_conj(), leaf.is_neg()
-    return type(leaf), leaf
+def _kinds(value: Any) -> Hashable:
+    """What the shape of a result may depend on: how operands are nested, and of what kind each is."""
+    if isinstance(value, Tensor):
+        start, flags = value.storage_offset(), (value.is_conj(), value.is_neg())
+        return value.shape, value.stride(), value.dtype, start, flags
+    if isinstance(value, (list, tuple)):
+        return type(value), *[_kinds(part) for part in value]
+    if isinstance(value, dict):
+        return dict, *[(name, _kinds(part)) for name, part in value.items()]
+    return type(value), value
 
 
 def _caller_outside(libraries: tuple[str, ...]) -> FrameType | None:
@@ -444,15 +496,8 @@ def _numbered(index: Tensor | None) -> tuple[Tensor | None, ...]:
     return index.nonzero(as_tuple=True)
 
 
-def _targets(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def _targets(op: _Traits, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that a call writes to."""
-    for i, name in _written_to(func):
+    for i, name in op.written_to:
         value = args[i] if i < len(args) else kwargs.get(name)
         yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
-
-
-@cache
-def _written_to(func: Any) -> tuple[tuple[int, str], ...]:
-    """The arguments that an op writes to, by place and name."""
-    arguments = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)

@@ -32,4 +32,6 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 
 def _held(value: Any) -> tuple[Any, Any]:
     """A value, and what it holds where that can change."""
-    return value, value.copy() if isinstance(value, (dict, list, set)) else None
+    if not isinstance(value, (dict, list, set)):
+        return value, None
+    return value, value.copy() if value else ()
