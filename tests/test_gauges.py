@@ -14,6 +14,7 @@ from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import Gauge, MoveConstant, ShortenConstant, Stored
+from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.trace import Program, trace
 
 
@@ -62,6 +63,14 @@ def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: 
 )
 def test_a_constant_goes_through_groups_of_channels_that_read_one_place(part: str, moves: bool) -> None:
     assert moved(part, Stored.TABLE) == moves
+
+
+def test_elements_do_not_differ_over_a_space_that_stands_twice_in_one_product() -> None:
+    """A query's heads are the groups of the stream, and so are the halves of each head, which keys have, too."""
+    assert gauges("GroupedThroughout")
+    spaces = derive(program("GroupedThroughout")).spaces.values()
+    assert any(isinstance(s.group, GeneralLinear) for s in spaces)
+    assert not any(s.index for s in spaces if isinstance(s.group, GeneralLinear))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 
 from torch import fx
 
@@ -163,7 +165,7 @@ class _Classes:
         refine(found.relations)
         self.relations = list(_atomic_relations(found))
         self.of_atom: dict[int, _Class] = {}
-        self._leaves_of: dict[tuple[int, bool], list[set[_Class]]] = {}
+        self._leaves_of: dict[tuple[int, bool], list[Counter[_Class]]] = {}
         for connected in self._connected():
             for atoms, klass in self._parted(connected):
                 self.of_atom.update((a.space.serial, klass) for a in atoms)
@@ -247,17 +249,21 @@ class _Classes:
                 klass.weights.append(name)
 
     def _find_outer(self) -> None:
-        """The spaces that accompany a space in every tensor: over these its element may differ."""
+        """The spaces that accompany a space in every tensor: over these its element may differ.
+
+        Of a space that occurs several times, the one in the same product is meant. Where several are, or none is,
+        nothing says which, and the element must be the same all along it.
+        """
         company: dict[_Class, set[_Class]] = {}
         stored = {id(v) for v in self.found.weights.values()}
         for value in self._all_values():
             leaves = [self._leaves(axis.root, id(value) not in stored) for axis in value.axes]
-            always = [set.intersection(*sets) if sets else set() for sets in leaves]
-            for i, sets in enumerate(leaves):
-                beside = set[_Class]().union(*(a for j, a in enumerate(always) if j != i))
-                for present in sets:
+            always = [reduce(and_, counts) if counts else Counter() for counts in leaves]
+            for i, counts in enumerate(leaves):
+                beside = sum((a for j, a in enumerate(always) if j != i), Counter[_Class]())
+                for present in counts:
+                    together = {o for o in present | beside if (present[o] or beside[o]) == 1}
                     for klass in present:
-                        together = present | beside
                         company[klass] = company.get(klass, together) & together
         repeated = self._repeated()
         for klass in self._all():
@@ -289,19 +295,19 @@ class _Classes:
     def _of(self, axis: Axis) -> set[_Class]:
         return {self.of_atom[a.space.serial] for a in axis.atoms}
 
-    def _leaves(self, axis: Axis, chosen_too: bool) -> list[set[_Class]]:
-        """The classes of each segment of an axis, and those from which an axis of it was chosen (a weight
-        along such an axis does not know what was)."""
+    def _leaves(self, axis: Axis, chosen_too: bool) -> list[Counter[_Class]]:
+        """How often each class occurs in each segment of an axis, and those from which an axis of it was chosen (a
+        weight along such an axis does not know what was)."""
         axis = axis.root
         key = (axis.space.serial, chosen_too)
         if key not in self._leaves_of:
             if axis.space.kind is Kind.ATOM:
                 chosen = axis.space.selects.atoms if chosen_too and axis.space.selects is not None else ()
                 serials = [a.space.serial for a in (axis, *chosen)]
-                self._leaves_of[key] = [{self.of_atom[n] for n in serials if n in self.of_atom}]
+                self._leaves_of[key] = [Counter({self.of_atom[n] for n in serials if n in self.of_atom})]
             elif axis.space.kind is Kind.PRODUCT:
                 parts = [self._leaves(f, chosen_too) for f in axis.factors]
-                self._leaves_of[key] = [set[_Class]().union(*grid) for grid in itertools.product(*parts)]
+                self._leaves_of[key] = [sum(grid, Counter()) for grid in itertools.product(*parts)]
             else:
                 self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s, chosen_too)]
         return self._leaves_of[key]
