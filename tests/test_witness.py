@@ -131,6 +131,16 @@ def test_what_padding_sees_is_no_answer(
         held(pair, {})
 
 
+def test_a_model_with_fewer_positions_than_its_config_says_is_run(tmp_path: Path) -> None:
+    """Two of RoBERTa's sixteen are for padding."""
+    config = transformers.RobertaConfig(
+        vocab_size=13, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=16, architectures=["RobertaForMaskedLM"],
+    )  # fmt: skip
+    pair = open_pair(*(str(save(tmp_path / n, config, seed)) for seed, n in enumerate("ab")))
+    assert list(held(pair, {}).cases["input_ids"])[:3] == ["1", "2", "7"]
+
+
 def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_path: Path) -> None:
     """Each token goes to the first two: no permutation of experts leaves that alone, and no rounding is behind it."""
 

@@ -5,6 +5,7 @@ For versions whose loaders are not those that are known: what is read tensor by 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -90,9 +91,14 @@ def _run(
     command = [sys.executable, "-m", f"mergekit.scripts.{script}", str(file), str(out), *options]
     # It holds the lock of the output too: if this run is killed, the next one waits for what it still writes.
     done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, close_fds=False)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    fault = lines[-1] if done.returncode and lines else "it failed" if done.returncode else None
-    fault = fault or fault_of(out, trust_remote_code)
+    fault = _told(done.stderr) if done.returncode else fault_of(out, trust_remote_code)
     for file in [*out.glob("*.md"), *out.glob("*.yml")]:  # they have the paths of the folders
         file.unlink()
     return out, fault
+
+
+def _told(errors: str) -> str:
+    """What went wrong: the first error that a script logs, else the last line, which is an exception."""
+    logged = re.search(r"^ERROR:[^:]*:(.+)", errors, re.MULTILINE)
+    lines = [line for line in errors.splitlines() if line.strip()]
+    return logged[1].strip().rstrip(".") if logged else lines[-1] if lines else "it failed"

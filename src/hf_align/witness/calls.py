@@ -29,7 +29,7 @@ _ROWS = 2
 _STRIDES = (1, 100, 2000)
 """Between positions: what turns with them slowly shows at long distances alone."""
 _PROMPT = 7
-"""Tokens before those that are generated."""
+"""Tokens before those that are generated, and of models that have room for few."""
 _MANY = 2**25
 """Entries of an answer that are kept of each: 128 MiB."""
 
@@ -85,7 +85,7 @@ def modes(
     """
     failed: dict[str, str] = {}
     first, lengths = None, list[int]()
-    for example in examples(model, _ROWS, _SHORT):
+    for example in (e for length in (_SHORT, _PROMPT) for e in examples(model, _ROWS, length)):
         try:
             with _lengths_computed(_ROWS, lengths):
                 first = answers(_case(Mode("", example), model.config))
