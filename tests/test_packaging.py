@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("hatchling") is None, reason="needs hatchling, which is in the extra test"),
 ]
 PATH = "p = Path1D((0, 0.5, 1), (1, 2, 1))"
