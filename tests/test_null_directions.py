@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import tiny_bert
 from test_symmetries import CASES, derived, traced
 
+from hf_align.symmetry.certificate.count import looks
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, CentreWriter, MoveConstant
+from hf_align.tracing.trace import trace
 
 _OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit", "starcoder2", "heads beside windows",
                   "patches left out")  # fmt: skip
@@ -60,6 +63,18 @@ def test_a_symmetry_that_does_not_is_flat_without_its_gauge() -> None:
     whole, found = (null_directions(program, replace(spec, gauges=g), rng()) for g in (spec.gauges, kept))
     assert len(found.open) == 0
     assert len(found.flat) == len(whole.flat) + derived("gpt2").shape(table)[0]
+
+
+def test_what_only_a_small_result_sees_is_looked_at_in_more_contexts() -> None:
+    """Else most of what one vector for each context depends on would seem to have no effect."""
+    program = trace(tiny_bert(architectures=["BertModel"]), length=10)
+    hidden, pooled = program.interface
+    sizes = {name: 640 if name.startswith("pooler") else 1 for name in program.shapes}
+    first, more = looks(program, sizes, 2.0)
+    assert (first.results, more.results) == ((hidden, pooled), (pooled,))
+    assert (first.contexts + more.contexts) * pooled.meta["val"].numel() >= 2.0 * 2 * 640
+    (all_at_once,) = looks(program, dict.fromkeys(sizes, 640), 2.0, most=8)
+    assert all_at_once.results == (hidden, pooled)
 
 
 @pytest.mark.parametrize("case", [c if c in _OF_EACH_GAUGE else pytest.param(c, marks=pytest.mark.slow) for c in CASES])

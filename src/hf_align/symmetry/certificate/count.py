@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 from torch.fx import Node
 
-from hf_align.symmetry.certificate.random_copy import Weights
+from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
 from hf_align.tracing.execute import run
 from hf_align.tracing.trace import Program
 
@@ -27,34 +29,72 @@ _NUMBERS = 2**24
 """Numbers in memory at once, about: outputs are differentiated as many together as this allows."""
 
 
-def rows_of(program: Program) -> int:
-    """Outputs that one run of the program adds to the Jacobian at least: one result may follow from another."""
-    return max(torch.Size(places).numel() * min(size, _OUTPUTS_MIXED) for *places, size in _shapes(program))
+@dataclass(frozen=True)
+class Look:
+    """Some results of a program, on so many contexts."""
+
+    results: tuple[Node, ...]
+    contexts: int
 
 
-def _shapes(program: Program) -> list[torch.Size]:
-    """Of all that the model returns; numbers as vectors."""
-    return [result.meta["val"].shape or torch.Size((1,)) for result in program.interface]
+def looks(
+    program: Program, sizes: Mapping[str, int], share: float, *, spare: int = 0, most: int | None = None
+) -> Iterator[Look]:
+    """Enough contexts for as many outputs as there are parameters, times a share.
+
+    One result may follow from another, so that several together show no more than the largest of them. What only some
+    of the smaller results see needs contexts of its own, or it would seem to have no effect.
+
+    Args:
+        sizes: entries of each parameter, by name.
+        spare: contexts beyond that.
+        most: in how many directions the parameters can move at most, if not in all.
+    """
+    rows = {result: _rows(result) for result in program.interface}
+    read = {result: _read(program, [result]) for result in rows}
+    seen = 0
+    for least in sorted(set(rows.values()), reverse=True):
+        few = tuple(result for result in rows if rows[result] <= least)
+        beside = frozenset[str]().union(*(read[result] for result in rows if rows[result] > least))
+        numbers = sum(size for name, size in sizes.items() if name not in beside)
+        contexts = math.ceil(share * min(numbers, most or numbers) / least) + spare
+        if contexts > seen and numbers:
+            yield Look(few, contexts - seen)
+            seen = contexts
+
+
+def _rows(result: Node) -> int:
+    """Outputs that one context adds to the Jacobian."""
+    *places, size = _shape(result)
+    return torch.Size(places).numel() * min(size, _OUTPUTS_MIXED)
+
+
+def _shape(result: Node) -> torch.Size:
+    """Of something that the model returns; a number is a vector."""
+    shape = result.meta["val"].shape
+    return shape if len(shape) else torch.Size((1,))
 
 
 def without_derivative(program: Program) -> frozenset[str]:
     """The parameters that only decide choices (which experts, which tokens): no floating point way leads from them to
     a result."""
-    differentiable, stack = set(), list(program.interface)
+    return frozenset(program.parameters.values()) - _read(program, program.interface)
+
+
+def _read(program: Program, results: Sequence[Node]) -> frozenset[str]:
+    """The parameters from which a floating point way leads to some results."""
+    differentiable, stack = set(), list(results)
     while stack:
         node = stack.pop()
         value = node.meta.get("val")
         if node not in differentiable and not (isinstance(value, Tensor) and not value.is_floating_point()):
             differentiable.add(node)
             stack.extend(node.all_input_nodes)
-    read = {name for node, name in program.parameters.items() if node in differentiable}
-    return frozenset(program.parameters.values()) - read
+    return frozenset(name for node, name in program.parameters.items() if node in differentiable)
 
 
-def jacobian(
-    program: Program, weights: Weights, contexts: Sequence[Mapping[str, Tensor]], rng: Generator
-) -> tuple[Tensor, Tensor]:
-    """The derivatives of the outputs on all contexts by the weights, and which weights are read at all.
+def jacobian(program: Program, weights: Weights, looks: Iterable[Look], rng: Generator) -> tuple[Tensor, Tensor]:
+    """The derivatives of outputs on random contexts by the weights, and which weights are read at all.
 
     Reverse mode, with the ops of many contexts and many of their outputs run as one: at these sizes a run costs its
     ops, and an output's derivative need not go through contexts that it does not depend on.
@@ -62,21 +102,28 @@ def jacobian(
     A weight that is read and then lost (a key's bias) is a null direction; one that is not read (the row of a table
     that no input looks up), or that only decides choices, is only not there.
 
-    Args:
-        contexts: inputs of the program, all of the same shapes.
-
     Returns:
-        [contexts times `rows_of`, parameters], float64; and [parameters], bool.
+        [outputs, parameters], float64; and [parameters], bool.
     """
+    parts = [_jacobian(program, weights, look, rng) for look in looks]
+    choosing = without_derivative(program)
+    reached = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
+    read = torch.cat([read for _, read in parts])
+    return torch.cat([rows for rows, _ in parts]), reached & (read != 0).any(0)
+
+
+def _jacobian(program: Program, weights: Weights, look: Look, rng: Generator) -> tuple[Tensor, Tensor]:
+    """The derivatives of outputs, [outputs, parameters], and of what is read, [contexts, parameters]."""
+    contexts = [random_inputs(program, rng) for _ in range(look.contexts)]
     results = (n.meta.get("val") for n in program.graph.nodes)
     at_once = 1 + _NUMBERS // sum(r.numel() for r in results if isinstance(r, Tensor))
     mixes = [torch.randn(len(contexts), *shape, min(shape[-1], _OUTPUTS_MIXED), generator=rng, dtype=torch.float64)
-             for shape in _shapes(program)]  # fmt: skip
+             for shape in map(_shape, look.results)]  # fmt: skip
 
     def at(inputs: Mapping[str, Tensor], mixes: Sequence[Tensor]) -> Tensor:
         def seen(leaves: Weights) -> Tensor:
             values = run(program, leaves, inputs)
-            results = [values[node].reshape(mix.shape[:-1]) for node, mix in zip(program.interface, mixes, strict=True)]
+            results = [values[node].reshape(mix.shape[:-1]) for node, mix in zip(look.results, mixes, strict=True)]
             outputs = [(r.unsqueeze(-2) @ mix).reshape(-1) for r, mix in zip(results, mixes, strict=True)]
             return torch.cat([*outputs, _noise_at_readers(program, values)])
 
@@ -85,7 +132,7 @@ def jacobian(
         return torch.cat([gradients[name].reshape(len(shown), -1) for name in weights], 1)
 
     stacked = {name: torch.stack([inputs[name] for inputs in contexts]) for name in contexts[0]}
-    runs = torch.func.vmap(at, chunk_size=1 + at_once // (rows_of(program) + 1), randomness="different")
+    runs = torch.func.vmap(at, chunk_size=1 + at_once // (sum(map(_rows, look.results)) + 1), randomness="different")
     try:
         rows = runs(stacked, mixes)
     except RuntimeError as error:
@@ -93,9 +140,7 @@ def jacobian(
             raise
         # How many rows a mask lets through depends on the context: one after the other.
         rows = torch.stack([at(inputs, mix) for inputs, *mix in zip(contexts, *mixes, strict=True)])
-    choosing = without_derivative(program)
-    reached = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
-    return rows[:, :-1].flatten(0, 1), reached & (rows[:, -1] != 0).any(0)
+    return rows[:, :-1].flatten(0, 1), rows[:, -1]
 
 
 def _noise_at_readers(program: Program, values: Mapping[Node, object]) -> Tensor:

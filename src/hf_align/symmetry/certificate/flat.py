@@ -7,14 +7,13 @@ derivative along it, and both ends compute the same: nothing has to match or fix
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.certificate.count import jacobian, rank, rows_of
-from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
+from hf_align.symmetry.certificate.count import jacobian, looks, rank
+from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.tracing.trace import Program
 
 POINTS = 8
@@ -36,10 +35,10 @@ def flat_directions(
     Returns:
         orthonormal, [flat, reached parameters].
     """
-    count = math.ceil(_SHARE * len(null) / rows_of(program) / POINTS)
     effects = []
     for weights in means:
-        rows, _ = jacobian(program, weights, [random_inputs(program, rng) for _ in range(count)], rng)
+        sizes = {name: weight.numel() for name, weight in weights.items()}
+        rows, _ = jacobian(program, weights, looks(program, sizes, _SHARE / POINTS, most=len(null)), rng)
         effects.append(rows[:, reached] @ null.T / rows.norm())
     _, sizes, basis = torch.linalg.svd(torch.linalg.qr(torch.cat(effects), mode="r")[1])
     return basis[rank(torch.cat([torch.ones(1).to(sizes), sizes])) - 1 :] @ null

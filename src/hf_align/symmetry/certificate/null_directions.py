@@ -7,7 +7,6 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,14 +18,14 @@ from torch.nn.functional import normalize
 from hf_align.symmetry.certificate.count import (
     are_null,
     jacobian,
+    looks,
     missing_directions,
     null_space,
-    rows_of,
     without_derivative,
 )
 from hf_align.symmetry.certificate.fibres import fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
-from hf_align.symmetry.certificate.random_copy import Weights, random_inputs, random_weights
+from hf_align.symmetry.certificate.random_copy import Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -89,11 +88,11 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     """
     weights = canonical_weights(program, spec, rng)
     moved, fixed = tangents(spec, weights), fibres(spec.gauges, weights)
-    size = sum(w.numel() for w in weights.values())
+    sizes = {name: weight.numel() for name, weight in weights.items()}
+    size = sum(sizes.values())
     derivatives, reached = moved.new_zeros(0, size), torch.zeros(size, dtype=torch.bool)
     for share in (sum(_SHARES),) if thorough else _SHARES:
-        count = math.ceil(share * size / rows_of(program)) + 1
-        more, read = jacobian(program, weights, [random_inputs(program, rng) for _ in range(count)], rng)
+        more, read = jacobian(program, weights, looks(program, sizes, share, spare=1), rng)
         derivatives, reached = torch.cat([derivatives, more]), reached | read
         first = orthonormal(moved[:, reached])
         second = beside(first, fixed[:, reached])
@@ -104,7 +103,6 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     if len(rest):
         third = beside(null[: -len(rest)], flat_directions(program, _means(program, spec, rng), null, reached, rng))
     left = beside(torch.cat([first, second, third]), rest)
-    sizes = {name: weight.numel() for name, weight in weights.items()}
     return NullDirections(first, second, third, left, derivatives[:, reached], reached, sizes)
 
 
