@@ -6,7 +6,7 @@ Every gauge rewrites single tensors, from a few others, so that a checkpoint is 
 * the gain of a norm moves into its readers, and its bias into theirs; a gain on what one weight writes, into that;
 * a constant that only biases and softmaxes see, such as the bias of keys, of values, or of a norm whose gain stays,
   is dropped, or moves into these;
-* the readers of a norm whose gain stays lose what they never see;
+* the readers of a norm whose gain stays, or of what a narrower value was mapped to, lose what they never see;
 * the statistics of a BatchNorm move into its gain and bias;
 * what writes a LayerNorm stream, or a head that is normalised, loses its mean, and so do the readers of its output,
   and what a softmax reads.
@@ -194,6 +194,44 @@ def _inverse(gain: Tensor) -> Tensor:
     """1/γ up to a factor, in the limit where some entries are zero: one for those, and zero for the others."""
     least = gain.abs().min()
     return torch.where(gain == 0, 1.0, 0.0).to(gain) if bool(least == 0) else least / gain
+
+
+@dataclass(frozen=True)
+class NarrowReader(Gauge):
+    """W A B⁺ replaces each W that reads x = A n, and B replaces A, for x has more entries than n has dimensions.
+
+    B = ΠA, A less the mean of its columns, where nothing but W sees the mean of x; else B = A. Of all weights that read
+    the same of B n, this is the smallest.
+
+    Attributes:
+        writer: A, and the axis along which it reads n.
+        readers: each W, and the axis along which it reads x.
+        centred: whether the mean of x is lost.
+        reads_no_mean: whether A has lost its own along n, whose mean is zero.
+    """
+
+    writer: tuple[str, int]
+    readers: tuple[tuple[str, int], ...]
+    centred: bool
+    reads_no_mean: bool
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        readers = tuple(weight for weight, _ in self.readers)
+        return (self.writer[0], *readers) if self.centred else readers
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight, axis = self.writer
+        written = get(weight).movedim(axis, -1).double()
+        shown = written - written.mean(0) if self.centred else written
+        if name == weight:
+            return shown.movedim(-1, axis).to(get(name).dtype)
+        axis = dict(self.readers)[name]
+        seen = shown.mT @ shown
+        if self.reads_no_mean:
+            seen = seen + seen.diagonal().mean() / len(seen)
+        inverse = torch.linalg.solve(seen, shown.mT)
+        return (get(name).movedim(axis, -1).double() @ written @ inverse).movedim(-1, axis).to(get(name).dtype)
 
 
 @dataclass(frozen=True)

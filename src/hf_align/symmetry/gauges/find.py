@@ -21,6 +21,7 @@ from hf_align.symmetry.gauges.canonical import (
 )
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.kept_norms import kept_norms
+from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.interpreter import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.symmetry.op_traits import (
@@ -68,13 +69,17 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
         g.source.parameter for g in constants if g.entries == ((0, found.weights[g.source.parameter].axes[-1].size),)
     }
     readers = tuple(kept_norms(found, gone, zero))
-    writers = tuple(_centred_writers(found, ones))
+    means = _Means(found, ones)
+    centred = {r.weight for g in folds if g.centred and g.exclusive for r in g.reads if r.bias or not g.bias}
+    narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
+    writers = tuple(_centred_writers(found, means))
     return (
         *statistics,
         *gains,
         *(g for g in readers if g.norm_bias is not None),  # these change biases
         *constants,
         *(g for g in readers if g.norm_bias is None),
+        *narrow,
         *writers,
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
@@ -163,9 +168,7 @@ def _writer_of(gain: Gain, found: Interpretation) -> LinearUse | None:
     return None
 
 
-def _centred_writers(found: Interpretation, ones: frozenset[fx.Node]) -> Iterator[CentreWriter]:
-    """`ones` are products by gains that are one by the time that writers are centred."""
-    means = _Means(found, ones)
+def _centred_writers(found: Interpretation, means: _Means) -> Iterator[CentreWriter]:
     for node, name in found.program.parameters.items():
         for i, axis in enumerate(found.weights[name].axes):
             if axis.size > 1 and means.is_lost(node, _parts(axis)):
@@ -181,7 +184,11 @@ def _parts(axis: Axis) -> _Parts:
 
 
 class _Means:
-    """Follows the mean of a value along an axis to where it is subtracted, or seen."""
+    """Follows the mean of a value along an axis to where it is subtracted, or seen.
+
+    Attributes:
+        ones: products by gains that are one by the time that writers are centred.
+    """
 
     def __init__(self, found: Interpretation, ones: frozenset[fx.Node]) -> None:
         self.found = found
@@ -198,6 +205,11 @@ class _Means:
             found = bool(node.users) and place < 0
             self.memo[key] = found and all(self._use(u, node, parts, place) for u in node.users)
         return self.memo[key]
+
+    def is_lost_by(self, user: fx.Node, node: fx.Node) -> bool:
+        """Whether one use of a value is blind to its mean along the last axis."""
+        value = self.found.values.get(node)
+        return isinstance(value, (Value, Product)) and self._use(user, node, _parts(_axes(value)[-1]), -1)
 
     def _use(self, user: fx.Node, node: fx.Node, parts: _Parts, place: int) -> bool:
         if _is_blind(user, node, place) or gives_only_its_shape(node, user):

@@ -37,7 +37,7 @@ def kept_norms(
         zero: biases that have gone elsewhere.
     """
     norms = {node: replace(norm, bias=None) if norm.bias in zero else norm for node, norm in _norms(found, gone)}
-    yield from _free_readers(norms, {node: list(_uses(node, found)) for node in norms}, found)
+    yield from _free_readers(norms, {node: list(vector_uses(node, found)) for node in norms}, found)
 
 
 def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.Node, _Norm]]:
@@ -61,7 +61,7 @@ def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.No
 
 
 @dataclass(frozen=True)
-class _Use:
+class VectorUse:
     """What becomes of a value in the end; `value` is what it is called there."""
 
     user: fx.Node
@@ -69,16 +69,16 @@ class _Use:
     reading: LinearUse | None
 
 
-def _uses(node: fx.Node, found: Interpretation) -> Iterator[_Use]:
+def vector_uses(node: fx.Node, found: Interpretation) -> Iterator[VectorUse]:
     """The uses of a value behind ops that only pass its last axis on."""
     for user in node.users:
         reading = found.linear_uses.get(user)
         if reading is not None and reading.input is node and len(found.weights[reading.weight].axes) == 2:
-            yield _Use(user, node, reading)
+            yield VectorUse(user, node, reading)
         elif _passes(user, node, found.program):
-            yield from _uses(user, found)
+            yield from vector_uses(user, found)
         else:
-            yield _Use(user, node, None)
+            yield VectorUse(user, node, None)
 
 
 def _passes(user: fx.Node, node: fx.Node, program: Program) -> bool:
@@ -90,7 +90,7 @@ def _passes(user: fx.Node, node: fx.Node, program: Program) -> bool:
 
 
 def _free_readers(
-    norms: Mapping[fx.Node, _Norm], uses: Mapping[fx.Node, list[_Use]], found: Interpretation
+    norms: Mapping[fx.Node, _Norm], uses: Mapping[fx.Node, list[VectorUse]], found: Interpretation
 ) -> Iterator[FreeReader | LevelTable]:
     """The weights that read nothing but what one norm writes, always with the same bias."""
     readers: dict[str, dict[tuple[_Norm, int, str | None], set[fx.Node]]] = defaultdict(lambda: defaultdict(set))

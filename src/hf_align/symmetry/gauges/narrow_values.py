@@ -1,0 +1,57 @@
+"""Values with more entries than dimensions: x = A n, A with more outputs than inputs.
+
+What reads x is free outside of the range of A. If the mean of x is lost wherever else it goes, A may write any, for a
+reader W that becomes W (I + 1 uᵀ)⁻¹ sees of (I + 1 uᵀ) x what it saw of x.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+
+from torch import fx
+
+from hf_align.symmetry.gauges.canonical import NarrowReader
+from hf_align.symmetry.gauges.kept_norms import vector_uses
+from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.op_traits import used_only_by
+
+
+def narrow_readers(
+    found: Interpretation,
+    zero: Collection[str],
+    centred: Collection[str],
+    loses_mean: Callable[[fx.Node, fx.Node], bool],
+) -> Iterator[NarrowReader]:
+    """The gauges of what reads such values, and nothing else.
+
+    Args:
+        zero: biases that have gone elsewhere.
+        centred: weights whose input has mean zero, and that have lost their own along it.
+        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
+    """
+    writers: dict[str, list[LinearUse]] = defaultdict(list)
+    readers: dict[str, set[fx.Node]] = defaultdict(set)
+    for use in found.linear_uses.values():
+        writers[use.weight].append(use)
+        readers[use.weight].add(use.node)
+    for weight, alike in writers.items():
+        first, nodes = alike[0], {use.node for use in alike}
+        axes = found.weights[weight].axes
+        if len(axes) != 2 or len({(use.in_axis, use.bias) for use in alike}) > 1 or not (
+            first.bias in (None, *zero) and used_only_by((weight, first.bias), nodes, found.program)
+        ):  # fmt: skip
+            continue
+        if axes[first.in_axis].size - (weight in centred) >= axes[1 - first.in_axis].size:
+            continue
+        uses = [use for node in nodes for use in vector_uses(node, found)]
+        read = {use.reading for use in uses if use.reading is not None}
+        axis_of = {(r.weight, r.in_axis) for r in read}
+        alone = {r.weight: {x.node for x in read if x.weight == r.weight} for r in read}
+        if weight in alone or not all(
+            readers[name] == at and used_only_by((name,), at, found.program) for name, at in alone.items()
+        ):
+            continue
+        lost = all(loses_mean(use.user, use.value) for use in uses if use.reading is None)
+        if axis_of:
+            yield NarrowReader((weight, first.in_axis), tuple(sorted(axis_of)), lost, weight in centred)
