@@ -27,6 +27,7 @@ from hf_align.symmetry.gauges.canonical import (
     FreeReader,
     LevelTable,
     MoveConstant,
+    NarrowReader,
     ShortenConstant,
 )
 from hf_align.symmetry.overrides import symmetries
@@ -56,6 +57,7 @@ _GAUGES = {
     CentreWriter.__name__: "centred, as every norm downstream does",
     CentreRows.__name__: "centred, as every norm downstream does",
     FreeReader.__name__: "without what it never sees of a norm's output",
+    NarrowReader.__name__: "without what it never sees of a value with more entries than dimensions",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
     ShortenConstant.__name__: "a constant without what the weight that reads it loses",

@@ -18,6 +18,7 @@ from hf_align.symmetry.gauges.canonical import (
     Gauge,
     LevelTable,
     MoveConstant,
+    NarrowReader,
     ShortenConstant,
 )
 from hf_align.symmetry.patterns import is_named
@@ -75,7 +76,7 @@ def _counts_on_others(gauge: Gauge) -> bool:
     that such norms' readers keep."""
     if isinstance(gauge, (FreeReader, LevelTable)):
         return gauge.norm_bias is None
-    return isinstance(gauge, (MoveConstant, ShortenConstant))
+    return isinstance(gauge, (MoveConstant, NarrowReader, ShortenConstant))
 
 
 def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> bool:
@@ -84,4 +85,7 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
         return spec.shape(gauge.parameter)[gauge.axis] in sizes
     if isinstance(gauge, (MoveConstant, ShortenConstant)):
         return spec.shape(gauge.source.parameter)[-1] in sizes
+    if isinstance(gauge, NarrowReader):
+        weight, axis = gauge.writer
+        return gauge.centred and spec.shape(weight)[1 - axis] in sizes
     return isinstance(gauge, FoldNorm) and spec.shape(gauge.gain)[-1] in sizes
