@@ -903,6 +903,14 @@ def test_biases_apart_from_their_weight_take_constants_up() -> None:
     assert ("LayerNorm", "self") in taken(complete("deberta v1"))
 
 
+def test_constants_of_values_that_the_same_weights_read_move_together() -> None:
+    """Of what the first layer reads, and what the others do."""
+    (gauge,) = [g for g in sound("albert").gauges if isinstance(g, MoveConstant) and g.alike]
+    assert gauge.source.parameter.endswith("embedding_hidden_mapping_in.bias")
+    assert [c.parameter.rsplit(".", 2)[-2] for c in gauge.alike] == ["full_layer_layer_norm"]
+    assert {t.bias.rsplit(".", 2)[-2] for t in gauge.taken} >= {"query", "value"}
+
+
 @pytest.mark.parametrize("case", ["bart", "dinov2"])
 @pytest.mark.slow
 def test_constants_go_into_the_bias_of_a_head(case: str) -> None:

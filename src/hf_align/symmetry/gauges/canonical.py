@@ -388,23 +388,29 @@ class Taken:
 @dataclass(frozen=True)
 class MoveConstant(Gauge):
     """Zero for some entries of a constant: a softmax subtracts them (q·b is the same for all keys), or a bias takes
-    them up: that of what reads them, or one that is added where they are, or behind attention (its rows sum to one)."""
+    them up: that of what reads them, or one that is added where they are, or behind attention (its rows sum to one).
+
+    Attributes:
+        alike: constants of other values that the same weights read: they lose the same.
+    """
 
     source: Constant
     entries: Slices
     taken: tuple[Taken, ...]
+    alike: tuple[Constant, ...] = ()
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return (self.source.parameter, *(t.bias for t in self.taken))
+        return (*(c.parameter for c in (self.source, *self.alike)), *(t.bias for t in self.taken))
 
     def fix(self, name: str, get: Get) -> Tensor:
         every = self.source.of(get(self.source.parameter))
         lost = torch.zeros_like(every)
         for start, stop in self.entries:
             lost[start:stop] = every[start:stop]
-        if name == self.source.parameter:
-            return self.source.less(get(name), lost)
+        for constant in (self.source, *self.alike):
+            if name == constant.parameter:
+                return constant.less(get(name), lost)
         (taken,) = (t for t in self.taken if t.bias == name)
         return taken.plus(lost, get)
 

@@ -62,17 +62,52 @@ def moved_constants(found: Interpretation, kept: Collection[Constant], gone: Col
         gone: biases of norms whose readers have taken them up.
     """
     ways = _Ways(found)
-    waiting = []
+    waiting: list[MoveConstant] = []
+    left: list[_Left] = []
     for source, starts in _sources(found, kept, gone):
-        size = max((int(labels.max()) + 1 for labels in starts.values() if labels.numel()), default=0)
-        moved = _moved(source, size, list(ways.fates(starts, source.parameter)), ways) if size else None
+        fates = list(ways.fates(starts, {source.parameter}))
+        moved = _moved(source, _size(starts), fates, ways)
         if moved is not None:
             waiting.append(moved)
+        else:
+            left.append(_Left(source, starts, frozenset(f.taken for f in fates if f.taken is not None)))
+    waiting += _moved_together(left, ways)
     while waiting:
         given = {t.bias for gauge in waiting for t in gauge.taken}
         first = next((g for g in waiting if g.source.parameter not in given), waiting[0])
         waiting.remove(first)
         yield first
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A constant that does not move by itself, and all that would take it up."""
+
+    source: Constant
+    starts: Starts
+    taken: frozenset[Taken]
+
+
+def _moved_together(left: list[_Left], ways: _Ways) -> Iterator[MoveConstant]:
+    """Two constants that the same biases take up, as of layers that share their weights: what one of them loses, the
+    other does, too."""
+    while left:
+        first, *left = left
+        for other in left:
+            sizes = {_size(first.starts), _size(other.starts)}
+            if len(sizes) > 1 or not first.taken & other.taken:
+                continue
+            both = {first.source.parameter, other.source.parameter}
+            fates = list(ways.fates({**first.starts, **other.starts}, both))
+            moved = _moved(first.source, sizes.pop(), fates, ways)
+            if moved is not None:
+                left.remove(other)
+                yield replace(moved, alike=(other.source,))
+                break
+
+
+def _size(starts: Starts) -> int:
+    return max((int(labels.max()) + 1 for labels in starts.values() if labels.numel()), default=0)
 
 
 def shortened_constants(
@@ -237,11 +272,13 @@ class _Ways:
                 labels = after
             node, users = user, list(user.users)
 
-    def fates(self, starts: Mapping[fx.Node, Tensor], own: str, *, within: LinearUse | None = None) -> Iterator[_Fate]:
+    def fates(
+        self, starts: Mapping[fx.Node, Tensor], own: Collection[str], *, within: LinearUse | None = None
+    ) -> Iterator[_Fate]:
         """What becomes of a constant, place by place.
 
         Args:
-            own: the parameter that holds it, which cannot take it up.
+            own: the parameters that hold it, which cannot take it up.
             within: the reader without bias whose result it is.
         """
 
@@ -254,12 +291,12 @@ class _Ways:
         for use in follow(starts, self.found, goes_on):
             yield from self._fates_at(use, own, within)
 
-    def _beside(self, user: fx.Node, node: fx.Node, own: str) -> _Bias | None:
+    def _beside(self, user: fx.Node, node: fx.Node, own: Collection[str]) -> _Bias | None:
         """The bias that a sum brings to a value."""
         biases = [b for a, b in self.arriving[user].items() if a not in (node, user)] if user in self.arriving else []
-        return biases[0] if biases and biases[0].name != own else None
+        return biases[0] if biases and biases[0].name not in own else None
 
-    def _fates_at(self, use: Use, own: str, within: LinearUse | None) -> Iterator[_Fate]:
+    def _fates_at(self, use: Use, own: Collection[str], within: LinearUse | None) -> Iterator[_Fate]:
         entries = present(use.labels)
         reading = self.uses.get(use.user)
         if reading is not None and reading.input is use.value:
@@ -272,10 +309,12 @@ class _Ways:
                 return
         yield _Fate(entries, seen=not _is_lost(use, self.found.program))
 
-    def _read(self, reading: LinearUse, labels: Tensor, own: str, within: LinearUse | None) -> Iterator[_Fate]:
+    def _read(
+        self, reading: LinearUse, labels: Tensor, own: Collection[str], within: LinearUse | None
+    ) -> Iterator[_Fate]:
         """What a linear map makes of a constant goes into its bias, or on to where that of a sum is."""
         entries, read = present(labels), _row_of(reading, labels, self.found)
-        if read is None or within is not None or own in (reading.bias, reading.weight):
+        if read is None or within is not None or not {reading.bias, reading.weight}.isdisjoint(own):
             yield _Fate(entries, seen=True)
         elif reading.bias is not None:
             taken = Taken(reading.bias, (), reading.weight, reading.in_axis, read)
