@@ -213,7 +213,7 @@ def test_what_is_no_number_in_both_is_left_out() -> None:
     before = {"logits": torch.tensor([[1.0, nan], [2.0, -inf]])}
     assert changes(before, {"logits": torch.tensor([[1.5, nan], [2.0, -inf]])}).tolist() == [0.25, 0.0]
     assert changes(before, {"logits": torch.tensor([[1.0, nan], [nan, -inf]])}).tolist() == [0.0, inf]
-    assert changes(before, {}).tolist() == [inf]
+    assert changes(before, {}).tolist() == [inf, inf]
 
 
 @pytest.fixture

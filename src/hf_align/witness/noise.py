@@ -77,11 +77,12 @@ def calm(noise: Tensor, typical: float) -> Tensor:
 def changes(before: Answers, after: Answers) -> Tensor:
     """The largest change in each row of all answers, over the largest entry of the same answer; [rows], float64.
 
-    What is no finite number in both is left out; infinite where it is one in one of them only.
+    What is no finite number in both is left out; infinite where it is one in one of them only, and everywhere where the
+    answers are not of one kind.
     """
-    if before.keys() != after.keys() or any(before[n].shape != after[n].shape for n in before):
-        return torch.tensor([torch.inf], dtype=torch.float64)
-    return torch.cat([_rows(before[name], after[name]) for name in before])
+    alike = before.keys() == after.keys() and all(before[n].shape == after[n].shape for n in before)
+    rows = torch.cat([_rows(before[n], after[n] if alike else before[n]) for n in before])
+    return rows if alike else torch.full_like(rows, torch.inf)
 
 
 def _rows(before: Tensor, after: Tensor) -> Tensor:

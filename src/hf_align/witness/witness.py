@@ -210,21 +210,22 @@ class _Trial:
 
     def _largest(self, case: Case, answers: Answers, change: Tensor, plain: Mode, most: float) -> float:
         """The largest change in the rows that the model decides."""
-        decided = change if float(change.max()) <= most else change[self._decided(case, answers, plain, most)]
-        return float(decided.max()) if len(decided) else 0.0
+        largest = float(change.max())
+        return largest if largest <= most else float(change[self._decided(case, answers, plain, most)].max())
 
     def _decided(self, case: Case, answers: Answers, plain: Mode, most: float) -> Tensor:
         """Which rows of answers the model decides, and not how attention is computed; [rows], bool.
 
         A token that may look at no other, as in front of a text that is padded on the left, gets zero where attention
-        is one product, and the mean of all values where it is written out. What depends on it is no answer.
+        is one product, and the mean of all values where it is written out. What depends on it is no answer. All rows
+        count where none would be left.
         """
         every = torch.ones(len(changes(answers, answers)), dtype=torch.bool)
         if case.mode is plain:
             return every
         with suppress(Exception):  # some models have one way to compute attention
-            other = changes(answers, self._answers(case, self._written_out, self._before))
-            return other <= most if len(other) == len(every) else every
+            alike = changes(answers, self._answers(case, self._written_out, self._before)) <= most
+            return alike if bool(alike.any()) else every
         return every
 
     def _looked_at_again(self, case: Case, plain: Mode, typical: float, most: float) -> float:
@@ -242,9 +243,6 @@ class _Trial:
             noise = torch.maximum(*(rows[drawn] / FAR for rows in both))
             change = self._changes(before, self._written, self._after)[drawn]
             decided = self._decided(drawn, before[drawn], plain, most)
-            if not bool(decided.any()):
-                passed.append(0.0)
-                continue
             noise, change = noise[decided], change[decided]
             still = calm(noise, typical)
             if not bool(still.any()):  # then it may be no more than rounding makes of it
