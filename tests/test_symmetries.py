@@ -21,7 +21,14 @@ from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.gauges.canonical import CentreRows, MoveConstant, NarrowReader, ShortenConstant, Slices
+from hf_align.symmetry.gauges.canonical import (
+    CentreRows,
+    MoveConstant,
+    NarrowReader,
+    ShearAlongMean,
+    ShortenConstant,
+    Slices,
+)
 from hf_align.symmetry.groups import (
     GeneralLinear,
     Group,
@@ -911,6 +918,13 @@ def test_constants_of_values_that_the_same_weights_read_move_together() -> None:
     assert {t.bias.rsplit(".", 2)[-2] for t in gauge.taken} >= {"query", "value"}
 
 
+@pytest.mark.parametrize("case", ["blenderbot", pytest.param("albert", marks=pytest.mark.slow)])
+def test_values_that_a_norm_writes_in_part_have_one_scale_of_their_mean(case: str) -> None:
+    (gauge,) = [g for g in complete(case).gauges if isinstance(g, ShearAlongMean)]
+    assert len(gauge.readers) == 3  # queries, keys and values of the first layer
+    assert gauge.gain not in gauge.targets
+
+
 @pytest.mark.parametrize("case", ["bart", "dinov2"])
 @pytest.mark.slow
 def test_constants_go_into_the_bias_of_a_head(case: str) -> None:
@@ -1224,8 +1238,6 @@ def test_small_copies_are_complete(case: str) -> None:
 # What no gauge fixes yet. The cause is given where it is known.
 
 OPEN = {
-    "albert": "its layers read what a norm wrote, and first what a linear map did",
-    "blenderbot": "one scale, between what a norm writes and positions",
     "roberta": "the padding row exchanges a constant of its own with its position",
     "bloom": "words have a norm of their own",
     "deberta": "relative embeddings have a norm of their own",

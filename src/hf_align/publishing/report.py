@@ -28,6 +28,7 @@ from hf_align.symmetry.gauges.canonical import (
     LevelTable,
     MoveConstant,
     NarrowReader,
+    ShearAlongMean,
     ShortenConstant,
 )
 from hf_align.symmetry.overrides import symmetries
@@ -58,6 +59,7 @@ _GAUGES = {
     CentreRows.__name__: "centred, as every norm downstream does",
     FreeReader.__name__: "without what it never sees of a norm's output",
     NarrowReader.__name__: "without what it never sees of a value with more entries than dimensions",
+    ShearAlongMean.__name__: "scaled along the mean, which only what reads the stream sees",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
     ShortenConstant.__name__: "a constant without what the weight that reads it loses",

@@ -19,6 +19,7 @@ from hf_align.symmetry.gauges.canonical import (
     LevelTable,
     MoveConstant,
     NarrowReader,
+    ShearAlongMean,
     ShortenConstant,
 )
 from hf_align.symmetry.patterns import is_named
@@ -76,7 +77,7 @@ def _counts_on_others(gauge: Gauge) -> bool:
     that such norms' readers keep."""
     if isinstance(gauge, (FreeReader, LevelTable)):
         return gauge.norm_bias is None
-    return isinstance(gauge, (MoveConstant, NarrowReader, ShortenConstant))
+    return isinstance(gauge, (MoveConstant, NarrowReader, ShearAlongMean, ShortenConstant))
 
 
 def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> bool:
@@ -88,4 +89,4 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     if isinstance(gauge, NarrowReader):
         weight, axis = gauge.writer
         return gauge.centred and spec.shape(weight)[1 - axis] in sizes
-    return isinstance(gauge, FoldNorm) and spec.shape(gauge.gain)[-1] in sizes
+    return isinstance(gauge, (FoldNorm, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes

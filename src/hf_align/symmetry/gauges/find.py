@@ -23,6 +23,7 @@ from hf_align.symmetry.gauges.constants import moved_constants, shortened_consta
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import centred_rows
+from hf_align.symmetry.gauges.shears import shears_along_means
 from hf_align.symmetry.interpreter import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.symmetry.op_traits import (
     PASSES,
@@ -80,6 +81,7 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
         *constants,
         *(g for g in readers if g.norm_bias is None),
         *narrow,
+        *shears_along_means(found, gone, zero, means.is_lost_by),
         *writers,
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),

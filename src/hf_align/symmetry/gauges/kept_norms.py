@@ -19,7 +19,7 @@ from hf_align.tracing.trace import Program, op_name
 
 
 @dataclass(frozen=True)
-class _Norm:
+class KeptNorm:
     """γ ⊙ n + β as it is written somewhere, by the names of γ and β; `offset` is what is added to the stored gain."""
 
     gain: str
@@ -36,11 +36,16 @@ def kept_norms(
         gone: gains that have.
         zero: biases that have gone elsewhere.
     """
-    norms = {node: replace(norm, bias=None) if norm.bias in zero else norm for node, norm in _norms(found, gone)}
+    norms = norms_that_stay(found, gone, zero)
     yield from _free_readers(norms, {node: list(vector_uses(node, found)) for node in norms}, found)
 
 
-def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.Node, _Norm]]:
+def norms_that_stay(found: Interpretation, gone: Collection[str], zero: Collection[str]) -> dict[fx.Node, KeptNorm]:
+    """Where a value γ ⊙ n + β stands; the arguments as for `kept_norms`."""
+    return {node: replace(norm, bias=None) if norm.bias in zero else norm for node, norm in _norms(found, gone)}
+
+
+def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.Node, KeptNorm]]:
     """Where a value γ ⊙ n + β stands."""
     names = found.program.parameters
     for gain in found.gains:
@@ -50,14 +55,14 @@ def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.No
         if op_name(node) == "layer_norm" and len(node.args[1]) == 1:  # type: ignore[arg-type]
             bias = node.args[3] if len(node.args) > 3 else None
             if bias is None or bias in names:
-                yield node, _Norm(gain.parameter, names.get(bias), gain.offset)  # type: ignore[arg-type]
+                yield node, KeptNorm(gain.parameter, names.get(bias), gain.offset)  # type: ignore[arg-type]
         elif op_name(node) == "mul" and any(is_centred(a) for a in node.all_input_nodes):
             (user, *others) = node.users
             added = [a for a in user.all_input_nodes if a is not node]
             if not others and op_name(user) == "add" and len(added) == 1 and names.get(added[0]) is not None:
-                yield user, _Norm(gain.parameter, names[added[0]], gain.offset)
+                yield user, KeptNorm(gain.parameter, names[added[0]], gain.offset)
             else:
-                yield node, _Norm(gain.parameter, None, gain.offset)
+                yield node, KeptNorm(gain.parameter, None, gain.offset)
 
 
 @dataclass(frozen=True)
@@ -90,10 +95,10 @@ def _passes(user: fx.Node, node: fx.Node, program: Program) -> bool:
 
 
 def _free_readers(
-    norms: Mapping[fx.Node, _Norm], uses: Mapping[fx.Node, list[VectorUse]], found: Interpretation
+    norms: Mapping[fx.Node, KeptNorm], uses: Mapping[fx.Node, list[VectorUse]], found: Interpretation
 ) -> Iterator[FreeReader | LevelTable]:
     """The weights that read nothing but what one norm writes, always with the same bias."""
-    readers: dict[str, dict[tuple[_Norm, int, str | None], set[fx.Node]]] = defaultdict(lambda: defaultdict(set))
+    readers: dict[str, dict[tuple[KeptNorm, int, str | None], set[fx.Node]]] = defaultdict(lambda: defaultdict(set))
     for node, norm in norms.items():
         for reading in (use.reading for use in uses[node]):
             if reading is not None:
@@ -133,13 +138,24 @@ def _added_tables(table: str, readers: Collection[fx.Node], program: Program) ->
 
 def _summands(node: fx.Node) -> Iterator[fx.Node]:
     """What is added up with a value, all of which nothing else sees."""
+    top = top_of(node)
+    return (term for term in terms_of(top) if term is top or len(term.users) == 1)
+
+
+def top_of(node: fx.Node) -> fx.Node:
+    """The sum of a value and others, where nothing else sees it."""
     while len(node.users) == 1 and (is_sum(user := next(iter(node.users))) or _is_same(user)):
         node = user
-    parts = [node]
+    return node
+
+
+def terms_of(top: fx.Node, whole: Collection[fx.Node] = ()) -> Iterator[fx.Node]:
+    """The terms of a sum; a sum that something else sees, too, or that is called whole, is one."""
+    parts = [top]
     while parts:
         part = parts.pop()
-        if is_sum(part) or _is_same(part):
-            parts += [a for a in part.all_input_nodes if len(a.users) == 1]
+        if part not in whole and (is_sum(part) or _is_same(part)) and (part is top or len(part.users) == 1):
+            parts += part.all_input_nodes
         else:
             yield part
 

@@ -1,0 +1,112 @@
+"""Values whose mean only linear maps see: x + 1 uᵀx for x, and W (I + 1 uᵀ)⁻¹ for each of those maps W.
+
+What is written by a norm whose gain γ stays can only follow such a change if it is none: hᵀ(γ ⊙ n) = 0 for h = 1/γ. So
+u = c h where some of x is written so, and the rest by weights that may change: tables, linear maps, biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from hf_align.symmetry.gauges.canonical import ShearAlongMean
+from hf_align.symmetry.gauges.kept_norms import KeptNorm, VectorUse, norms_that_stay, terms_of, top_of, vector_uses
+from hf_align.symmetry.interpreter import Interpretation
+from hf_align.symmetry.op_traits import used_only_by
+from hf_align.tracing.trace import op_name
+
+_Weight = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value that linear maps read.
+
+    Attributes:
+        norms: of its terms, what norms write.
+        writers: the weights of all other terms, and the axes along which they write; none if some are no such.
+    """
+
+    uses: tuple[VectorUse, ...]
+    terms: frozenset[fx.Node]
+    norms: frozenset[KeptNorm]
+    writers: frozenset[_Weight] | None
+
+    @property
+    def readers(self) -> frozenset[str]:
+        return frozenset(use.reading.weight for use in self.uses if use.reading is not None)
+
+
+def shears_along_means(
+    found: Interpretation,
+    gone: Collection[str],
+    zero: Collection[str],
+    loses_mean: Callable[[fx.Node, fx.Node], bool],
+) -> Iterator[ShearAlongMean]:
+    """The gauges of all such values that norms write in part.
+
+    Args:
+        gone, zero: as for `kept_norms`.
+        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
+    """
+    norms = norms_that_stay(found, gone, zero)
+    tops = dict.fromkeys(top_of(node) for node in (*norms, *found.linear_uses))
+    values = [value for value in (_value(node, norms, zero, found) for node in tops) if value.readers]
+    for gain in dict.fromkeys(norm.gain for norm in norms.values()):
+        together = _read_together([v for v in values if any(n.gain == gain for n in v.norms)], values)
+        shear = _shear(together, found, loses_mean)
+        if shear is not None and shear.gain == gain:
+            yield shear
+
+
+def _value(node: fx.Node, norms: Mapping[fx.Node, KeptNorm], zero: Collection[str], found: Interpretation) -> _Value:
+    terms = frozenset(terms_of(node, norms))
+    written = frozenset(norms[term] for term in terms if term in norms)
+    writers: set[_Weight] | None = {(norm.bias, 0) for norm in written if norm.bias is not None}
+    for term in terms - set(norms):
+        use, table = found.linear_uses.get(term), found.program.parameters.get(next(iter(term.all_input_nodes), term))
+        if use is not None and len(found.weights[use.weight].axes) == 2 and writers is not None:
+            writers.add((use.weight, 1 - use.in_axis))
+            writers |= {(use.bias, 0)} if use.bias is not None and use.bias not in zero else set()
+        elif op_name(term) == "embedding" and table is not None and writers is not None:
+            writers.add((table, 1))
+        else:
+            writers = None
+    alone = writers is not None and all(term is node or len(term.users) == 1 for term in terms)
+    return _Value(tuple(vector_uses(node, found)), terms, written, frozenset(writers or ()) if alone else None)
+
+
+def _read_together(first: list[_Value], values: list[_Value]) -> list[_Value]:
+    """Some values, and all that share a reader with one of them."""
+    found = first
+    while True:
+        readers = frozenset[str]().union(*(v.readers for v in found))
+        more = [v for v in values if v in found or v.readers & readers]
+        if len(more) == len(found):
+            return found
+        found = more
+
+
+def _shear(
+    values: list[_Value], found: Interpretation, loses_mean: Callable[[fx.Node, fx.Node], bool]
+) -> ShearAlongMean | None:
+    """The gauge of some values together, if there is one."""
+    norms = {norm for value in values for norm in value.norms}
+    writers = sorted({w for value in values for w in value.writers or ()})
+    read = [use.reading for value in values for use in value.uses if use.reading is not None]
+    blind = all(loses_mean(u.user, u.value) for value in values for u in value.uses if u.reading is None)
+    if len(norms) != 1 or not blind or any(value.writers is None for value in values):
+        return None
+    (norm,) = norms
+    beside = frozenset[str]().union(*(v.readers for v in values if (v.writers or set()) - {(norm.bias, 0)}))
+    readers = tuple(sorted({(use.weight, use.in_axis) for use in read if use.weight in beside}))
+    alone = {(use.weight, use.in_axis, norm.bias, use.bias) for use in read if use.weight not in beside}
+    shifted = tuple(sorted(alone)) if norm.bias is not None else ()
+    names = [name for name, _ in (*writers, *readers)] + [bias for *_, bias in shifted]
+    nodes = {use.node for use in read} | {term for value in values for term in value.terms}
+    alike = len(names) == len(set(names)) and None not in names
+    if not (readers and alike and used_only_by(names, nodes, found.program)):
+        return None
+    return ShearAlongMean(norm.gain, norm.offset, tuple(writers), readers, shifted)
