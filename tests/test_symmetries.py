@@ -23,6 +23,7 @@ from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inp
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import (
     CentreRows,
+    LevelNorm,
     MoveConstant,
     NarrowReader,
     ShearAlongMean,
@@ -925,6 +926,12 @@ def test_values_that_a_norm_writes_in_part_have_one_scale_of_their_mean(case: st
     assert gauge.gain not in gauge.targets
 
 
+def test_a_norm_that_is_read_along_patches_loses_its_scale_and_its_mean() -> None:
+    norms = [g for g in complete("mixing over patches").gauges if isinstance(g, LevelNorm)]
+    assert len(norms) == 2  # not those before what mixes channels, and gates
+    assert all(g.gain.endswith("patch_mixer.norm.norm.weight") and g.levelled is not None for g in norms)
+
+
 @pytest.mark.parametrize("case", ["bart", "dinov2"])
 @pytest.mark.slow
 def test_constants_go_into_the_bias_of_a_head(case: str) -> None:
@@ -1245,7 +1252,6 @@ OPEN = {
 }
 OPEN_COPIES = (
     "positions written one context after another",
-    "mixing over patches",
     "activation with learned slopes",
     "norm between two streams",
     "adapters behind a mask",

@@ -16,6 +16,7 @@ from hf_align.symmetry.gauges.canonical import (
     FoldNorm,
     FreeReader,
     Gauge,
+    LevelNorm,
     LevelTable,
     MoveConstant,
     NarrowReader,
@@ -89,4 +90,4 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     if isinstance(gauge, NarrowReader):
         weight, axis = gauge.writer
         return gauge.centred and spec.shape(weight)[1 - axis] in sizes
-    return isinstance(gauge, (FoldNorm, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes
+    return isinstance(gauge, (FoldNorm, LevelNorm, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes

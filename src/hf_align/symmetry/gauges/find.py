@@ -21,6 +21,7 @@ from hf_align.symmetry.gauges.canonical import (
 )
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.kept_norms import kept_norms
+from hf_align.symmetry.gauges.level_norms import level_norms
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
@@ -80,6 +81,7 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
         *(g for g in readers if g.norm_bias is not None),  # these change biases
         *constants,
         *(g for g in readers if g.norm_bias is None),
+        *level_norms(found, gone, zero),
         *narrow,
         *shears_along_means(found, gone, zero, means.is_lost_by),
         *writers,

@@ -1,0 +1,55 @@
+"""Norms that are read along another axis, as by a map from places to places: one scale and one constant are free.
+
+Every output of such a reader W is of one channel c, W (γ_c n_c + β_c 1) + b. So γ and β may be divided by a number that
+W is multiplied by, and what all of β have in common goes into b.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import fx
+
+from hf_align.symmetry.gauges.canonical import LevelNorm, Read
+from hf_align.symmetry.gauges.index_provenance import follow
+from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
+from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.op_traits import used_only_by
+
+
+def level_norms(found: Interpretation, gone: Collection[str], zero: Collection[str]) -> Iterator[LevelNorm]:
+    """The gauges of norms that are read in no other way; the arguments as for `kept_norms`."""
+    places: dict[KeptNorm, set[fx.Node]] = defaultdict(set)
+    for node, norm in norms_that_stay(found, gone, zero).items():
+        places[norm].add(node)
+    for norm, nodes in places.items():
+        readings = _read_along_places(nodes, found)
+        if not readings or not used_only_by((norm.gain, norm.bias), nodes, found.program):
+            continue
+        reads = tuple(dict.fromkeys(Read(r.weight, r.in_axis, r.bias) for r in readings))
+        weights, biases = [r.weight for r in reads], [r.bias for r in reads if r.bias is not None]
+        at = {r.node for r in readings}
+        apart = len({*weights, *biases}) == len(weights) + len(biases)
+        if apart and used_only_by((*weights, *biases), at, found.program):
+            yield LevelNorm(norm.gain, norm.bias if len(biases) == len(reads) else None, norm.bias, norm.offset, reads)
+
+
+def _read_along_places(nodes: Collection[fx.Node], found: Interpretation) -> list[LinearUse]:
+    """The linear maps of what a norm writes, if all of them read one channel at a time and nothing else reads it."""
+    shapes = {node: node.meta["val"].shape for node in nodes}
+    starts = {node: torch.arange(shape[-1]).expand(shape) for node, shape in shapes.items()}
+    readings = []
+    for use in follow(starts, found):
+        reading = found.linear_uses.get(use.user)
+        alike = bool((use.labels == use.labels[..., :1]).all())
+        if (
+            reading is None
+            or reading.input is not use.value
+            or not alike
+            or len(found.weights[reading.weight].axes) != 2
+        ):
+            return []
+        readings.append(reading)
+    return readings
