@@ -273,7 +273,7 @@ class ShearAlongMean(Gauge):
             if name == weight:
                 read = get(name).movedim(axis, -1).double()
                 return (read - share / length * torch.outer(read.sum(-1), row)).movedim(-1, axis).to(get(name).dtype)
-        ((weight, axis, beta),) = (parts for *parts, bias in self.shifted if bias == name)
+        ((weight, axis, beta, _),) = (shifted for shifted in self.shifted if shifted[-1] == name)
         return get(name) - (share * (row @ get(beta).double()) * get(weight).double().sum(axis)).to(get(name).dtype)
 
 

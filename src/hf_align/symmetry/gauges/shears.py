@@ -102,11 +102,12 @@ def _shear(
     (norm,) = norms
     beside = frozenset[str]().union(*(v.readers for v in values if (v.writers or set()) - {(norm.bias, 0)}))
     readers = tuple(sorted({(use.weight, use.in_axis) for use in read if use.weight in beside}))
-    alone = {(use.weight, use.in_axis, norm.bias, use.bias) for use in read if use.weight not in beside}
-    shifted = tuple(sorted(alone)) if norm.bias is not None else ()
+    beta = norm.bias
+    alone = {(use.weight, use.in_axis, use.bias) for use in read if use.weight not in beside and beta is not None}
+    shifted = tuple(sorted((w, axis, beta, bias) for w, axis, bias in alone if beta and bias))
     names = [name for name, _ in (*writers, *readers)] + [bias for *_, bias in shifted]
     nodes = {use.node for use in read} | {term for value in values for term in value.terms}
-    alike = len(names) == len(set(names)) and None not in names
-    if not (readers and alike and used_only_by(names, nodes, found.program)):
+    apart = len(names) == len(set(names)) and len(shifted) == len(alone)
+    if not (readers and apart and used_only_by(names, nodes, found.program)):
         return None
     return ShearAlongMean(norm.gain, norm.offset, tuple(writers), readers, shifted)
