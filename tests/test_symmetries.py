@@ -24,6 +24,7 @@ from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import (
     CentreRows,
     LevelNorm,
+    LevelTable,
     MoveConstant,
     NarrowReader,
     ShearAlongMean,
@@ -926,6 +927,13 @@ def test_values_that_a_norm_writes_in_part_have_one_scale_of_their_mean(case: st
     assert gauge.gain not in gauge.targets
 
 
+def test_a_token_that_has_a_position_of_its_own_is_levelled_by_itself() -> None:
+    (gauge,) = [g for g in complete("roberta").gauges if isinstance(g, LevelTable)]
+    assert gauge.paired == (1, "roberta.embeddings.position_embeddings.weight", 1)  # padding
+    (gauge,) = [g for g in derived("bert tied").gauges if isinstance(g, LevelTable)]
+    assert gauge.paired is None
+
+
 def test_a_norm_that_is_read_along_patches_loses_its_scale_and_its_mean() -> None:
     norms = [g for g in complete("mixing over patches").gauges if isinstance(g, LevelNorm)]
     assert len(norms) == 2  # not those before what mixes channels, and gates
@@ -1245,7 +1253,6 @@ def test_small_copies_are_complete(case: str) -> None:
 # What no gauge fixes yet. The cause is given where it is known.
 
 OPEN = {
-    "roberta": "the padding row exchanges a constant of its own with its position",
     "bloom": "words have a norm of their own",
     "deberta": "relative embeddings have a norm of their own",
     "mamba": "one scale",
@@ -1265,9 +1272,6 @@ OPEN_COPIES = (
 
 
 @pytest.mark.xfail(raises=Incomplete, strict=True)
-@pytest.mark.parametrize(
-    "case", [*(pytest.param(c, marks=() if c == "roberta" else pytest.mark.slow) for c in OPEN),
-             *(pytest.param(c, marks=pytest.mark.slow) for c in OPEN_COPIES)]
-)  # fmt: skip
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) for c in (*OPEN, *OPEN_COPIES)])
 def test_what_no_gauge_fixes_yet_is_open(case: str) -> None:
     complete(case)

@@ -168,6 +168,10 @@ class LevelTable(Gauge):
 
     The tied head W reads γ ⊙ n + β, h = 1/γ, and a row of one of the tables P is added wherever one of the table W is.
     What the head then adds to all its outputs, s hᵀβ, goes into its bias.
+
+    Attributes:
+        paired: a row of W, and another table and its row, which is added wherever that one is, and nowhere else. They
+            have an s of their own, for which the row times h is zero.
     """
 
     weight: str
@@ -176,18 +180,29 @@ class LevelTable(Gauge):
     gain: str
     norm_bias: str | None
     offset: float
+    paired: tuple[int, str, int] | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return (self.weight, *self.others, *([self.bias] if self.bias else []))
+        beside = [self.paired[1]] if self.paired is not None else []
+        return (self.weight, *self.others, *beside, *([self.bias] if self.bias else []))
 
     def fix(self, name: str, get: Get) -> Tensor:
         row = _inverse(get(self.gain) + self.offset)
-        share = (get(self.weight) @ row).mean() / row.square().sum()
+        shares = get(self.weight) @ row / row.square().sum()
+        apart, beside, at = self.paired or (-1, None, -1)
+        alone = torch.arange(len(shares), device=shares.device) == apart
+        share = shares[~alone].mean()
+        shares = torch.where(alone, shares, share)
         if name == self.bias:
             assert self.norm_bias is not None
-            return get(name) + share * (get(self.norm_bias) @ row)
-        return get(name) + (share if name in self.others else -share) * row
+            return get(name) + shares * (get(self.norm_bias) @ row)
+        if name == self.weight:
+            return get(name) - shares[:, None] * row
+        if name == beside:
+            here = torch.arange(len(get(name)), device=row.device) == at
+            return get(name) + torch.where(here, shares[apart] - share, 0.0)[:, None] * row
+        return get(name) + share * row
 
 
 def _inverse(gain: Tensor) -> Tensor:

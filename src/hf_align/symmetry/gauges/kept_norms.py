@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx
 
@@ -113,16 +114,13 @@ def _free_readers(
         if used_only_by((weight,), nodes, found.program):
             yield FreeReader(weight, axis, seen, norm.gain, norm.bias, norm.offset)
         elif axis == 1 and (added := _added_tables(weight, nodes, found.program)):
-            yield LevelTable(weight, added, seen, norm.gain, norm.bias, norm.offset)
+            paired = _paired_rows(weight, added, found.program)
+            yield LevelTable(weight, added, seen, norm.gain, norm.bias, norm.offset, paired)
 
 
 def _added_tables(table: str, readers: Collection[fx.Node], program: Program) -> tuple[str, ...]:
     """Tables of one of which a row is added wherever one of this table is, if this one is only looked up or read."""
-    lookups: dict[str, list[fx.Node]] = defaultdict(list)
-    for node in program.graph.nodes:
-        name = program.parameters.get(node.args[0]) if op_name(node) == "embedding" else None
-        if name is not None:
-            lookups[name].append(node)
+    lookups = _lookups(program)
     if not lookups[table] or not used_only_by((table,), {*readers, *lookups[table]}, program):
         return ()
     sums = [set(_summands(lookup)) for lookup in lookups[table]]
@@ -134,6 +132,59 @@ def _added_tables(table: str, readers: Collection[fx.Node], program: Program) ->
             others.append(other)
             sums = [summands for summands, n in zip(sums, times, strict=True) if not n]
     return () if sums else tuple(others)
+
+
+def _lookups(program: Program) -> dict[str, list[fx.Node]]:
+    """Where rows of each table are looked up."""
+    lookups: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in program.graph.nodes:
+        name = program.parameters.get(node.args[0]) if op_name(node) == "embedding" else None
+        if name is not None:
+            lookups[name].append(node)
+    return lookups
+
+
+def _paired_rows(table: str, others: Collection[str], program: Program) -> tuple[int, str, int] | None:
+    """A row of a table, and another table and its row, which is added where that one is, and nowhere else: the position
+    of padding."""
+    lookups = _lookups(program)
+    for other in lookups.keys() - {table, *others}:
+        first, second = lookups[table], lookups[other]
+        pairs = {_paired_at(x, y) for x in first for y in second if y in set(_summands(x))}
+        met = [sum(y in set(_summands(x)) for y in second) for x in first]
+        if len(pairs) == 1 and met == [1] * len(second) and used_only_by((other,), second, program):
+            (pair,) = pairs
+            if pair is not None and all(
+                row in range(program.shapes[n][0]) for row, n in zip(pair, (table, other), strict=True)
+            ):
+                return pair[0], other, pair[1]
+    return None
+
+
+def _paired_at(tokens: fx.Node, positions: fx.Node) -> tuple[int, int] | None:
+    """The rows p and k of two tables if c ⊙ m + k are looked up in the second one, for tokens t that are in the first;
+    m = [t ≠ p], and c counts the ones of m so far, so that k is where p is."""
+    ids, numbers = tokens.args[1], _uncast(positions.args[1])
+    if op_name(numbers) != "add" or not isinstance(numbers.args[1], int) or len(numbers.args) > 2 or numbers.kwargs:
+        return None
+    counted = _uncast(numbers.args[0])
+    if op_name(counted) != "mul":
+        return None
+    factors = [_uncast(a) for a in counted.args]
+    sums = [_uncast(f.args[0]) for f in factors if op_name(f) == "cumsum"]
+    masks = [f for f in factors if op_name(f) == "ne" and f.args[0] is ids]
+    if not masks or sums != masks or tokens.meta["val"].shape != positions.meta["val"].shape:
+        return None
+    padding = masks[0].args[1]
+    return (padding, numbers.args[1]) if isinstance(padding, int) else None
+
+
+def _uncast(node: Any) -> fx.Node:
+    """A whole number before it is given another type, or zero is added."""
+    while op_name(node) in ("to", "_to_copy", "type_as", "alias") or (op_name(node) == "add" and node.args[1:] == (0,)):
+        node = node.args[0]
+    found: fx.Node = node
+    return found
 
 
 def _summands(node: fx.Node) -> Iterator[fx.Node]:
