@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -100,6 +101,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in SLOW and item.get_closest_marker("quick") is None:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """The libraries and the tests themselves stay: no collection of garbage looks through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

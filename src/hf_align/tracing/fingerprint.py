@@ -79,7 +79,7 @@ class Call:
         free = [n for n in self.example.arguments if self.example.is_free(n)]
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), quiet():
-                torch.manual_seed(0)  # noise that is drawn once is a constant
+                torch.default_generator.manual_seed(0)  # noise that is drawn once is a constant
                 recorded = record(module, self.example.arguments, weights, free)
         except Exception as error:  # recording fails in as many ways as there are models
             raise CannotRecord(str(error)) from error

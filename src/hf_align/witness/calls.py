@@ -64,10 +64,18 @@ class Case:
         arguments = {n: t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t
                      for n, t in self.arguments.items()}  # fmt: skip
         with torch.random.fork_rng(devices=[]), quiet(), self.mode.prepared(model):
-            torch.manual_seed(0)
+            _seed(device)
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
             return {name: _few(t) for name, t in _answers(model(**arguments)).items()}
+
+
+def _seed(device: torch.device) -> None:
+    """Seed what a model on this device draws from; for every other device `manual_seed` would note the whole stack."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(0)
+    else:
+        torch.manual_seed(0)
 
 
 def modes(
