@@ -48,8 +48,9 @@ from hf_align.symmetry.groups import (
     TorusPermutation,
 )
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
+from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.reduce import reduced
-from hf_align.tracing.trace import Program, trace
+from hf_align.tracing.trace import Program, build_without_weights, trace
 
 VOCABULARY = 23
 """With fewer tokens than about twice the width, a count shows directions that no real model has."""
@@ -934,6 +935,26 @@ def test_a_token_that_has_a_position_of_its_own_is_levelled_by_itself() -> None:
     assert gauge.paired is None
 
 
+def test_constants_go_where_fixed_numbers_put_them() -> None:
+    biases = {"dense1.bias", "dense2.bias"}
+    moves = [g for g in sound("adapters behind a mask").gauges if isinstance(g, MoveConstant)]
+    adapted = [g for g in moves if g.source.parameter.endswith("output.LayerNorm.bias")]
+    assert any({n[-11:] for n in g.targets} >= biases for g in adapted)
+
+
+@pytest.mark.slow
+def test_constants_end_where_a_mask_chooses_rows() -> None:
+    """With languages given, it chooses those that an adapter reads."""
+    modes = trace_modes(build_without_weights(CASES["adapters behind a mask"]()), length=10)
+    moves = [g for g in derive(modes).gauges if isinstance(g, MoveConstant)]
+    assert moves and not any("dense1.bias" in name for g in moves for name in g.targets)
+
+
+@pytest.mark.slow
+def test_adapters_behind_a_mask_are_complete() -> None:
+    complete("adapters behind a mask")
+
+
 def test_a_norm_that_is_read_along_patches_loses_its_scale_and_its_mean() -> None:
     norms = [g for g in complete("mixing over patches").gauges if isinstance(g, LevelNorm)]
     assert len(norms) == 2  # not those before what mixes channels, and gates
@@ -1261,7 +1282,6 @@ OPEN_COPIES = (
     "positions written one context after another",
     "activation with learned slopes",
     "norm between two streams",
-    "adapters behind a mask",
     "stages that are returned",
     "gated cross-attention",
     "token that the inputs choose",

@@ -111,11 +111,27 @@ def _only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) ->
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
     if op_name(user) in ("cat", "stack", "slice_scatter", "copy", "roll") or pads_nothing(user):
         return True
-    if op_name(user) == "index":  # a mask may choose only some of the rows
-        return False
+    if op_name(user) in ("index", "index_put"):  # a mask that the inputs make may choose only some of the rows
+        rows = [a for a in user.all_input_nodes if a not in carried]
+        return (op_name(user) == "index" and all(_is_numbers(a, found) for a in rows)) or _is_put(user, carried, found)
     if op_name(user) == "expand_as":
         return carried == [user.args[0]]
     return op_name(user) in PASSES and all(a in carried or a in found.program.constants for a in user.all_input_nodes)
+
+
+def _is_numbers(node: fx.Node, found: Interpretation) -> bool:
+    """Whether a value is fixed whole numbers."""
+    value = found.program.constants.get(node)
+    return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+
+
+def _is_put(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
+    """Whether an op writes a value at fixed places of a constant."""
+    if op_name(user) != "index_put" or len(user.args) > 3 or user.kwargs or carried != [user.args[2]]:
+        return False
+    base, places = user.args[:2]
+    fixed = all(n is None or _is_numbers(n, found) for n in places)  # type: ignore[union-attr, arg-type]
+    return base in found.program.constants and fixed
 
 
 def _moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[tuple[fx.Node, Tensor]]:
