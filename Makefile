@@ -8,10 +8,10 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 .PHONY: demo test test-slow durations lint docs golden bench coverage clean
 
 demo: .venv/installed  ## align and merge two trained models, with the barrier before and after
-	OMP_NUM_THREADS=1 $(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
+	$(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
 		--data examples/data/eval_lm_kjv.safetensors --points 3 --overwrite
 
-test: .venv/installed  ## the quick tests: nine minutes on two cores
+test: .venv/installed  ## the quick tests: six minutes on two cores
 	$(TEST)
 
 test-slow: .venv/installed  ## all tests, those that take minutes each too
