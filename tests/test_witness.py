@@ -68,6 +68,14 @@ def tiny_bart() -> PretrainedConfig:
     )  # fmt: skip
 
 
+def tiny_xlm_roberta() -> PretrainedConfig:
+    """Its head is registered before the embedding that it is tied to."""
+    return transformers.XLMRobertaConfig(
+        vocab_size=13, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, is_decoder=True,
+        max_position_embeddings=32, architectures=["XLMRobertaForCausalLM"],
+    )  # fmt: skip
+
+
 def tiny_clip(architecture: str = "CLIPModel") -> PretrainedConfig:
     """Its text is pooled at the first token, which may be padding: no other is the end that it looks for."""
     part = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -103,10 +111,11 @@ def held(pair: Pair, elements: Elements | None = None, **how: Any) -> Held:
         tiny_t5(),
         tiny_mixtral(),
         tiny_bart(),
+        tiny_xlm_roberta(),
         tiny_clip(),
         tiny_clip("CLIPForImageClassification"),
     ],
-    ids=["gpt2", "tied", "llama", "bert", "vit", "t5", "mixtral", "bart", "clip", "images of clip"],
+    ids=["gpt2", "tied", "llama", "bert", "vit", "t5", "mixtral", "bart", "xlm-roberta", "clip", "images of clip"],
 )
 def test_what_is_a_symmetry_passes(config: PretrainedConfig, tmp_path: Path) -> None:
     pair = open_pair(*(str(save(tmp_path / n, config, seed)) for seed, n in enumerate("ab")))

@@ -84,15 +84,17 @@ class Network:
     def module(self, weights: Weights) -> nn.Module:
         """The model with these weights in it, for what calls it in its own way."""
         model = self._build(self.config)
+        real = {
+            id(p): nn.Parameter(weights[n], requires_grad=False) for n, p in model.named_parameters() if n in weights
+        }
         for path, module in model.named_modules():
-            for slots in (module._parameters, module._buffers):
-                for key, slot in slots.items():
+            for key, parameter in module._parameters.items():  # also where one that is tied is not called by its name
+                if id(parameter) in real:
+                    module._parameters[key] = real[id(parameter)]
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
                     name = f"{path}.{key}" if path else key
-                    if name in weights:
-                        real = weights[name]
-                        slots[key] = nn.Parameter(real, requires_grad=False) if isinstance(slot, nn.Parameter) else real
-                    elif slot is not None and slots is module._buffers:
-                        slots[key] = slot.to(self.device)
+                    module._buffers[key] = weights[name] if name in weights else buffer.to(self.device)
         model.tie_weights()
         return model
 
