@@ -15,7 +15,7 @@ test: .venv/installed  ## the quick tests: six minutes on two cores
 	$(TEST)
 
 test-slow: .venv/installed  ## all tests, those that take minutes each too
-	$(TEST) -m ""
+	$(TEST) -m "" --timeout 1800
 
 lint: .venv/installed
 	$(BIN)/ruff check .
