@@ -37,7 +37,7 @@ def measure(model: str) -> Row:
     """One run of the command in a process of its own; the peak is what the system counted for that process."""
     from transformers import AutoConfig
 
-    from hf_align.tracing.trace import build_without_weights, inventory
+    from hf_align.tracing.build import build_without_weights, inventory
 
     config = AutoConfig.for_model(model)
     command = [sys.executable, "-m", "hf_align", "spec", model, "--json"]

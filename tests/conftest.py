@@ -33,7 +33,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.match import Match
 from hf_align.matching.weights import Progress, match_weights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.trace import model_class
+from hf_align.tracing.build import model_class
 
 ROOT = Path(__file__).parent.parent
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())

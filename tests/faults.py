@@ -27,7 +27,7 @@ from hf_align import console
 from hf_align.cli.app import main as hf_align
 from hf_align.jobs import aligned, merge  # noqa: F401  (loaded before forks)
 from hf_align.symmetry.overrides import symmetries
-from hf_align.tracing.trace import read_config
+from hf_align.tracing.build import read_config
 
 CHANGES = ("posix_fallocate", "pwrite", "fsync", "replace", "unlink", "write", "mkdir", "rmdir")
 

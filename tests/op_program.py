@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from hf_align.tracing import record, trace
 from hf_align.tracing.inputs import Example
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 _INPUTS = 3
 """Numbers that the model reads."""

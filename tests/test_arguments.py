@@ -24,7 +24,7 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.interpreter import Call
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import call_wide, execute
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 aten = torch.ops.aten
 OPS = sorted({example.op for example in EXAMPLES})

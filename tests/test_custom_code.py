@@ -20,7 +20,8 @@ from transformers.models.auto import configuration_auto, modeling_auto
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derive import derive
 from hf_align.tracing import modes
-from hf_align.tracing.trace import read_config, trace
+from hf_align.tracing.build import read_config
+from hf_align.tracing.trace import trace
 
 IDS = torch.randint(29, (4, 9), generator=torch.Generator().manual_seed(5))
 """Enough words and few enough channels that what one layer does to each word determines its weights."""

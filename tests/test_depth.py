@@ -18,9 +18,10 @@ from hf_align.symmetry.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing import layers
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.layers import Stack, find_stacks, shorten
 from hf_align.tracing.modes import trace_modes
-from hf_align.tracing.trace import build_without_weights, inventory, trace_model
+from hf_align.tracing.trace import trace_model
 
 
 def _decoder(model_type: str, **changes: object) -> PretrainedConfig:

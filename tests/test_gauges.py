@@ -15,7 +15,8 @@ from hf_align.symmetry.certificate.random_copy import random_inputs, random_weig
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.gauges.canonical import Gauge, MoveConstant, ShortenConstant, Stored
 from hf_align.symmetry.groups import GeneralLinear
-from hf_align.tracing.trace import Program, trace
+from hf_align.tracing.program import Program
+from hf_align.tracing.trace import trace
 
 
 @cache

@@ -25,7 +25,7 @@ from hf_align.checkpoints.checkpoint import SINGLE
 from hf_align.cli.app import main
 from hf_align.errors import HfAlignError
 from hf_align.running.data import load_data, require_fit
-from hf_align.tracing.trace import read_config
+from hf_align.tracing.build import read_config
 
 LLAMA = MODELS / "llama"
 QUICK = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

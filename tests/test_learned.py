@@ -43,7 +43,7 @@ from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
 from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spec import Factor
-from hf_align.tracing.trace import read_config
+from hf_align.tracing.build import read_config
 
 FAMILIES = ("llama", "gpt2", "vit")
 PROCESSOR = {"image_processor_type": "ViTImageProcessor", "do_resize": False, "do_rescale": True,

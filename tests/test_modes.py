@@ -19,9 +19,10 @@ from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.unseen import without_unseen
+from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.reduce import reduced
-from hf_align.tracing.trace import build_without_weights, trace
+from hf_align.tracing.trace import trace
 
 
 class Config(PretrainedConfig):

@@ -22,7 +22,7 @@ from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.conversion import Conversion
 from hf_align.checkpoints.naming import DiskWeights, NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError
-from hf_align.tracing.trace import build_without_weights
+from hf_align.tracing.build import build_without_weights
 
 transformers.utils.logging.disable_progress_bar()
 

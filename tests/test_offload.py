@@ -22,7 +22,8 @@ from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import noise, own_inputs
 from hf_align.running.network import Network, batches
 from hf_align.running.offload import OffloadedNetwork, network_for
-from hf_align.tracing.trace import build_without_weights, inventory, trace
+from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.trace import trace
 
 
 def pair_of(family: str) -> Pair:

@@ -98,7 +98,7 @@ def test_no_modelling_code_is_loaded(more: list[str], tmp_path: Path) -> None:
     """
     loaded = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
     assert "hf_align.plain" in loaded.stdout.split()
-    assert not {"transformers", "scipy", "hf_align.tracing.trace"} & set(loaded.stdout.split())
+    assert not {"transformers", "scipy", "hf_align.tracing.build"} & set(loaded.stdout.split())
 
 
 @pytest.mark.parametrize("side", [0, 1])

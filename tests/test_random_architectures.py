@@ -22,10 +22,10 @@ from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
+from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.reduce import reduced
 from hf_align.tracing.shrink import shrink
-from hf_align.tracing.trace import build_without_weights, read_config
 
 _SETTINGS = settings(deadline=None, database=None, derandomize=True, phases=(Phase.generate, Phase.shrink),
                      suppress_health_check=list(HealthCheck))  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from transformers import PretrainedConfig, PreTrainedModel
@@ -111,7 +112,7 @@ class Normed(PreTrainedModel):
 
 @pytest.fixture
 def normed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PretrainedConfig]:
-    monkeypatch.setattr(tracing.transformers, "NormedForTests", Normed, raising=False)
+    monkeypatch.setattr(transformers, "NormedForTests", Normed, raising=False)
     return lambda how: NormedConfig(how, architectures=["NormedForTests"])
 
 
@@ -137,7 +138,7 @@ class InAList(Normed):
 
 
 def test_weights_that_are_not_saved_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing.transformers, "InAListForTests", InAList, raising=False)
+    monkeypatch.setattr(transformers, "InAListForTests", InAList, raising=False)
     with pytest.raises(IncompatibleModels, match=r"test_reasons.py:\d+ .*reads weights .*ModuleList"):
         trace(NormedConfig("weight", architectures=["InAListForTests"]))
 

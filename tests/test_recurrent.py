@@ -18,7 +18,8 @@ from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
-from hf_align.tracing.trace import Program, trace_model
+from hf_align.tracing.program import Program
+from hf_align.tracing.trace import trace_model
 
 _WIDTH = 7
 _ROUNDING = 1e-5

@@ -28,9 +28,11 @@ from hf_align.running.generate import noise
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.derive import derive
 from hf_align.symmetry.overrides import symmetries
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.execute import run as run_program
 from hf_align.tracing.inputs import Example
-from hf_align.tracing.trace import Program, build_without_weights, inventory, op_name, trace
+from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.trace import trace
 
 
 def tiny_mixtral() -> PretrainedConfig:

@@ -20,7 +20,8 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import RotaryCommutant
 from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.trace import model_class, trace
+from hf_align.tracing.build import model_class
+from hf_align.tracing.trace import trace
 
 STRIDES = (1, 100, 1000, 2000)
 _LENGTH = 64

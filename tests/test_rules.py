@@ -23,7 +23,7 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.interpreter import RULES, Call, Value
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 BY_NAME = {example.name: example for example in EXAMPLES}
 OPS = sorted({example.op for example in EXAMPLES})

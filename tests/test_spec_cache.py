@@ -18,7 +18,7 @@ from hf_align.symmetry.gauges.canonical import Stored
 from hf_align.symmetry.plain_data import from_plain, to_plain
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.spec_cache import VARIABLE, derived_spec
-from hf_align.tracing.trace import read_config
+from hf_align.tracing.build import read_config
 
 
 @pytest.fixture

@@ -48,9 +48,11 @@ from hf_align.symmetry.groups import (
     TorusPermutation,
 )
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
+from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
+from hf_align.tracing.program import Program
 from hf_align.tracing.reduce import reduced
-from hf_align.tracing.trace import Program, build_without_weights, trace
+from hf_align.tracing.trace import trace
 
 VOCABULARY = 23
 """With fewer tokens than about twice the width, a count shows directions that no real model has."""

@@ -24,9 +24,11 @@ from hf_align.symmetry.groups import (
     SignedPermutation,
 )
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.execute import execute
+from hf_align.tracing.program import op_name
 from hf_align.tracing.shrink import shrink
-from hf_align.tracing.trace import _attention, build_without_weights, op_name, trace
+from hf_align.tracing.trace import _attention, trace
 
 
 def groups(spec: SymmetrySpec) -> dict[str, str]:
@@ -175,12 +177,12 @@ def filled(how: str) -> transformers.PretrainedConfig:
 
 
 def test_a_table_that_is_made_empty_and_then_filled_has_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_align.tracing.trace.transformers.Filled", Filled, raising=False)
+    monkeypatch.setattr("hf_align.tracing.build.transformers.Filled", Filled, raising=False)
     torch.testing.assert_close(build_without_weights(filled("once")).table, torch.arange(4.0))
 
 
 @pytest.mark.parametrize("how", ["weight", "twice"])
 def test_a_table_is_not_taken_for_what_it_was_once_filled_with(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_align.tracing.trace.transformers.Filled", Filled, raising=False)
+    monkeypatch.setattr("hf_align.tracing.build.transformers.Filled", Filled, raising=False)
     with pytest.raises(IncompatibleModels, match="the buffer table"):
         build_without_weights(filled(how))

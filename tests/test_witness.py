@@ -26,7 +26,7 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes as tracing_modes
-from hf_align.tracing.trace import build_as_loaded, model_class
+from hf_align.tracing.build import build_as_loaded, model_class
 from hf_align.witness.calls import WRITTEN, modes
 from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held

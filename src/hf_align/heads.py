@@ -10,10 +10,10 @@ from transformers import PretrainedConfig
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fingerprint import Call, CannotRecord
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.shrink import shallow
-from hf_align.tracing.trace import build_without_weights, inventory
 
 
 def choose_heads(

@@ -24,8 +24,8 @@ from hf_align.progress import waiting
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import is_wider
 from hf_align.tracing.budget import ANY, Budget, within
+from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.tracing.stored import with_stored
-from hf_align.tracing.trace import build_without_weights, inventory, read_config
 from hf_align.widths import Architecture, described, widen
 
 

@@ -231,7 +231,7 @@ def _require_same_function(
     """
     from hf_align.agreement import require_same_function
     from hf_align.tracing.budget import Budget, within
-    from hf_align.tracing.trace import build_without_weights, read_config
+    from hf_align.tracing.build import build_without_weights, read_config
 
     a, b = (read_config(folder, trust_remote_code=trust_remote_code) for folder in folders)
     for ref, config, checkpoint in zip(refs, (a, b), stored, strict=True):

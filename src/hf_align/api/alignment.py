@@ -23,7 +23,7 @@ from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.trace import read_config
+from hf_align.tracing.build import read_config
 
 _FILE = "alignment.safetensors"
 

@@ -16,9 +16,10 @@ from hf_align.errors import IncompatibleModels
 from hf_align.ondemand import Computed
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.build import build_without_weights, inventory, model_class, quiet, read_config
 from hf_align.tracing.inputs import examples
+from hf_align.tracing.program import Inventory
 from hf_align.tracing.stored import with_stored
-from hf_align.tracing.trace import Inventory, build_without_weights, inventory, model_class, quiet, read_config
 
 Reference = str | os.PathLike[str]
 Model = PreTrainedModel | Mapping[str, Tensor] | Reference

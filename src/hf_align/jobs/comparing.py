@@ -25,7 +25,7 @@ from hf_align.outcome import Report
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.network import Batch
 from hf_align.running.offload import network_for
-from hf_align.tracing.trace import build_without_weights, inventory
+from hf_align.tracing.build import build_without_weights, inventory
 
 _FEATURE_ROWS = 64
 """Examples on which features are compared."""

@@ -19,7 +19,7 @@ from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.ondemand import Computed
 from hf_align.running.generate import own_inputs, writes
 from hf_align.running.network import Batch, Weights
-from hf_align.tracing.trace import build_without_weights
+from hf_align.tracing.build import build_without_weights
 
 _DISTILLED, _START = "distilled.safetensors", "start"
 _WRITTEN, _LENGTH = 4096, 64

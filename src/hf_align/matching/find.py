@@ -28,7 +28,8 @@ from hf_align.running.generate import noise, own_inputs, writes
 from hf_align.running.network import Batch, Network, batches
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
-from hf_align.tracing.trace import build_without_weights, trace
+from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.trace import trace
 
 Say = Callable[[str], None]
 

@@ -26,7 +26,7 @@ from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis
 from hf_align.mergekit.extra import dtype_of, parse
 from hf_align.mergekit.flags import Flags
-from hf_align.tracing.trace import build_without_weights, inventory, read_config
+from hf_align.tracing.build import build_without_weights, inventory, read_config
 
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx|index\.json)$")
 

@@ -41,7 +41,7 @@ from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
-from hf_align.tracing.trace import build_without_weights, inventory, read_config
+from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.witness.witness import Moved
 from hf_align.writing import symmetries_of
 

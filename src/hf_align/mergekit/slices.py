@@ -26,8 +26,8 @@ from hf_align.models import Pair
 from hf_align.ondemand import OnDemand
 from hf_align.options import Options
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.shrink import with_fields
-from hf_align.tracing.trace import build_without_weights, inventory
 from hf_align.writing import untied
 
 

@@ -13,7 +13,7 @@ from hf_align.merging.selection import Units, eliminated, entries_of, put_togeth
 from hf_align.merging.sites import Site
 from hf_align.running.network import Network, Weights
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 
 class Candidates(Fit):

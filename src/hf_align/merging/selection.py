@@ -23,7 +23,7 @@ from hf_align.running.network import Batch, Network, Weights
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 _AT_ONCE = 16
 """The share of the units, one in so many, that are taken out before costs are computed anew."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.op_traits import stored_matrix
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.trace import Program, op_name, operand
+from hf_align.tracing.program import Program, op_name, operand
 
 _CASTS = frozenset(("to", "_to_copy", "alias", "detach", "contiguous", "clone", "dropout"))
 _RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"))

@@ -34,7 +34,7 @@ from hf_align.symmetry.gauges.canonical import (
 )
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
-from hf_align.tracing.trace import read_config
+from hf_align.tracing.build import read_config
 
 _WIDEST = 4096
 """The largest map whose eigenvalues are computed: 8192 already take minutes."""

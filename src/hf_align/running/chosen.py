@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hf_align.errors import HfAlignError
 from hf_align.running.network import Batch
-from hf_align.tracing.trace import build_without_weights
+from hf_align.tracing.build import build_without_weights
 
 _CONTEXT = 512
 """Tokens of a row of text at most."""

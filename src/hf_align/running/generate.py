@@ -8,7 +8,9 @@ from transformers import GenerationConfig
 
 from hf_align.running.network import Batch, Network, Weights, in_float32
 from hf_align.symmetry.certificate.random_copy import random_inputs
-from hf_align.tracing.trace import Program, quiet, trace
+from hf_align.tracing.build import quiet
+from hf_align.tracing.program import Program
+from hf_align.tracing.trace import trace
 
 _AT_ONCE = 256
 """Texts that are written side by side: their caches are held together."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.tracing.trace import build_to_run, quiet
+from hf_align.tracing.build import build_to_run, quiet
 
 _ROWS, _TOKENS = 16, 2048
 """Examples, and tokens of them, that run at once where nothing else is said."""

@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import CannotRun
 from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, runnable
-from hf_align.tracing.trace import build_to_run, build_without_weights, inventory, quiet
+from hf_align.tracing.build import build_to_run, build_without_weights, inventory, quiet
 
 _COPIES = 4
 """Of a model in float32, at most, while two are compared as they are and aligned."""

@@ -20,12 +20,13 @@ from hf_align.symmetry.derive import derive
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
 from hf_align.symmetry.unseen import without_unseen
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.join import join
 from hf_align.tracing.layer_code import layers_that_differ
 from hf_align.tracing.layers import Stack, find_stacks, shorten
 from hf_align.tracing.modes import find_modes, trace_mode, trace_modes
-from hf_align.tracing.trace import Inventory, Program, build_without_weights, inventory
+from hf_align.tracing.program import Inventory, Program
 from hf_align.tracing.ways import Mode
 
 logger = logging.getLogger(__name__)

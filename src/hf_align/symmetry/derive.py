@@ -26,7 +26,7 @@ from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, lower, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
-from hf_align.tracing.trace import Evidence, Program, op_name
+from hf_align.tracing.program import Evidence, Program, op_name
 
 
 def derive(program: Program) -> SymmetrySpec:

@@ -6,7 +6,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.op_traits import PASSES
 from hf_align.tracing.execute import BATCH_NORMS
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 _OF_POSITIVES = frozenset(("sqrt", "rsqrt", "log", "log2", "log10"))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hf_align.symmetry.spec import Factor, SymmetrySpec, format_axis
-from hf_align.tracing.trace import Evidence
+from hf_align.tracing.program import Evidence
 
 
 def explain(spec: SymmetrySpec, parameter: str) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from hf_align.symmetry.spaces import (
     require_same_order,
     unify,
 )
+from hf_align.tracing.program import Evidence, Program, evidence, op_name
 from hf_align.tracing.reasons import NEEDS_NUMBERS
-from hf_align.tracing.trace import Evidence, Program, evidence, op_name
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from hf_align.symmetry.positions import Places
 from hf_align.symmetry.rotations import Rotations, reordering
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.layer_code import digest
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 _LINEAR = frozenset(
     [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 # fmt: off
 PASSES = frozenset((

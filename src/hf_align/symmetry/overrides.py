@@ -42,8 +42,9 @@ from hf_align.symmetry.pin import because, pin, space_of, with_factors
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.spec_cache import derived_spec
 from hf_align.tracing.execute import execute
+from hf_align.tracing.program import Evidence, Program
 from hf_align.tracing.shrink import shrink
-from hf_align.tracing.trace import Evidence, Program, trace
+from hf_align.tracing.trace import trace
 
 _EXACT = 1e-9
 """Of the outputs: what a symmetry changes in float64 is rounding, some 1e-15; anything else is far above."""

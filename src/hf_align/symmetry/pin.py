@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hf_align.symmetry.elements import PRIMAL
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
-from hf_align.tracing.trace import Evidence
+from hf_align.tracing.program import Evidence
 
 
 def pin(spec: SymmetrySpec, name: str, why: Evidence) -> SymmetrySpec:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.op_traits import gives_only_its_shape
-from hf_align.tracing.trace import Program, op_name, upstream
+from hf_align.tracing.program import Program, op_name, upstream
 
 _MASKED = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""

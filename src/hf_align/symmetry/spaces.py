@@ -16,7 +16,7 @@ from enum import Enum
 from itertools import count
 
 from hf_align.symmetry.bounds import FIXED, FREE, METRIC, Bound
-from hf_align.tracing.trace import Evidence
+from hf_align.tracing.program import Evidence
 
 _serial = count()
 

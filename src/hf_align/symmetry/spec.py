@@ -14,7 +14,7 @@ from hf_align.symmetry.elements import PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.groups import Group
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.trace import Evidence
+from hf_align.tracing.program import Evidence
 
 
 @dataclass(frozen=True)

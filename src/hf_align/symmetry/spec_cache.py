@@ -29,9 +29,9 @@ from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.interpreter import RULES
 from hf_align.symmetry.plain_data import from_plain, to_plain
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.build import model_class
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import parts
-from hf_align.tracing.trace import model_class
 
 logger = logging.getLogger(__name__)
 VARIABLE = "HF_ALIGN_CACHE"

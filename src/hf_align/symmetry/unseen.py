@@ -26,7 +26,7 @@ from hf_align.symmetry.gauges.canonical import (
 from hf_align.symmetry.patterns import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import AxisActions, SymmetrySpec
-from hf_align.tracing.trace import Evidence
+from hf_align.tracing.program import Evidence
 
 
 def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySpec:

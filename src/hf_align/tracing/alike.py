@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from hf_align.tracing.nested import leaves, nesting
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 Sizes = set[tuple[int, int]]
 _SIZES = frozenset(("size", "shape", "start", "end", "length", "index", "split_size", "split_sizes", "repeats"))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 _CASTS = ("to", "_to_copy", "type_as", "float")
 BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}

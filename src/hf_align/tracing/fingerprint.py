@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from hf_align.tracing.build import quiet
 from hf_align.tracing.inputs import Example
+from hf_align.tracing.program import op_name
 from hf_align.tracing.record import record
-from hf_align.tracing.trace import op_name, quiet
 
 _DROPOUTS = frozenset(("dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"))
 _OFF_AT = 2

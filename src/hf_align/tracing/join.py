@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from hf_align.tracing.inputs import Example
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 
 def join(calls: Mapping[str, Program]) -> Program:

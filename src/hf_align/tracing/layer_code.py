@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from hf_align.tracing.layers import Stack
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 Code = tuple[Hashable, ...]
 Layer = tuple[str, int]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 
 def looks_outside(program: Program) -> bool:

@@ -25,8 +25,9 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import Example, parts
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
+from hf_align.tracing.program import Program, op_name
 from hf_align.tracing.reasons import reason
-from hf_align.tracing.trace import Program, op_name, trace_call, trace_model
+from hf_align.tracing.trace import trace_call, trace_model
 from hf_align.tracing.ways import (
     Mode,
     NothingNew,

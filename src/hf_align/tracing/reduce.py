@@ -23,6 +23,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
+from hf_align.tracing.build import build_without_weights, inventory, quiet
 from hf_align.tracing.inputs import examples, media
 from hf_align.tracing.shrink import (
     ROOMY,
@@ -35,7 +36,6 @@ from hf_align.tracing.shrink import (
     with_all_stages,
     with_fields,
 )
-from hf_align.tracing.trace import build_without_weights, inventory, quiet
 from hf_align.tracing.ways import Mode, try_media
 
 WANTED = 2500

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from hf_align.tracing.trace import quiet
+from hf_align.tracing.build import quiet
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,33 @@
 """From a config to a Program: the FX graph of one forward pass, with parameter names, and no weights.
 
-Weights are allocated on no device (`torch.empty` makes fake tensors, the buffers that a model computes for itself stay
-real), attention is forced to `eager`, and `torch.export` keeps layer_norm, softmax and linear whole; where export
-cannot read the integers that decide a shape or a branch, the pass is recorded as it runs. What does not depend on the
-inputs or the weights (masks, position ids, rotary tables) is evaluated: a rule may look at its values.
+The pass is recorded as it runs, or exported where that fails; layer_norm, softmax and linear stay whole. What does not
+depend on the inputs or the weights (masks, position ids, rotary tables) is evaluated: a rule may look at its values.
 """
 
 from __future__ import annotations
 
-import copy
 import io
-import logging
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import transformers
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
-from torch.overrides import TorchFunctionMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
-from transformers.initialization import no_init_weights
 
-from hf_align.errors import HfAlignError, IncompatibleModels, first_line
-from hf_align.tracing.budget import bounded_memory
-from hf_align.tracing.inputs import Example, examples, parts
-from hf_align.tracing.reasons import FROM_WEIGHTS, HELPERS, NOT_ITS_OWN, is_about_numbers, place, reason
-from hf_align.tracing.record import CPU, ONLY_SHAPES, SwallowedQuestionError, record, value_shown
+from hf_align.errors import IncompatibleModels
+from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
+from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.program import Program, evidence, op_name
+from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, reason
+from hf_align.tracing.record import ONLY_SHAPES, SwallowedQuestionError, record, value_shown
 from hf_align.tracing.state import left_as_found
-from hf_align.tracing.stored import load_stored
 
 _BATCH = 2
 _LENGTH = 7
@@ -64,276 +51,6 @@ def _attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     return torch.softmax(scores, -1) @ value
-
-
-_TRUSTED: set[str] = set()
-"""Where configs were read whose modelling code may run."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Where a fact comes from: the op, the module it runs in, and the line of the modelling code."""
-
-    role: str
-    op: str
-    module: str
-    line: str
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """What a model saves: the `shapes`, `ties` and `buffers` of its Program."""
-
-    shapes: dict[str, tuple[int, ...]]
-    ties: dict[str, str]
-    buffers: dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Program:
-    """One forward pass as a graph.
-
-    Attributes:
-        config: what it was traced from.
-        graph: aten ops; every placeholder is in one of the next two.
-        parameters: placeholder -> name in memory of a parameter that is read.
-        inputs: placeholder -> argument name of `forward`.
-        shapes: parameter name -> shape. Tied weights appear once.
-        ties: other names of a tied weight -> the name in `shapes`.
-        buffers: names of persistent buffers that are saved with the weights, with their values' shapes.
-        constants: nodes that depend on neither inputs nor weights, with their values.
-        example: the arguments that it was traced with.
-        candidate: their number among `inputs.examples`.
-        modes: the calls that it consists of, by name.
-        opened: the parameters that some op reads, be it for nothing that is returned.
-    """
-
-    config: PretrainedConfig
-    graph: fx.Graph
-    parameters: dict[fx.Node, str]
-    inputs: dict[fx.Node, str]
-    shapes: dict[str, tuple[int, ...]]
-    ties: dict[str, str]
-    buffers: dict[str, tuple[int, ...]]
-    constants: dict[fx.Node, Any]
-    example: Example
-    candidate: int = 0
-    modes: tuple[str, ...] = ()
-    opened: frozenset[str] = frozenset()
-
-    @cached_property
-    def order(self) -> dict[fx.Node, int]:
-        """Where each node stands in the graph."""
-        return {node: i for i, node in enumerate(self.graph.nodes)}
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """The parameters that no call reads: another call may."""
-        return tuple(name for name in self.shapes if name not in self.opened)
-
-    @property
-    def interface(self) -> tuple[fx.Node, ...]:
-        """Every floating point tensor that the model returns, but for constants and stages on the way to the first."""
-        (results,) = next(n for n in self.graph.nodes if n.op == "output").args
-        assert isinstance(results, tuple)
-        return tuple(node for node in results if node not in self.constants)
-
-    @property
-    def output(self) -> fx.Node:
-        """The tensor that the model is judged by: the first of the interface."""
-        return self.interface[0]
-
-
-class _WeightsOnMeta(TorchFunctionMode):
-    """Weights come from `torch.empty`, which costs nothing here; computed buffers stay real.
-
-    Attributes:
-        filled: empty tensors that were made a copy of a real one: by id, with the version and the value from then on.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filled: dict[int, tuple[Tensor, int, Tensor]] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.empty:
-            kwargs["device"] = "meta"
-        result = func(*args, **kwargs)
-        if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
-            self.filled[id(args[0])] = args[0], args[0]._version, args[1].detach().to(args[0].dtype).expand_as(args[0])
-        return result
-
-    def fill(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Give a model the values of buffers that it does not save, where they were made empty and then filled."""
-        for module in model.modules():
-            for name in module._non_persistent_buffers_set:
-                empty = module._buffers.get(name)
-                made, version, value = self.filled.get(id(empty), (None, 0, torch.empty(0)))
-                if empty is not None and made is empty and empty._version == version:
-                    module._buffers[name] = value.clone()
-        return model
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail.
-
-    `logging.disable` would have thousands of loggers forget what they know, twice each time.
-    """
-    with patch.object(logging.Logger, "handle", lambda logger, record: None), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def read_config(model: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of a folder, a Hub id, or a registered model type (its default config).
-
-    Raises:
-        HfAlignError: there is no such config, or it needs code that was not trusted.
-    """
-    if str(model) in transformers.CONFIG_MAPPING and not Path(model).exists():
-        return transformers.AutoConfig.for_model(str(model))
-    try:
-        with quiet(), bounded_memory():
-            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except HfAlignError:
-        raise
-    except Exception as error:  # a config may be anything, and so may what its class says of it
-        raise HfAlignError(f"{model}: no usable config.json ({first_line(error)})") from error
-    named = config.architectures
-    if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):
-        raise HfAlignError(f"{model}: architectures in its config.json is not a list of names")
-    if trust_remote_code:
-        _TRUSTED.add(config._name_or_path)
-    return config
-
-
-def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
-    """How the config says its model is built: the class it was saved from, else the base model.
-
-    Raises:
-        IncompatibleModels: the class is not known to this version of transformers.
-    """
-    for name in config.architectures or ():
-        found = _class_of_its_own(config, name) or getattr(transformers, name, None) or _registered_class(config, name)
-        if found is None:
-            raise IncompatibleModels(f"architecture {name} is unknown to transformers {transformers.__version__}")
-        return found._from_config
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM,
-                 transformers.AutoModelForImageClassification, transformers.AutoModel):  # fmt: skip
-        if type(config) in auto._model_mapping:
-            return auto.from_config
-    raise IncompatibleModels(f"no model class for configs of type {config.model_type}")
-
-
-def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
-    """A class from modelling code that came with the config, if that code was trusted when the config was read."""
-    references = (getattr(config, "auto_map", None) or {}).values()
-    reference = next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
-    if reference is None or config._name_or_path not in _TRUSTED:
-        return None
-    files = [(file.name, file.stat().st_mtime_ns) for file in sorted(Path(config._name_or_path).glob("*.py"))]
-    return _loaded_class(reference, config._name_or_path, tuple(files))
-
-
-@cache
-def _loaded_class(reference: str, model: str, files: tuple[tuple[str, int], ...]) -> Any:
-    """Reading all imports of the modelling code takes longer than a trace, and each build of a model asks for it."""
-    return get_class_from_dynamic_module(reference, model)
-
-
-def _registered_class(config: PretrainedConfig, name: str) -> Any:
-    """A class that the user registered with an Auto class."""
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-        found = auto._model_mapping.get(type(config), None)
-        if found is not None and getattr(found, "__name__", "") == name:
-            return found
-    return None
-
-
-def build_without_weights(config: PretrainedConfig, attention: str = "eager") -> PreTrainedModel:
-    """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers: those that
-    the config notes, else freshly computed ones."""
-    build = model_class(config)
-    try:
-        with quiet(), _WeightsOnMeta() as made, no_init_weights():
-            model = made.fill(_with_plain_parts(build, config, attention))
-    except RuntimeError as error:
-        if "meta" not in str(error):
-            raise
-        raise IncompatibleModels(f"{place(error)}: {FROM_WEIGHTS}") from error
-    return _with_fake_weights(model, config)
-
-
-def build_as_loaded(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice. Experts
-    run one after the other: grouped products do not take every size and dtype.
-
-    Args:
-        dtype: of the weights, and of buffers that follow it.
-    """
-    config = copy.deepcopy(config)
-    for part in parts(config):
-        part._experts_implementation = "eager"
-    with quiet(), _WeightsOnMeta() as made, no_init_weights():
-        model = made.fill(model_class(config)(config, dtype=dtype).eval())
-    return _with_fake_weights(model, config)
-
-
-def build_to_run(config: PretrainedConfig) -> PreTrainedModel:
-    """As `build_as_loaded`, where whole texts are read at once: keys and values are not kept."""
-    config = copy.deepcopy(config)
-    for part in parts(config):
-        part.use_cache = False
-    return build_as_loaded(config)
-
-
-def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
-    load_stored(model, config)
-    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
-    replaced: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in list(module._parameters.items()):
-            if weight is not None:
-                if id(weight) not in replaced:
-                    replaced[id(weight)] = _fake_parameter(fake, weight)
-                module._parameters[name] = replaced[id(weight)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = _fake_statistic(fake, module, name, buffer)
-    model.tie_weights()
-    return model
-
-
-def _fake_parameter(fake: FakeTensorMode, like: Tensor) -> torch.nn.Parameter:
-    """What `Parameter(torch.empty(…))` is under the mode, without the dozen ops that this takes there."""
-    empty: Any = FakeTensor(fake, torch.empty(like.shape, dtype=like.dtype, device="meta"), CPU)
-    empty._is_param = True
-    assert isinstance(empty, torch.nn.Parameter)
-    return empty
-
-
-def _fake_statistic(fake: FakeTensorMode, module: torch.nn.Module, name: str, buffer: Tensor) -> Tensor:
-    """A saved buffer that was computed from weights, as spectral norms have them, is one itself."""
-    if name in module._non_persistent_buffers_set or not buffer.is_floating_point():
-        raise IncompatibleModels(f"the buffer {name} of {type(module).__name__}: {FROM_WEIGHTS}")
-    with fake:
-        return torch.empty(buffer.shape, dtype=buffer.dtype)
-
-
-def _with_plain_parts(
-    build: Callable[..., PreTrainedModel], config: PretrainedConfig, attention: str
-) -> PreTrainedModel:
-    """Attention as separate products, experts as batched ones (a loop over them depends on the data), no caches."""
-    config = copy.deepcopy(config)
-    for part in parts(config):
-        part.use_cache = False
-        part._experts_implementation = "batched_mm"
-    try:
-        return build(config, attn_implementation=attention, dtype=torch.float32).eval()
-    except ValueError:  # some models know only one kind of attention
-        return build(config, dtype=torch.float32).eval()
 
 
 def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
@@ -429,12 +146,12 @@ def trace_call(model: PreTrainedModel, example: Example) -> Program:
 def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = False) -> Program:
     """As the forward pass runs, with all that is neither a weight nor free at its value."""
     free = {name: value for name, value in example.arguments.items() if example.is_free(name)}
-    weights = set(dict(model.named_parameters())) | set(_trained_buffers(model))
+    weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic)
     if any(_is_taken_apart(n) or _writes_in_place(n) for n in recorded.graph.nodes):
         return _of_export(model, torch.export.export(recorded, (), free, strict=False), example)
     parameters, arguments, constants = {}, {}, {}
-    names, _ = _canonical_names(model)
+    names, _ = canonical_names(model)
     for node in recorded.graph.nodes:
         if node.op == "placeholder":
             arguments[node] = str(node.target)
@@ -483,8 +200,8 @@ def _of_export(model: PreTrainedModel, exported: torch.export.ExportedProgram, e
     apart |= {n.target: _attention for n in calls if op_name(n) == "scaled_dot_product_attention"}
     if apart or any(_writes_in_place(n) for n in calls):
         exported = exported.run_decompositions(apart)
-    names, _ = _canonical_names(model)
-    statistics = _trained_buffers(model)
+    names, _ = canonical_names(model)
+    statistics = trained_buffers(model)
     signature = exported.graph_signature
     parameters, arguments, constants = {}, {}, {}
     given = exported.example_inputs[1] if exported.example_inputs else {}
@@ -548,31 +265,9 @@ def _return_no_stages(graph: fx.Graph) -> None:
     end.args = ((*flat[:1], *(n for n in flat[1:] if value_shown(n) not in stages)),)
 
 
-def inventory(model: PreTrainedModel) -> Inventory:
-    """What a model saves."""
-    statistics = _trained_buffers(model)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()} | statistics
-    saved = model.state_dict(keep_vars=True)
-    buffers = {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and n not in statistics}
-    return Inventory(shapes, _canonical_names(model)[1], buffers)
-
-
 def _writes_in_place(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable and op_name(node) not in ("detach_", "dropout_")
-
-
-def _trained_buffers(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Saved floating point buffers: no gradient reaches them, but training does (running means, routing biases)."""
-    saved = model.state_dict(keep_vars=True)
-    return {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and b.is_floating_point()}
-
-
-def _canonical_names(model: PreTrainedModel) -> tuple[dict[str, str], dict[str, str]]:
-    """Every parameter name -> the name that is kept, and the ties alone."""
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
-    return names, {name: kept for name, kept in names.items() if name != kept}
 
 
 def _buffer(exported: torch.export.ExportedProgram, name: str) -> Tensor:
@@ -600,43 +295,3 @@ def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
         return constants[node]
     example = node.meta["val"]
     return torch.zeros(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example
-
-
-def operand(node: fx.Node, position: int) -> fx.Node | None:
-    """An argument that is another node's value, else None."""
-    argument = node.args[position] if len(node.args) > position else None
-    return argument if isinstance(argument, fx.Node) else None
-
-
-def upstream(node: fx.Node, program: Program) -> set[fx.Node]:
-    """What a value is computed from, itself included and constants left out."""
-    needed, stack = set[fx.Node](), [node]
-    while stack:
-        last = stack.pop()
-        if last not in needed and last not in program.constants:
-            needed.add(last)
-            stack.extend(last.all_input_nodes)
-    return needed
-
-
-def op_name(node: fx.Node) -> str:
-    """`layer_norm` for `torch.ops.aten.layer_norm.default`; `getitem` for tuple access."""
-    target = node.target
-    return str(getattr(target, "_opname", getattr(target, "__name__", target)))
-
-
-def evidence(node: fx.Node, role: str) -> Evidence:
-    """Where a node comes from: its op, module path, and the line of the modelling code."""
-    stack = node.meta.get("nn_module_stack") or {}
-    module = list(stack.values())[-1][0] if stack else ""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    files = [line for line in lines if line.startswith("File ")]
-    own = [line for line in files if not any(library in line for library in HELPERS)]
-    return Evidence(role, op_name(node), module, _short((own or files)[-1]) if files else "")
-
-
-def _short(frame: str) -> str:
-    """`File "/…/modeling_llama.py", line 70, in forward` -> `modeling_llama.py:70`."""
-    path, _, rest = frame.removeprefix('File "').partition('"')
-    number = rest.partition("line ")[2].partition(",")[0]
-    return f"{Path(path).name}:{number}"

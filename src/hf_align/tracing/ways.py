@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.tracing.build import quiet
 from hf_align.tracing.inputs import Example, Reader, media, parts, reader
-from hf_align.tracing.trace import quiet
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
                      "d_model", "n_embd")  # fmt: skip

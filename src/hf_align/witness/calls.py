@@ -15,9 +15,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from hf_align.errors import first_line
 from hf_align.running.network import Batch
+from hf_align.tracing.build import quiet
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import Example, examples
-from hf_align.tracing.trace import quiet
 from hf_align.tracing.ways import Mode, NothingNew, at_length, cut, extent, positions, try_parts, try_together, try_ways
 
 WRITTEN = 32

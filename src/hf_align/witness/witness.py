@@ -26,7 +26,7 @@ from hf_align.running.offload import OffloadedNetwork, network_for
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.trace import build_as_loaded, build_without_weights
+from hf_align.tracing.build import build_as_loaded, build_without_weights
 from hf_align.tracing.ways import Mode, extent
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes

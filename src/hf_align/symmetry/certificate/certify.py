@@ -31,9 +31,11 @@ from hf_align.symmetry.override_file import OverrideFile
 from hf_align.symmetry.overrides import Review
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.unseen import without_unseen
+from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.execute import run
 from hf_align.tracing.modes import trace_modes
-from hf_align.tracing.trace import Program, build_without_weights, trace
+from hf_align.tracing.program import Program
+from hf_align.tracing.trace import trace
 
 _EXACT = 1e-9
 """Relative changes below are rounding."""

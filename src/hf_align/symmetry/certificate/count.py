@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
 from hf_align.tracing.execute import run
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 _OUTPUTS_MIXED = 10
 """Combinations of the outputs at one position that the count looks at: no more are independent of each other there

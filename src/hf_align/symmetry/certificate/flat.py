@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from hf_align.symmetry.certificate.count import jacobian, looks, rank
 from hf_align.symmetry.certificate.random_copy import Weights
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 POINTS = 8
 """Means that are tried: a direction that depends on the weights is seen by one already, up to chance."""

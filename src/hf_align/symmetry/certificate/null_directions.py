@@ -29,7 +29,7 @@ from hf_align.symmetry.certificate.random_copy import Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.trace import Program
+from hf_align.tracing.program import Program
 
 _REACHED = 1e-6
 """Of a direction of unit length among weights that are not reached, what rounding leaves of it among those that are."""

@@ -14,7 +14,7 @@ from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.inputs import parts
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 Weights = dict[str, Tensor]
 

@@ -22,7 +22,7 @@ from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, moved
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.op_traits import PASSES, is_sum, multiplies_by_one, sums_to_one, used_only_by
 from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 Starts = dict[fx.Node, Tensor]
 """Where a constant stands first, with the number of its entry for each entry of the value."""

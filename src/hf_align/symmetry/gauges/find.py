@@ -36,7 +36,7 @@ from hf_align.symmetry.op_traits import (
     used_only_by,
 )
 from hf_align.symmetry.spaces import Axis, Kind
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 
 @dataclass(frozen=True)

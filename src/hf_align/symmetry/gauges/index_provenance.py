@@ -17,7 +17,7 @@ from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.op_traits import PASSES, pads_nothing
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 NOBODY = -1
 

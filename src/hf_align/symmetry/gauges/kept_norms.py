@@ -16,7 +16,7 @@ from torch import fx
 from hf_align.symmetry.gauges.canonical import FreeReader, LevelTable
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.op_traits import PASSES, is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
-from hf_align.tracing.trace import Program, op_name
+from hf_align.tracing.program import Program, op_name
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hf_align.symmetry.gauges.index_provenance import follow, numbered, present,
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.op_traits import used_only_by
 from hf_align.symmetry.spaces import Kind
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 
 def centred_rows(found: Interpretation) -> Iterator[CentreRows]:

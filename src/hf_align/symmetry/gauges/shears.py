@@ -15,7 +15,7 @@ from hf_align.symmetry.gauges.canonical import ShearAlongMean
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, VectorUse, norms_that_stay, terms_of, top_of, vector_uses
 from hf_align.symmetry.interpreter import Interpretation
 from hf_align.symmetry.op_traits import used_only_by
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 _Weight = tuple[str, int]
 

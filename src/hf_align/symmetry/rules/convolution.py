@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Value, rule
 from hf_align.symmetry.spaces import Axis, fresh, product, split_product
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", harmless="stride padding dilation output_padding")

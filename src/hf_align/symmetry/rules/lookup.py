@@ -16,7 +16,7 @@ from hf_align.symmetry.interpreter import Call, Value, aligned, rule, rule_for_n
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of, run_along
 from hf_align.symmetry.spaces import Axis, fresh
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 
 @rule_for_numbers("embedding", harmless="padding_idx")

@@ -12,7 +12,7 @@ from hf_align.symmetry.op_traits import subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.symmetry.spaces import Axis, fresh, split_product
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 
 @rule("layer_norm", harmless="eps")

@@ -12,7 +12,7 @@ from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
 from hf_align.symmetry.op_traits import subtracts_mean
 from hf_align.symmetry.spaces import Axis, cut, fresh
-from hf_align.tracing.trace import op_name
+from hf_align.tracing.program import op_name
 
 _CONSTANTS_OF_FUNCTIONS = (
     "self other min max alpha beta scale input_scale threshold value min_val max_val approximate eps nan posinf neginf"

@@ -1,0 +1,248 @@
+"""From a config to a model without weights: parameters take no memory, the buffers that a model computes stay real."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.initialization import no_init_weights
+
+from hf_align.errors import HfAlignError, IncompatibleModels, first_line
+from hf_align.tracing.budget import bounded_memory
+from hf_align.tracing.inputs import parts
+from hf_align.tracing.program import Inventory
+from hf_align.tracing.reasons import FROM_WEIGHTS, place
+from hf_align.tracing.record import CPU
+from hf_align.tracing.stored import load_stored
+
+_TRUSTED: set[str] = set()
+"""Where configs were read whose modelling code may run."""
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Weights come from `torch.empty`, which costs nothing here; computed buffers stay real.
+
+    Attributes:
+        filled: empty tensors that were made a copy of a real one: by id, with the version and the value from then on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled: dict[int, tuple[Tensor, int, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
+            self.filled[id(args[0])] = args[0], args[0]._version, args[1].detach().to(args[0].dtype).expand_as(args[0])
+        return result
+
+    def fill(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Give a model the values of buffers that it does not save, where they were made empty and then filled."""
+        for module in model.modules():
+            for name in module._non_persistent_buffers_set:
+                empty = module._buffers.get(name)
+                made, version, value = self.filled.get(id(empty), (None, 0, torch.empty(0)))
+                if empty is not None and made is empty and empty._version == version:
+                    module._buffers[name] = value.clone()
+        return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail.
+
+    `logging.disable` would have thousands of loggers forget what they know, twice each time.
+    """
+    with patch.object(logging.Logger, "handle", lambda logger, record: None), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def read_config(model: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The config of a folder, a Hub id, or a registered model type (its default config).
+
+    Raises:
+        HfAlignError: there is no such config, or it needs code that was not trusted.
+    """
+    if str(model) in transformers.CONFIG_MAPPING and not Path(model).exists():
+        return transformers.AutoConfig.for_model(str(model))
+    try:
+        with quiet(), bounded_memory():
+            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except HfAlignError:
+        raise
+    except Exception as error:  # a config may be anything, and so may what its class says of it
+        raise HfAlignError(f"{model}: no usable config.json ({first_line(error)})") from error
+    named = config.architectures
+    if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):
+        raise HfAlignError(f"{model}: architectures in its config.json is not a list of names")
+    if trust_remote_code:
+        _TRUSTED.add(config._name_or_path)
+    return config
+
+
+def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
+    """How the config says its model is built: the class it was saved from, else the base model.
+
+    Raises:
+        IncompatibleModels: the class is not known to this version of transformers.
+    """
+    for name in config.architectures or ():
+        found = _class_of_its_own(config, name) or getattr(transformers, name, None) or _registered_class(config, name)
+        if found is None:
+            raise IncompatibleModels(f"architecture {name} is unknown to transformers {transformers.__version__}")
+        return found._from_config
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM,
+                 transformers.AutoModelForImageClassification, transformers.AutoModel):  # fmt: skip
+        if type(config) in auto._model_mapping:
+            return auto.from_config
+    raise IncompatibleModels(f"no model class for configs of type {config.model_type}")
+
+
+def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
+    """A class from modelling code that came with the config, if that code was trusted when the config was read."""
+    references = (getattr(config, "auto_map", None) or {}).values()
+    reference = next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
+    if reference is None or config._name_or_path not in _TRUSTED:
+        return None
+    files = [(file.name, file.stat().st_mtime_ns) for file in sorted(Path(config._name_or_path).glob("*.py"))]
+    return _loaded_class(reference, config._name_or_path, tuple(files))
+
+
+@cache
+def _loaded_class(reference: str, model: str, files: tuple[tuple[str, int], ...]) -> Any:
+    """Reading all imports of the modelling code takes longer than a trace, and each build of a model asks for it."""
+    return get_class_from_dynamic_module(reference, model)
+
+
+def _registered_class(config: PretrainedConfig, name: str) -> Any:
+    """A class that the user registered with an Auto class."""
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
+        found = auto._model_mapping.get(type(config), None)
+        if found is not None and getattr(found, "__name__", "") == name:
+            return found
+    return None
+
+
+def build_without_weights(config: PretrainedConfig, attention: str = "eager") -> PreTrainedModel:
+    """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers: those that
+    the config notes, else freshly computed ones."""
+    build = model_class(config)
+    try:
+        with quiet(), _WeightsOnMeta() as made, no_init_weights():
+            model = made.fill(_with_plain_parts(build, config, attention))
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        raise IncompatibleModels(f"{place(error)}: {FROM_WEIGHTS}") from error
+    return _with_fake_weights(model, config)
+
+
+def build_as_loaded(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice. Experts
+    run one after the other: grouped products do not take every size and dtype.
+
+    Args:
+        dtype: of the weights, and of buffers that follow it.
+    """
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part._experts_implementation = "eager"
+    with quiet(), _WeightsOnMeta() as made, no_init_weights():
+        model = made.fill(model_class(config)(config, dtype=dtype).eval())
+    return _with_fake_weights(model, config)
+
+
+def build_to_run(config: PretrainedConfig) -> PreTrainedModel:
+    """As `build_as_loaded`, where whole texts are read at once: keys and values are not kept."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part.use_cache = False
+    return build_as_loaded(config)
+
+
+def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
+    load_stored(model, config)
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
+    replaced: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module._parameters.items()):
+            if weight is not None:
+                if id(weight) not in replaced:
+                    replaced[id(weight)] = _fake_parameter(fake, weight)
+                module._parameters[name] = replaced[id(weight)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = _fake_statistic(fake, module, name, buffer)
+    model.tie_weights()
+    return model
+
+
+def _fake_parameter(fake: FakeTensorMode, like: Tensor) -> torch.nn.Parameter:
+    """What `Parameter(torch.empty(…))` is under the mode, without the dozen ops that this takes there."""
+    empty: Any = FakeTensor(fake, torch.empty(like.shape, dtype=like.dtype, device="meta"), CPU)
+    empty._is_param = True
+    assert isinstance(empty, torch.nn.Parameter)
+    return empty
+
+
+def _fake_statistic(fake: FakeTensorMode, module: torch.nn.Module, name: str, buffer: Tensor) -> Tensor:
+    """A saved buffer that was computed from weights, as spectral norms have them, is one itself."""
+    if name in module._non_persistent_buffers_set or not buffer.is_floating_point():
+        raise IncompatibleModels(f"the buffer {name} of {type(module).__name__}: {FROM_WEIGHTS}")
+    with fake:
+        return torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def _with_plain_parts(
+    build: Callable[..., PreTrainedModel], config: PretrainedConfig, attention: str
+) -> PreTrainedModel:
+    """Attention as separate products, experts as batched ones (a loop over them depends on the data), no caches."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        part.use_cache = False
+        part._experts_implementation = "batched_mm"
+    try:
+        return build(config, attn_implementation=attention, dtype=torch.float32).eval()
+    except ValueError:  # some models know only one kind of attention
+        return build(config, dtype=torch.float32).eval()
+
+
+def inventory(model: PreTrainedModel) -> Inventory:
+    """What a model saves."""
+    statistics = trained_buffers(model)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()} | statistics
+    saved = model.state_dict(keep_vars=True)
+    buffers = {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and n not in statistics}
+    return Inventory(shapes, canonical_names(model)[1], buffers)
+
+
+def trained_buffers(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Saved floating point buffers: no gradient reaches them, but training does (running means, routing biases)."""
+    saved = model.state_dict(keep_vars=True)
+    return {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and b.is_floating_point()}
+
+
+def canonical_names(model: PreTrainedModel) -> tuple[dict[str, str], dict[str, str]]:
+    """Every parameter name -> the name that is kept, and the ties alone."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+    return names, {name: kept for name, kept in names.items() if name != kept}

@@ -1,0 +1,128 @@
+"""A program: one forward pass as a graph, and where each fact about it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+from transformers import PretrainedConfig
+
+from hf_align.tracing.inputs import Example
+from hf_align.tracing.reasons import HELPERS
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where a fact comes from: the op, the module it runs in, and the line of the modelling code."""
+
+    role: str
+    op: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a model saves: the `shapes`, `ties` and `buffers` of its Program."""
+
+    shapes: dict[str, tuple[int, ...]]
+    ties: dict[str, str]
+    buffers: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One forward pass as a graph.
+
+    Attributes:
+        config: what it was traced from.
+        graph: aten ops; every placeholder is in one of the next two.
+        parameters: placeholder -> name in memory of a parameter that is read.
+        inputs: placeholder -> argument name of `forward`.
+        shapes: parameter name -> shape. Tied weights appear once.
+        ties: other names of a tied weight -> the name in `shapes`.
+        buffers: names of persistent buffers that are saved with the weights, with their values' shapes.
+        constants: nodes that depend on neither inputs nor weights, with their values.
+        example: the arguments that it was traced with.
+        candidate: their number among `inputs.examples`.
+        modes: the calls that it consists of, by name.
+        opened: the parameters that some op reads, be it for nothing that is returned.
+    """
+
+    config: PretrainedConfig
+    graph: fx.Graph
+    parameters: dict[fx.Node, str]
+    inputs: dict[fx.Node, str]
+    shapes: dict[str, tuple[int, ...]]
+    ties: dict[str, str]
+    buffers: dict[str, tuple[int, ...]]
+    constants: dict[fx.Node, Any]
+    example: Example
+    candidate: int = 0
+    modes: tuple[str, ...] = ()
+    opened: frozenset[str] = frozenset()
+
+    @cached_property
+    def order(self) -> dict[fx.Node, int]:
+        """Where each node stands in the graph."""
+        return {node: i for i, node in enumerate(self.graph.nodes)}
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The parameters that no call reads: another call may."""
+        return tuple(name for name in self.shapes if name not in self.opened)
+
+    @property
+    def interface(self) -> tuple[fx.Node, ...]:
+        """Every floating point tensor that the model returns, but for constants and stages on the way to the first."""
+        (results,) = next(n for n in self.graph.nodes if n.op == "output").args
+        assert isinstance(results, tuple)
+        return tuple(node for node in results if node not in self.constants)
+
+    @property
+    def output(self) -> fx.Node:
+        """The tensor that the model is judged by: the first of the interface."""
+        return self.interface[0]
+
+
+def operand(node: fx.Node, position: int) -> fx.Node | None:
+    """An argument that is another node's value, else None."""
+    argument = node.args[position] if len(node.args) > position else None
+    return argument if isinstance(argument, fx.Node) else None
+
+
+def upstream(node: fx.Node, program: Program) -> set[fx.Node]:
+    """What a value is computed from, itself included and constants left out."""
+    needed, stack = set[fx.Node](), [node]
+    while stack:
+        last = stack.pop()
+        if last not in needed and last not in program.constants:
+            needed.add(last)
+            stack.extend(last.all_input_nodes)
+    return needed
+
+
+def op_name(node: fx.Node) -> str:
+    """`layer_norm` for `torch.ops.aten.layer_norm.default`; `getitem` for tuple access."""
+    target = node.target
+    return str(getattr(target, "_opname", getattr(target, "__name__", target)))
+
+
+def evidence(node: fx.Node, role: str) -> Evidence:
+    """Where a node comes from: its op, module path, and the line of the modelling code."""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = list(stack.values())[-1][0] if stack else ""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    files = [line for line in lines if line.startswith("File ")]
+    own = [line for line in files if not any(library in line for library in HELPERS)]
+    return Evidence(role, op_name(node), module, _short((own or files)[-1]) if files else "")
+
+
+def _short(frame: str) -> str:
+    """`File "/…/modeling_llama.py", line 70, in forward` -> `modeling_llama.py:70`."""
+    path, _, rest = frame.removeprefix('File "').partition('"')
+    number = rest.partition("line ")[2].partition(",")[0]
+    return f"{Path(path).name}:{number}"
