@@ -23,12 +23,13 @@ from hf_align.symmetry.groups import (
     ScaledPermutation,
     SignedPermutation,
 )
+from hf_align.symmetry.rules.composites import attention
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.execute import execute
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import op_name
 from hf_align.tracing.shrink import shrink
-from hf_align.tracing.trace import _attention, trace
+from hf_align.tracing.trace import trace
 
 
 def groups(spec: SymmetrySpec) -> dict[str, str]:
@@ -138,7 +139,7 @@ def test_attention_written_out_is_what_torch_computes(kind: str) -> None:
     if kind == "grouped":
         key, value = key[:, :2], value[:, :2]
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, **changes[kind])
-    torch.testing.assert_close(_attention(query, key, value, **changes[kind]), expected)
+    torch.testing.assert_close(attention(query, key, value, **changes[kind]), expected)
 
 
 @pytest.mark.slow

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.op_traits import stored_matrix
+from hf_align.symmetry.rules.patterns import stored_matrix
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.program import Program, op_name, operand
+from hf_align.tracing.ops import Trait, does, factors_of
+from hf_align.tracing.program import Program, operand
 
-_CASTS = frozenset(("to", "_to_copy", "alias", "detach", "contiguous", "clone", "dropout"))
-_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"))
-_ORDERS = frozenset(("transpose", "permute", "movedim", "t"))
-_OPERANDS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "mm": (0, 1, None), "matmul": (0, 1, None),
-             "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}  # fmt: skip
-"""Where an op takes what is read, the weight, and the bias."""
+_ORDERS = Trait.SAME | Trait.REORDERS_AXES
+_LAYS_OUT = _ORDERS | Trait.RESHAPES | Trait.ADDS_UNIT_AXES
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Site:
 
     @property
     def _is_convolution(self) -> bool:
-        return op_name(self.node).startswith("conv")
+        return does(self.node, Trait.CONVOLVES)
 
     @property
     def groups(self) -> int:
@@ -141,7 +138,7 @@ def _readers(program: Program) -> Mapping[str, list[fx.Node]]:
 
     def follow(node: fx.Node, name: str) -> None:
         for user in node.users:
-            if op_name(user) in _CASTS | _ORDERS and user.all_input_nodes == [node]:
+            if does(user, _ORDERS) and user.all_input_nodes == [node]:
                 follow(user, name)
             else:
                 found.setdefault(name, []).append(user)
@@ -152,8 +149,8 @@ def _readers(program: Program) -> Mapping[str, list[fx.Node]]:
 
 
 def _site(node: fx.Node, program: Program, readers: Mapping[str, list[fx.Node]]) -> Site | None:
-    places = _OPERANDS.get(op_name(node))
-    if places is None or _is_scaled(node):
+    places = factors_of(node) if does(node, Trait.AFFINE | Trait.CONTRACTS) else None
+    if places is None or does(node, Trait.BATCHED) or _is_scaled(node):
         return None
     value, weight = operand(node, places[0]), operand(node, places[1])
     if value is None or weight is None or not _is_read(value, program):
@@ -163,19 +160,19 @@ def _site(node: fx.Node, program: Program, readers: Mapping[str, list[fx.Node]])
         return None
     stored, flipped = matrix
     shape = tuple(stored.meta["val"].shape)
-    if op_name(node).startswith("conv") and value.meta["val"].dim() != len(shape):
+    if does(node, Trait.CONVOLVES) and value.meta["val"].dim() != len(shape):
         return None
     bias = operand(node, places[2]) if places[2] is not None else None
     added = None if bias is None else _plain_parameter(bias, program)
     if added is not None and (readers[added] != [node] or math.prod(program.shapes[added]) != _width(node)):
         added = None
-    flipped_there = (op_name(node) == "linear" or op_name(node).startswith("conv")) != flipped
+    flipped_there = does(node, Trait.OUTPUTS_FIRST) != flipped
     return Site(node, value, program.parameters[stored], added, shape, tuple(_beside(node, program)), flipped_there)
 
 
 def _width(node: fx.Node) -> int:
     result: Tensor = node.meta["val"]
-    return result.shape[1 if op_name(node).startswith("conv") else -1]
+    return result.shape[1 if does(node, Trait.CONVOLVES) else -1]
 
 
 def _is_scaled(node: fx.Node) -> bool:
@@ -194,7 +191,7 @@ def _stored(weight: fx.Node, program: Program) -> tuple[fx.Node, bool] | None:
 
 
 def _plain_parameter(node: fx.Node, program: Program) -> str | None:
-    while op_name(node) in _CASTS:
+    while does(node, Trait.SAME):
         node = node.all_input_nodes[0]
     return program.parameters.get(node)
 
@@ -204,10 +201,9 @@ def _beside(node: fx.Node, program: Program) -> Iterator[Beside]:
     way: list[fx.Node] = []
     while len(node.users) == 1:
         (user,) = node.users
-        name = op_name(user)
-        if name in _CASTS | _RESHAPES | _ORDERS and user.all_input_nodes[0] is node:
+        if does(user, _LAYS_OUT) and user.all_input_nodes[0] is node:
             way.append(user)
-        elif name in ("add", "add_") and len(user.all_input_nodes) == 2 and not user.kwargs:
+        elif does(user, Trait.ADDS) and len(user.all_input_nodes) == 2 and not user.kwargs:
             other = next(n for n in user.all_input_nodes if n is not node)
             if user.meta["val"].shape != node.meta["val"].shape:
                 return

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program, operand
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Chosen:
 
 def chooses_matrices(node: fx.Node, program: Program) -> bool:
     """Whether all that is done with what a node chooses of a weight is to multiply by it, row by row."""
-    if op_name(node) != "index" or node.args[0] not in program.parameters or node.args[0].meta["val"].dim() != 3:  # type: ignore[union-attr]
+    weight = operand(node, 0)
+    if not does(node, Trait.TAKES_ENTRIES) or weight not in program.parameters or weight.meta["val"].dim() != 3:
         return False
     chosen: Any = node.args[1]
     if len(chosen) != 1 or chosen[0].meta["val"].dim() != 1 or chosen[0].meta["val"].is_floating_point():
@@ -53,9 +56,18 @@ def chooses_matrices(node: fx.Node, program: Program) -> bool:
 
 
 def _multiplies(user: fx.Node, matrices: fx.Node) -> bool:
-    if op_name(user) == "transpose" and {int(d) % 3 for d in user.args[1:3]} == {1, 2}:  # type: ignore[arg-type]
+    if does(user, Trait.REORDERS_AXES) and _flips_matrices(user):
         return bool(user.users) and all(_multiplies(after, user) for after in user.users)
-    return op_name(user) == "bmm" and (user.args[0] is matrices) != (user.args[1] is matrices)
+    return (
+        does(user, Trait.BATCHED) and len(user.args) == 2 and (user.args[0] is matrices) != (user.args[1] is matrices)
+    )
+
+
+def _flips_matrices(node: fx.Node) -> bool:
+    """Whether [n, p, q] becomes [n, q, p]."""
+    arguments = Arguments(node)
+    dims = arguments.ask("dim0", None), arguments.ask("dim1", None)
+    return None not in dims and {dim % 3 for dim in dims} == {1, 2}
 
 
 def call(node: fx.Node, args: Any, kwargs: Any, *, chooses: bool) -> Any:
@@ -64,6 +76,6 @@ def call(node: fx.Node, args: Any, kwargs: Any, *, chooses: bool) -> Any:
         return Chosen(args[0], args[1][0])
     if not any(isinstance(arg, Chosen) for arg in args):
         return call_wide(node, args, kwargs)
-    if op_name(node) == "transpose":
+    if does(node, Trait.REORDERS_AXES):
         return args[0].transposed
     return args[0].times(args[1]) if isinstance(args[0], Chosen) else args[1].behind(args[0])

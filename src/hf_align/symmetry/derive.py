@@ -26,7 +26,8 @@ from hf_align.symmetry.rotations import Rotations
 from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, lower, pair_atoms, unify
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
-from hf_align.tracing.program import Evidence, Program, op_name
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Evidence, Program
 
 
 def derive(program: Program) -> SymmetrySpec:
@@ -113,7 +114,7 @@ def _is_only_gain(parameter: str, found: Interpretation) -> bool:
 
 def _is_factor(gain: Gain) -> bool:
     """Whether nothing but the factor is between source and target (no norm)."""
-    return not gain.offset and op_name(gain.node) in ("mul", "batch_norm", "_native_batch_norm_legit_no_training")
+    return not gain.offset and does(gain.node, Trait.MULTIPLIES | Trait.STORED_STATISTICS)
 
 
 def _carriers(target: Axis, found: Interpretation) -> Iterable[Carried]:

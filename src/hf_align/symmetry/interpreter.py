@@ -15,7 +15,6 @@ from torch import SymFloat, Tensor, fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.asked import Arguments
 from hf_align.symmetry.bounds import FIXED, FREE, ONES, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
 from hf_align.symmetry.spaces import (
@@ -32,7 +31,9 @@ from hf_align.symmetry.spaces import (
     require_same_order,
     unify,
 )
-from hf_align.tracing.program import Evidence, Program, evidence, op_name
+from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.ops import NO_TRAITS, Factors, Trait, describe, does, op_name
+from hf_align.tracing.program import Evidence, Program, evidence
 from hf_align.tracing.reasons import NEEDS_NUMBERS
 
 
@@ -349,10 +350,14 @@ RULES: dict[str, Rule] = {}
 _HARMLESS: dict[str, frozenset[str]] = {}
 
 
-def rule(*ops: str, harmless: str = "") -> Callable[[Rule], Rule]:
-    """Register a rule for aten ops by name, all overloads.
+def rule(
+    *ops: str, harmless: str = "", traits: Trait = NO_TRAITS, factors: Factors | None = None
+) -> Callable[[Rule], Rule]:
+    """Register a rule for aten ops by name, all overloads, and what else is known of them.
 
-    `harmless` names arguments by which a rule holds whatever they are, or which the shape of the result tells.
+    Args:
+        harmless: names of arguments by which a rule holds whatever they are, or which the shape of the result tells.
+        traits, factors: as `describe` takes them.
     """
 
     def register(function: Rule) -> Rule:
@@ -361,21 +366,18 @@ def rule(*ops: str, harmless: str = "") -> Callable[[Rule], Rule]:
                 raise ValueError(f"two rules for {op}")
             RULES[op] = function
             _HARMLESS[op] = frozenset(harmless.split())
+        describe(*ops, traits=traits, factors=factors)
         return function
 
     return register
 
 
-_MOVES_NUMBERS: set[str] = set()
-
-
-def rule_for_numbers(*ops: str, harmless: str = "") -> Callable[[Rule], Rule]:
+def rule_for_numbers(*ops: str, harmless: str = "", traits: Trait = NO_TRAITS) -> Callable[[Rule], Rule]:
     """As `rule`, for ops that move entries or look them up: a number that points to an axis may go through.
 
     Any other op sees which number it is, and so pins the order of that axis.
     """
-    _MOVES_NUMBERS.update(ops)
-    return rule(*ops, harmless=harmless)
+    return rule(*ops, harmless=harmless, traits=traits | Trait.PASSES_NUMBERS)
 
 
 def interpret(program: Program) -> Interpretation:
@@ -413,7 +415,7 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         return Value(tuple(fresh(n) for n in result.shape))
     call = Call(node, found)
     apply = RULES.get(op_name(node))
-    if op_name(node) not in _MOVES_NUMBERS:
+    if not does(node, Trait.PASSES_NUMBERS):
         _pin_what_numbers_point_to(call)
     resolved = _is_resolved(call)
     if apply is None:

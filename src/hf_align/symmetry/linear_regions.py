@@ -24,46 +24,8 @@ from hf_align.symmetry.positions import Places
 from hf_align.symmetry.rotations import Rotations, reordering
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.layer_code import digest
-from hf_align.tracing.program import Program, op_name
-
-_LINEAR = frozenset(
-    [
-        "mul",
-        "add",
-        "sub",
-        "neg",
-        "cat",
-        "stack",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "getitem",
-        "view",
-        "reshape",
-        "reshape_as",
-        "view_as",
-        "flatten",
-        "unflatten",
-        "unsqueeze",
-        "squeeze",
-        "transpose",
-        "permute",
-        "expand",
-        "repeat_interleave",
-        "clone",
-        "contiguous",
-        "alias",
-        "to",
-        "_to_copy",
-        "div",
-        "view_as_complex",
-        "view_as_real",
-    ]
-)
-
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
 
 _REACH = 6
 """Steps to look back from where a rotation surely starts."""
@@ -171,7 +133,7 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
 def _joins_coordinates(node: fx.Node, known: _Known) -> bool:
     """Whether a region may end here: several values meet, or complex numbers are laid out as pairs again."""
     operands = _operands(node, known)
-    return len(operands) > 1 or op_name(operands[0]) == "view_as_real"
+    return len(operands) > 1 or does(operands[0], Trait.AS_PAIRS)
 
 
 def _widest(
@@ -209,9 +171,9 @@ def _dominators(program: Program, known: _Known) -> dict[fx.Node, fx.Node]:
     for node in program.graph.nodes:
         operands = _operands(node, known)
         depth[node] = 0
-        if node.op != "call_function" or op_name(node) not in _LINEAR or not operands:
+        if not does(node, Trait.LINEAR) or not operands:
             continue
-        if op_name(node) in ("mul", "div") and len(operands) > 1:
+        if does(node, Trait.MULTIPLIES | Trait.DIVIDES) and len(operands) > 1:
             continue
         meeting: fx.Node | None = operands[0]
         for other in operands[1:]:

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.op_traits import gives_only_its_shape
-from hf_align.tracing.program import Program, op_name, upstream
+from hf_align.symmetry.rules.patterns import gives_only_its_shape
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program, upstream
 
 _MASKED = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""
-_PASSES = frozenset(("to", "_to_copy", "dropout", "contiguous", "clone", "type_as"))
-_VIEWS = frozenset(("view", "reshape", "_unsafe_view"))
 
 
 def reaches_softmax(node: fx.Node, program: Program, axes: int = 1) -> bool:
@@ -24,23 +23,22 @@ def reaches_softmax(node: fx.Node, program: Program, axes: int = 1) -> bool:
 
 
 def _is_lost(user: fx.Node, node: fx.Node, program: Program, axes: int) -> bool:
-    name = op_name(user)
-    if name == "softmax":
+    if does(user, Trait.SOFTMAX):
         return axes == 1 and user.args[1] in (-1, user.meta["val"].dim() - 1)
     result = user.meta.get("val")  # what the model returns has none
     if not isinstance(result, Tensor):
         return False
-    if name in _VIEWS and user.args[0] is node:
+    if does(user, Trait.RESHAPES) and user.args[0] is node:
         after = _last_axes(math.prod(node.meta["val"].shape[-axes:]), result.shape)
         return after is not None and reaches_softmax(user, program, after)
     if result.shape[-axes:] != node.meta["val"].shape[-axes:]:
         return False
-    if name in ("mul", "div"):
+    if does(user, Trait.MULTIPLIES | Trait.DIVIDES):
         stays = axes == 1 and (_is_scaled(user, node) or _is_hidden_later(user, node, program))
-    elif name in ("where", "masked_fill", "maximum", "max"):
+    elif does(user, Trait.SELECTS | Trait.LARGER):
         stays = _is_hidden(user, node, program)
     else:
-        stays = name in ("add", "sub") or (name in _PASSES and user.args[0] is node)
+        stays = does(user, Trait.ADDS | Trait.SUBTRACTS) or (does(user, Trait.SAME) and user.args[0] is node)
     return stays and reaches_softmax(user, program, axes)
 
 
@@ -56,7 +54,7 @@ def _other(user: fx.Node, node: fx.Node) -> Any:
 def _is_scaled(user: fx.Node, node: fx.Node) -> bool:
     """x·s or x/s, s the same along the last axis: the constant is another one."""
     other = _other(user, node)
-    if other is node or (op_name(user) == "div" and user.args[0] is not node):
+    if other is node or (does(user, Trait.DIVIDES) and user.args[0] is not node):
         return False
     return not isinstance(other, fx.Node) or other.meta["val"].dim() == 0 or other.meta["val"].shape[-1] == 1
 
@@ -64,9 +62,9 @@ def _is_scaled(user: fx.Node, node: fx.Node) -> bool:
 def _is_hidden_later(user: fx.Node, node: fx.Node, program: Program) -> bool:
     """x·m with m of zeros and ones, where what is added next leaves nothing of the entries that are zero."""
     mask = program.constants.get(_other(user, node))
-    if op_name(user) != "mul" or not isinstance(mask, Tensor) or not bool(((mask == 0) | (mask == 1)).all()):
+    if not does(user, Trait.MULTIPLIES) or not isinstance(mask, Tensor) or not bool(((mask == 0) | (mask == 1)).all()):
         return False
-    added = [program.constants.get(_other(u, user)) for u in user.users if op_name(u) == "add"]
+    added = [program.constants.get(_other(u, user)) for u in user.users if does(u, Trait.ADDS)]
     return len(added) == len(user.users) and all(
         isinstance(a, Tensor) and bool(((mask == 1) | (a <= _MASKED)).all()) for a in added
     )
@@ -75,8 +73,8 @@ def _is_hidden_later(user: fx.Node, node: fx.Node, program: Program) -> bool:
 def _is_hidden(user: fx.Node, node: fx.Node, program: Program) -> bool:
     """Some entries replaced by a score of which nothing stays, and which ones no weight decides."""
     operands = [a for a in user.args if a is not node]
-    if op_name(user) in ("where", "masked_fill"):
-        condition = user.args[0 if op_name(user) == "where" else 1]
+    if does(user, Trait.SELECTS):
+        condition = user.args[1 if does(user, Trait.FILLS) else 0]
         operands.remove(condition)
         if condition is node or _depends_on_weights(condition, program):
             return False

@@ -17,10 +17,9 @@ from torch import Tensor, fx, nn
 
 from hf_align.tracing.build import quiet
 from hf_align.tracing.inputs import Example
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.record import record
 
-_DROPOUTS = frozenset(("dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"))
 _OFF_AT = 2
 """Where a dropout is told that it is off."""
 
@@ -129,19 +128,14 @@ def _of_graph(recorded: fx.GraphModule, weights: Mapping[str, str]) -> Fingerpri
         else:
             known[node] = f"%{ops}"
             ops += 1
-            args = node.args[:2] if op_name(node) == "embedding" else node.args
+            args = node.args[:2] if does(node, Trait.LOOKS_UP_ROWS) else node.args
             said = _said((args, node.kwargs), known)
             digest.update(f"{known[node]} = {node.op} {node.target} {said}\n".encode())
     return Fingerprint(digest.hexdigest(), frozenset(read))
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    return (
-        node.op == "call_function"
-        and op_name(node) in _DROPOUTS
-        and len(node.args) > _OFF_AT
-        and node.args[_OFF_AT] is False
-    )
+    return does(node, Trait.DROPS_OUT) and len(node.args) > _OFF_AT and node.args[_OFF_AT] is False
 
 
 def _said(arguments: Any, known: Mapping[fx.Node, str]) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
 
 
 def looks_outside(program: Program) -> bool:
     """Whether a run would fail, since an index that no input changes lies beyond the end of what it is used on."""
     for node in program.graph.nodes:
-        if node.op == "call_function":
+        if does(node, Trait.LOOKS_UP):
             for size, index in _lookups(node):
                 known = program.constants.get(index) if isinstance(index, fx.Node) else None
                 if isinstance(known, Tensor) and known.numel() and not -size <= known.min() <= known.max() < size:
@@ -23,15 +24,9 @@ def looks_outside(program: Program) -> bool:
 
 def _lookups(node: fx.Node) -> Iterator[tuple[int, object]]:
     """What an op looks up, as the extent of the axis and the index."""
-    name = op_name(node)
-    args: tuple[Any, ...] = node.args
-    if name == "embedding":
-        yield _extents(args[0])[0], args[1]
-    elif name in ("index_select", "gather"):
-        yield _extents(args[0])[args[1]], args[2]
-    elif name == "index":
-        yield from zip(_extents(args[0]), args[1], strict=False)
-
-
-def _extents(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
+    sizes: tuple[int, ...] = tuple(node.args[0].meta["val"].shape)  # type: ignore[union-attr]
+    if does(node, Trait.TAKES_ENTRIES):
+        yield from zip(sizes, node.args[1], strict=False)  # type: ignore[arg-type]
+    else:
+        arguments = Arguments(node)
+        yield sizes[arguments.ask("dim", 0)], arguments.ask("index", arguments.ask("indices", None))

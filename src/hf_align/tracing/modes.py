@@ -25,7 +25,8 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import Example, parts
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
-from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import reason
 from hf_align.tracing.trace import trace_call, trace_model
 from hf_align.tracing.ways import (
@@ -215,7 +216,7 @@ def _belongs(program: Program, base: Program, mode: Mode) -> bool:
 
 def _reads(program: Program) -> set[tuple[str, bool]]:
     """The weights that are read, each alone and, where it is a table, as one."""
-    uses = {(name, op_name(user) == "embedding") for node, name in program.parameters.items() for user in node.users}
+    uses = {(name, does(user, Trait.LOOKS_UP_ROWS)) for node, name in program.parameters.items() for user in node.users}
     return uses | {(name, False) for name in program.parameters.values()}
 
 

@@ -11,6 +11,7 @@ from torch import fx
 from transformers import PretrainedConfig
 
 from hf_align.tracing.inputs import Example
+from hf_align.tracing.ops import op_name
 from hf_align.tracing.reasons import HELPERS
 
 
@@ -103,12 +104,6 @@ def upstream(node: fx.Node, program: Program) -> set[fx.Node]:
             needed.add(last)
             stack.extend(last.all_input_nodes)
     return needed
-
-
-def op_name(node: fx.Node) -> str:
-    """`layer_norm` for `torch.ops.aten.layer_norm.default`; `getitem` for tuple access."""
-    target = node.target
-    return str(getattr(target, "_opname", getattr(target, "__name__", target)))
 
 
 def evidence(node: fx.Node, role: str) -> Evidence:

@@ -37,14 +37,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_align.tracing.nested import leaves, mapped
+from hf_align.tracing.ops import Trait, does, read_families, traits_of
 from hf_align.tracing.reasons import HELPERS
 from hf_align.tracing.state import left_as_found
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
-ONLY_SHAPES = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
-                         "new_empty", "rand_like", "randn_like"))  # fmt: skip
-"""Ops that read nothing of a tensor but its shape and kind; noise is drawn once."""
-
 _PARTS = {
     torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
     torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
@@ -52,10 +49,7 @@ _PARTS = {
     torch.ops.aten.alias.default: None,
 }
 """For ops that show a part of a value, those that put a new one in its place; None if they show all of it."""
-_INDEXING = frozenset(("index", "index_put", "index_put_"))
-_EQUALITIES = (torch.ops.aten.eq.Scalar, torch.ops.aten.ne.Scalar)
-_RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze",
-                       "squeeze", "contiguous", "clone", "alias", "detach", "to", "_to_copy"))  # fmt: skip
+_SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 _DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 CPU = torch.device("cpu")
@@ -92,6 +86,7 @@ def record(
     Raises:
         Exception: whatever the forward pass raises, also where it asks for the value of what has none.
     """
+    read_families()  # imports are no part of the pass
     mixed: set[Hashable] = set()
     while True:
         recorder = _Recorder(mixed, generic)
@@ -224,17 +219,17 @@ class _Recorder(ProxyTorchDispatchMode):
             func, args = torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
         if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
             func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
-        if self.generic and func in _EQUALITIES and self._is_given(args[0]):
-            return self._born(func, torch.full(args[0].shape, func is _EQUALITIES[1]))
-        op = _op_traits(func)
-        if op.only_shapes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
+        op = _kind(func)
+        if self.generic and op.compares_with_number and self._is_given(args[0]):
+            return self._born(func, torch.full(args[0].shape, Trait.UNEQUAL in op.traits))
+        if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _zeros, (args, kwargs))
             result = func(*args, **kwargs)
-            if not op.only_shapes and isinstance(result, Tensor) and not op.is_mutable:
+            if not op.makes and isinstance(result, Tensor) and not op.is_mutable:
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
                     self.made[id(result)] = _Made.by(func, args, kwargs, result)
-            return self._born(func, result.zero_() if "empty" in func._opname else result)  # memory may hold anything
+            return self._born(func, result.zero_() if Trait.BLANK in op.traits else result)  # memory may hold anything
         if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
         for target in _targets(op, args, kwargs):
@@ -269,7 +264,7 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives; it is asked once for operands of the same kinds."""
-        op, operands = _op_traits(func), leaves((args, kwargs))
+        op, operands = _kind(func), leaves((args, kwargs))
         known = FakeTensor if op.asks_for_values else Tensor
         if not all(isinstance(leaf, known) or type(leaf) in _PLAIN for leaf in operands):
             return func(*args, **kwargs)
@@ -411,7 +406,7 @@ def _handed_on(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def value_shown(node: fx.Node) -> fx.Node:
     """The value that a result shows in another shape."""
-    while node.op == "call_function" and getattr(node.target, "_opname", "") in _RESHAPES:
+    while does(node, _SHOW):
         node = node.all_input_nodes[0]
     return node
 
@@ -423,7 +418,7 @@ def _node_name(func: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class _Traits:
+class _Kind:
     """What is known of an op before it runs; there is one for each op.
 
     Attributes:
@@ -432,20 +427,25 @@ class _Traits:
         written_to: the arguments that it writes to, by place and name.
     """
 
-    only_shapes: bool
+    traits: Trait
+    makes: bool
     is_indexing: bool
+    compares_with_number: bool
     is_mutable: bool
     asks_for_values: bool
     written_to: tuple[tuple[int, str], ...]
 
 
 @cache
-def _op_traits(func: Any) -> _Traits:
+def _kind(func: Any) -> _Kind:
+    traits = traits_of(func._opname)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
     arguments = enumerate(func._schema.arguments)
-    return _Traits(
-        func._opname in ONLY_SHAPES,
-        func._opname in _INDEXING,
+    return _Kind(
+        traits,
+        Trait.MAKES in traits,
+        bool(traits & (Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES)),
+        bool(traits & (Trait.EQUAL | Trait.UNEQUAL)) and func._overloadname == "Scalar",
         func._schema.is_mutable,
         bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags),
         tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
@@ -496,7 +496,7 @@ def _numbered(index: Tensor | None) -> tuple[Tensor | None, ...]:
     return index.nonzero(as_tuple=True)
 
 
-def _targets(op: _Traits, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def _targets(op: _Kind, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that a call writes to."""
     for i, name in op.written_to:
         value = args[i] if i < len(args) else kwargs.get(name)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.exporters import exporter_dynamo
@@ -24,33 +23,14 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.inputs import Example, examples
-from hf_align.tracing.program import Program, evidence, op_name
+from hf_align.tracing.ops import Trait, does, written_out_as
+from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, reason
-from hf_align.tracing.record import ONLY_SHAPES, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.record import SwallowedQuestionError, record, value_shown
 from hf_align.tracing.state import left_as_found
 
 _BATCH = 2
 _LENGTH = 7
-_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
-"""Loops over time that are one op: written out step by step, they are made of ops that have rules."""
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """softmax(s q kᵀ + m) v, [batch, heads, positions, channels], as separate products."""
-    repeats = query.shape[-3] // key.shape[-3] if enable_gqa else 1
-    if repeats > 1:
-        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
-    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return torch.softmax(scores, -1) @ value
 
 
 def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
@@ -77,7 +57,7 @@ def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGT
 def _hides_all(program: Program) -> bool:
     """Whether some position attends to nothing at all, so that the output is no number."""
     for node in program.graph.nodes:
-        if op_name(node) == "masked_fill" and node.args[2] == -math.inf:
+        if does(node, Trait.FILLS) and node.args[2] == -math.inf:
             hidden = program.constants.get(node.args[1])
             if isinstance(hidden, Tensor) and bool(hidden.all(-1).any()):
                 return True
@@ -148,7 +128,7 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     free = {name: value for name, value in example.arguments.items() if example.is_free(name)}
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic)
-    if any(_is_taken_apart(n) or _writes_in_place(n) for n in recorded.graph.nodes):
+    if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
         return _of_export(model, torch.export.export(recorded, (), free, strict=False), example)
     parameters, arguments, constants = {}, {}, {}
     names, _ = canonical_names(model)
@@ -189,15 +169,9 @@ def _has_plain_shapes(program: Program) -> bool:
     return not any(free_unbacked_symbols(node.meta.get("val")) for node in program.graph.nodes)
 
 
-def _is_taken_apart(node: fx.Node) -> bool:
-    """Whether an op is made of others that have rules."""
-    return node.op == "call_function" and op_name(node) in _RECURRENT | {"scaled_dot_product_attention"}
-
-
 def _of_export(model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example) -> Program:
     calls = [n for n in exported.graph.nodes if n.op == "call_function"]
-    apart = {n.target: decomposition_table[n.target] for n in calls if op_name(n) in _RECURRENT}
-    apart |= {n.target: _attention for n in calls if op_name(n) == "scaled_dot_product_attention"}
+    apart = {n.target: written_out_as(n) for n in calls if does(n, Trait.COMPOSITE)}
     if apart or any(_writes_in_place(n) for n in calls):
         exported = exported.run_decompositions(apart)
     names, _ = canonical_names(model)
@@ -267,7 +241,7 @@ def _return_no_stages(graph: fx.Graph) -> None:
 
 def _writes_in_place(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable and op_name(node) not in ("detach_", "dropout_")
+    return schema is not None and schema.is_mutable and not does(node, Trait.SAME)
 
 
 def _buffer(exported: torch.export.ExportedProgram, name: str) -> Tensor:
@@ -283,10 +257,10 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             if node.op != "call_function":
                 continue
             known = all(a in constants for a in node.all_input_nodes)
-            if known or op_name(node) in ONLY_SHAPES or op_name(node) == "sym_size":
+            if known or does(node, Trait.MAKES):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
                 value = node.target(*args, **kwargs)
-                blank = "empty" in op_name(node) and isinstance(value, Tensor)  # whatever memory held is no constant
+                blank = does(node, Trait.BLANK) and isinstance(value, Tensor)  # whatever memory held is no constant
                 constants[node] = torch.zeros_like(value) if blank else value
 
 

@@ -14,7 +14,8 @@ from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.inputs import parts
-from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
 
 Weights = dict[str, Tensor]
 
@@ -45,7 +46,7 @@ def with_tokens(config: PretrainedConfig, tokens: int) -> PretrainedConfig | Non
 def raise_epsilons(program: Program, eps: float) -> Program:
     """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and (op_name(node) == "add" or op_name(node).endswith("norm")):
+        if does(node, Trait.ADDS | Trait.NORMALISES):
             node.args = tuple(eps if isinstance(a, float) and 0 < a < eps else a for a in node.args)
     return program
 

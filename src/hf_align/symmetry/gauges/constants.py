@@ -16,19 +16,17 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.asked import Arguments
 from hf_align.symmetry.gauges.canonical import Constant, MoveConstant, ShortenConstant, Slices, Stored, Taken
 from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, moved_alone, numbered, present, slices_of
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
-from hf_align.symmetry.op_traits import PASSES, is_sum, multiplies_by_one, sums_to_one, used_only_by
+from hf_align.symmetry.rules.patterns import is_expanded_as, is_sum, multiplies_by_one, sums_to_one, used_only_by
 from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.ops import Trait, does, factors_of
+from hf_align.tracing.program import Program
 
 Starts = dict[fx.Node, Tensor]
 """Where a constant stands first, with the number of its entry for each entry of the value."""
-_PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}
-"""Where the left factor stands among the operands."""
-_AVERAGES = ("mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 
 
 @dataclass(frozen=True)
@@ -154,9 +152,9 @@ def _sources(
             source, labels = Constant(reading.bias), numbered(reading)
         elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
             source, labels = own, numbered(reading)
-        elif op_name(node) == "embedding" and operands[0] in names:
+        elif does(node, Trait.LOOKS_UP_ROWS) and operands[0] in names:
             source, labels = Constant(names[operands[0]], Stored.TABLE), _along_last(node)
-        elif op_name(node) == "layer_norm" and len(node.args) > 3 and operands[-1] in names:
+        elif does(node, Trait.CENTRES) and len(node.args) > 3 and operands[-1] in names:
             source, labels = Constant(names[operands[-1]]), _along_last(node)
         elif node in names and names[node] not in attached and _is_vector(node) and node.users and _is_added(node):
             source, labels = Constant(names[node]), _along_last(node)
@@ -188,7 +186,7 @@ def _is_added(vector: fx.Node) -> bool:
 
 
 def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:
-    return op_name(user) in PASSES or (op_name(user) == "expand_as" and user.args[0] is vector)
+    return does(user, Trait.MOVES) or is_expanded_as(user, vector)
 
 
 def _moved(source: Constant, size: int, fates: list[_Fate], ways: _Ways) -> MoveConstant | None:
@@ -335,23 +333,32 @@ def _passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
     """The entries behind an op that is linear in a value, and makes of a constant the same constant."""
     shape = user.meta["val"].shape if isinstance(user.meta.get("val"), Tensor) else ()
     places = [i for i, a in enumerate(user.args) if a is node]
-    if op_name(user) in ("add", "sub") and not user.kwargs and (places == [0] or (is_sum(user) and places == [1])):
+    if (
+        does(user, Trait.ADDS | Trait.SUBTRACTS)
+        and not user.kwargs
+        and (places == [0] or (is_sum(user) and places == [1]))
+    ):
         return torch.broadcast_to(labels, shape)
-    if op_name(user) in _AVERAGES:
+    if does(user, Trait.AVERAGES):
         args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double())
         mean = user.target(*args, **kwargs)  # type: ignore[operator]
         args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double().square())
         alike = torch.allclose(mean.square(), user.target(*args, **kwargs), atol=1e-6)  # type: ignore[operator]
         return mean.round().long() if alike else None
-    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[_PRODUCTS[op_name(user)]]):
+    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(_left_factor(user)):
         return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
     return None
 
 
 def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
     """Whether an op multiplies another value by this one, and does nothing else with it."""
-    at = _PRODUCTS.get(op_name(user))
-    return at is not None and [i for i, a in enumerate(user.args) if a is node] == [at + 1]
+    factors = factors_of(user) if does(user, Trait.CONTRACTS) else None
+    return factors is not None and [i for i, a in enumerate(user.args) if a is node] == [factors[1]]
+
+
+def _left_factor(product: fx.Node) -> object:
+    factors = factors_of(product)
+    return product.args[factors[0]] if factors is not None else None
 
 
 def _row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices | None:

@@ -26,9 +26,7 @@ from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
 from hf_align.symmetry.interpreter import Gain, Interpretation, LinearUse, Product, Value, aligned, members
-from hf_align.symmetry.op_traits import (
-    PASSES,
-    SUMS_OF_PLACES,
+from hf_align.symmetry.rules.patterns import (
     gives_only_its_shape,
     is_centred,
     keeps_last,
@@ -36,7 +34,9 @@ from hf_align.symmetry.op_traits import (
     used_only_by,
 )
 from hf_align.symmetry.spaces import Axis, Kind
-from hf_align.tracing.program import Program, op_name
+from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.ops import Trait, does, factors_of
+from hf_align.tracing.program import Program
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,6 @@ def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
             yield _norm(found, folding)
 
 
-_BIAS_AT = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "_native_batch_norm_legit_no_training": 2,
-            "instance_norm": 2}  # fmt: skip
-
-
 def _sees_one_place(reading: LinearUse, found: Interpretation) -> bool:
     """Whether a constant that is read becomes a constant: not where a convolution also reads the padding."""
     return len(found.weights[reading.weight].axes) == 2
@@ -110,7 +106,7 @@ def _sees_one_place(reading: LinearUse, found: Interpretation) -> bool:
 
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     gain, nodes = folding.gains[0], [g.node for g in folding.gains]
-    centred = all(op_name(n) == "layer_norm" or any(is_centred(a) for a in n.all_input_nodes) for n in nodes)
+    centred = all(does(n, Trait.CENTRES) or any(is_centred(a) for a in n.all_input_nodes) for n in nodes)
     biases = {_bias_of(n, found) for n in nodes}
     bias = biases.pop()
     readings = [r for node in nodes for r in _terminal_readings(node, found)]
@@ -126,8 +122,7 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
 
 def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
     """The parameter that a norm adds in the end."""
-    at = _BIAS_AT.get(op_name(node), len(node.args))
-    bias = node.args[at] if len(node.args) > at else None
+    bias = Arguments(node).ask("bias", None)
     return found.values[bias].parameter if isinstance(bias, fx.Node) else None
 
 
@@ -137,7 +132,7 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[LinearU
         reading = found.linear_uses.get(user)
         if reading is not None and reading.input is node:
             yield reading
-        elif op_name(user) in PASSES and user.all_input_nodes[0] is node and keeps_last(user):
+        elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from _terminal_readings(user, found)
         else:
             yield None
@@ -166,7 +161,7 @@ def _writer_of(gain: Gain, found: Interpretation) -> LinearUse | None:
         reading = found.linear_uses.get(node)
         if reading is not None:
             return reading
-        if op_name(node) not in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias"):
+        if not does(node, Trait.SAME):
             return None
         node = node.all_input_nodes[0]
     return None
@@ -218,7 +213,7 @@ class _Means:
     def _use(self, user: fx.Node, node: fx.Node, parts: _Parts, place: int) -> bool:
         if _is_blind(user, node, place) or gives_only_its_shape(node, user):
             return True
-        if op_name(user) == "topk":
+        if does(user, Trait.CHOOSES_LARGEST):
             return self._chosen(user, place)
         scaled = user in self.ones or _is_scaled(user, node, place)
         passes = scaled or _passes(user, node, place, self.found.program)
@@ -243,21 +238,21 @@ def _axes(value: Value | Product) -> tuple[Axis, ...]:
 def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether an op subtracts the mean along an axis (counted from behind), or only computes it for that."""
     args: list[Any] = list(user.args)
-    if op_name(user) == "layer_norm":
+    if does(user, Trait.CENTRES):
         return args[0] is node and axis == -1 and len(args[1]) == 1
-    if op_name(user) == "softmax":
+    if does(user, Trait.SOFTMAX):
         return axis in (args[1], args[1] - node.meta["val"].dim())
-    if op_name(user) == "mean":
+    if does(user, Trait.AVERAGES):
         return axis == -1 and all(subtracts_mean(u) and u.args[1] is user for u in user.users)
     return axis == -1 and subtracts_mean(user)
 
 
 def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether a value is multiplied or divided by one that does not vary along an axis (counted from behind)."""
-    if op_name(user) not in ("mul", "div") or user.args[0] is user.args[1] or user.kwargs:  # or rounded
+    if not does(user, Trait.MULTIPLIES | Trait.DIVIDES) or user.args[0] is user.args[1] or user.kwargs:  # or rounded
         return False
     (other,) = [a for a in user.args[:2] if a is not node]
-    if op_name(user) == "div" and other is user.args[0]:
+    if does(user, Trait.DIVIDES) and other is user.args[0]:
         return False
     shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
     return len(shape) < -axis or shape[axis] == 1
@@ -265,7 +260,7 @@ def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
 
 def _is_chosen_whole(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     """Whether fixed numbers choose entries along other axes, the same all along this one (counted from behind)."""
-    if op_name(user) != "gather" or user.args[0] is not node:
+    if not does(user, Trait.GATHERS) or user.args[0] is not node:
         return False
     dim, numbers = user.args[1], program.constants.get(user.args[2])  # type: ignore[arg-type]
     at = node.meta["val"].dim() + axis
@@ -278,7 +273,7 @@ def _has_blocks(convolution: fx.Node) -> bool:
     """Whether each block of outputs reads inputs of its own: what is added to all rows is no constant of the result."""
     value, weight = convolution.all_input_nodes[:2]
     spatial = weight.meta["val"].dim() - 2
-    if op_name(convolution) == "linear" or "transpose" in op_name(convolution):
+    if not does(convolution, Trait.CONVOLVES) or does(convolution, Trait.TRANSPOSED):
         return False
     return bool(weight.meta["val"].shape[1] != value.meta["val"].shape[-1 - spatial])
 
@@ -293,21 +288,20 @@ def _is_put_among_zeros(user: fx.Node, node: fx.Node, program: Program) -> bool:
 
 def _passes(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
-    name, result = op_name(user), user.meta.get("val")
+    result = user.meta.get("val")
     if isinstance(result, Tensor) and not result.is_floating_point():  # a cast to integers sees the mean
         return False
-    if name in PASSES or name in ("add", "sub", "cat", "concat", "copy", "slice_scatter", "select_scatter"):
+    if does(user, Trait.MOVES | Trait.ADDS | Trait.SUBTRACTS | Trait.JOINS | Trait.REPLACES):
         return True
-    if name in SUMS_OF_PLACES:
+    if does(user, Trait.SUMS_PLACES):
         return all(a is node for a in user.all_input_nodes)
-    if name == "embedding":
+    if does(user, Trait.LOOKS_UP_ROWS):
         return user.args[0] is node
-    if name == "index_put":
+    if does(user, Trait.PUTS_ENTRIES):
         return _is_put_among_zeros(user, node, program)
-    if name == "linear" or name.startswith("conv"):
-        return user.args[0] is not node and not (user.args[1] is node and _has_blocks(user))
-    if name == "addmm":
-        return user.args[1] is not node
-    if name in ("matmul", "mm", "bmm"):
-        return axis == (-1 if user.args[1] is node else -2)
-    return False
+    factors = factors_of(user)
+    if factors is None:
+        return False
+    if does(user, Trait.AFFINE | Trait.CONVOLVES):
+        return user.args[factors[0]] is not node and not (user.args[factors[1]] is node and _has_blocks(user))
+    return factors[2] is None and axis == (-1 if user.args[factors[1]] is node else -2)

@@ -15,9 +15,9 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
-from hf_align.symmetry.op_traits import PASSES, pads_nothing
+from hf_align.symmetry.rules.patterns import is_expanded_as, pads_nothing
 from hf_align.tracing.execute import call_wide
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, does
 
 NOBODY = -1
 
@@ -109,14 +109,18 @@ def moved_alone(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretat
 
 def _only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
-    if op_name(user) in ("cat", "stack", "slice_scatter", "copy", "roll") or pads_nothing(user):
+    if does(user, Trait.JOINS | Trait.STACKS | Trait.REPLACES | Trait.ROLLS) or pads_nothing(user):
         return True
-    if op_name(user) in ("index", "index_put"):  # a mask that the inputs make may choose only some of the rows
+    if does(
+        user, Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES
+    ):  # a mask that the inputs make may choose only some of the rows
         rows = [a for a in user.all_input_nodes if a not in carried]
-        return (op_name(user) == "index" and all(_is_numbers(a, found) for a in rows)) or _is_put(user, carried, found)
-    if op_name(user) == "expand_as":
+        return (does(user, Trait.TAKES_ENTRIES) and all(_is_numbers(a, found) for a in rows)) or _is_put(
+            user, carried, found
+        )
+    if any(is_expanded_as(user, node) for node in user.all_input_nodes):
         return carried == [user.args[0]]
-    return op_name(user) in PASSES and all(a in carried or a in found.program.constants for a in user.all_input_nodes)
+    return does(user, Trait.MOVES) and all(a in carried or a in found.program.constants for a in user.all_input_nodes)
 
 
 def _is_numbers(node: fx.Node, found: Interpretation) -> bool:
@@ -127,7 +131,7 @@ def _is_numbers(node: fx.Node, found: Interpretation) -> bool:
 
 def _is_put(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
     """Whether an op writes a value at fixed places of a constant."""
-    if op_name(user) != "index_put" or len(user.args) > 3 or user.kwargs or carried != [user.args[2]]:
+    if not does(user, Trait.PUTS_ENTRIES) or len(user.args) > 3 or user.kwargs or carried != [user.args[2]]:
         return False
     base, places = user.args[:2]
     fixed = all(n is None or _is_numbers(n, found) for n in places)  # type: ignore[union-attr, arg-type]
@@ -145,7 +149,7 @@ def _moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretatio
             return value
         return torch.full(other.meta["val"].shape, NOBODY)
 
-    if op_name(user) in ("to", "_to_copy", "dropout", "type_as", "detach"):
+    if does(user, Trait.SAME):
         yield user, labels[user.all_input_nodes[0]]
         return
     args, kwargs = fx.node.map_arg((user.args, user.kwargs), lookup)

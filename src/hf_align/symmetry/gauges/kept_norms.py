@@ -15,8 +15,9 @@ from torch import fx
 
 from hf_align.symmetry.gauges.canonical import FreeReader, LevelTable
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
-from hf_align.symmetry.op_traits import PASSES, is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
-from hf_align.tracing.program import Program, op_name
+from hf_align.symmetry.rules.patterns import is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.No
         node = gain.node
         if gain.parameter in gone:
             continue
-        if op_name(node) == "layer_norm" and len(node.args[1]) == 1:  # type: ignore[arg-type]
+        if does(node, Trait.CENTRES) and len(node.args[1]) == 1:  # type: ignore[arg-type]
             bias = node.args[3] if len(node.args) > 3 else None
             if bias is None or bias in names:
                 yield node, KeptNorm(gain.parameter, names.get(bias), gain.offset)  # type: ignore[arg-type]
-        elif op_name(node) == "mul" and any(is_centred(a) for a in node.all_input_nodes):
+        elif does(node, Trait.MULTIPLIES) and any(is_centred(a) for a in node.all_input_nodes):
             (user, *others) = node.users
             added = [a for a in user.all_input_nodes if a is not node]
-            if not others and op_name(user) == "add" and len(added) == 1 and names.get(added[0]) is not None:
+            if not others and does(user, Trait.ADDS) and len(added) == 1 and names.get(added[0]) is not None:
                 yield user, KeptNorm(gain.parameter, names[added[0]], gain.offset)
             else:
                 yield node, KeptNorm(gain.parameter, None, gain.offset)
@@ -91,8 +92,7 @@ def _passes(user: fx.Node, node: fx.Node, program: Program) -> bool:
     """Whether every vector along the last axis of the result is one of the value, or a mean of such."""
     if multiplies_by_one(user, node, program):
         return True
-    passes = op_name(user) in PASSES or op_name(user) == "mean"
-    return passes and user.all_input_nodes[0] is node and keeps_last(user)
+    return does(user, Trait.MOVES | Trait.AVERAGES) and user.all_input_nodes[0] is node and keeps_last(user)
 
 
 def _free_readers(
@@ -138,7 +138,7 @@ def _lookups(program: Program) -> dict[str, list[fx.Node]]:
     """Where rows of each table are looked up."""
     lookups: dict[str, list[fx.Node]] = defaultdict(list)
     for node in program.graph.nodes:
-        name = program.parameters.get(node.args[0]) if op_name(node) == "embedding" else None
+        name = program.parameters.get(node.args[0]) if does(node, Trait.LOOKS_UP_ROWS) else None
         if name is not None:
             lookups[name].append(node)
     return lookups
@@ -165,14 +165,14 @@ def _paired_at(tokens: fx.Node, positions: fx.Node) -> tuple[int, int] | None:
     """The rows p and k of two tables if c ⊙ m + k are looked up in the second one, for tokens t that are in the first;
     m = [t ≠ p], and c counts the ones of m so far, so that k is where p is."""
     ids, numbers = tokens.args[1], _uncast(positions.args[1])
-    if op_name(numbers) != "add" or not isinstance(numbers.args[1], int) or len(numbers.args) > 2 or numbers.kwargs:
+    if not does(numbers, Trait.ADDS) or not isinstance(numbers.args[1], int) or len(numbers.args) > 2 or numbers.kwargs:
         return None
     counted = _uncast(numbers.args[0])
-    if op_name(counted) != "mul":
+    if not does(counted, Trait.MULTIPLIES):
         return None
     factors = [_uncast(a) for a in counted.args]
-    sums = [_uncast(f.args[0]) for f in factors if op_name(f) == "cumsum"]
-    masks = [f for f in factors if op_name(f) == "ne" and f.args[0] is ids]
+    sums = [_uncast(f.args[0]) for f in factors if does(f, Trait.RUNNING_SUM)]
+    masks = [f for f in factors if does(f, Trait.UNEQUAL) and f.args[0] is ids]
     if not masks or sums != masks or tokens.meta["val"].shape != positions.meta["val"].shape:
         return None
     padding = masks[0].args[1]
@@ -181,7 +181,7 @@ def _paired_at(tokens: fx.Node, positions: fx.Node) -> tuple[int, int] | None:
 
 def _uncast(node: Any) -> fx.Node:
     """A whole number before it is given another type, or zero is added."""
-    while op_name(node) in ("to", "_to_copy", "type_as", "alias") or (op_name(node) == "add" and node.args[1:] == (0,)):
+    while does(node, Trait.SAME) or (does(node, Trait.ADDS) and node.args[1:] == (0,)):
         node = node.args[0]
     found: fx.Node = node
     return found
@@ -212,6 +212,6 @@ def terms_of(top: fx.Node, whole: Collection[fx.Node] = ()) -> Iterator[fx.Node]
 
 
 def _is_same(node: fx.Node) -> bool:
-    if op_name(node) == "mul":
+    if does(node, Trait.MULTIPLIES):
         return node.args[1:] in ((1,), (1.0,))
-    return op_name(node) in ("dropout", "to", "_to_copy", "contiguous", "clone", "alias") and node.op == "call_function"
+    return does(node, Trait.SAME)

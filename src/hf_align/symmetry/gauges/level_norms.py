@@ -16,7 +16,7 @@ from hf_align.symmetry.gauges.canonical import LevelNorm, Read
 from hf_align.symmetry.gauges.index_provenance import follow
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
-from hf_align.symmetry.op_traits import used_only_by
+from hf_align.symmetry.rules.patterns import used_only_by
 
 
 def level_norms(found: Interpretation, gone: Collection[str], zero: Collection[str]) -> Iterator[LevelNorm]:

@@ -14,7 +14,7 @@ from torch import fx
 from hf_align.symmetry.gauges.canonical import NarrowReader
 from hf_align.symmetry.gauges.kept_norms import vector_uses
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
-from hf_align.symmetry.op_traits import used_only_by
+from hf_align.symmetry.rules.patterns import used_only_by
 
 
 def narrow_readers(

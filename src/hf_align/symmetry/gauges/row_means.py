@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.canonical import CentreRows
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, slices_of
 from hf_align.symmetry.interpreter import Interpretation, LinearUse
-from hf_align.symmetry.op_traits import used_only_by
+from hf_align.symmetry.rules.patterns import used_only_by
 from hf_align.symmetry.spaces import Kind
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, does
 
 
 def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
@@ -54,6 +54,6 @@ def _lost_rows(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> list[
 
 def _is_blind(user: fx.Node, node: fx.Node) -> bool:
     """Whether an op subtracts the mean over the last axis."""
-    if op_name(user) == "layer_norm":
+    if does(user, Trait.CENTRES):
         return user.args[0] is node and len(user.args[1]) == 1  # type: ignore[arg-type]
-    return op_name(user) == "softmax" and user.args[1] in (-1, node.meta["val"].dim() - 1)
+    return does(user, Trait.SOFTMAX) and user.args[1] in (-1, node.meta["val"].dim() - 1)

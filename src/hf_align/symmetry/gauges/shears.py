@@ -14,8 +14,8 @@ from torch import fx
 from hf_align.symmetry.gauges.canonical import ShearAlongMean
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, VectorUse, norms_that_stay, terms_of, top_of, vector_uses
 from hf_align.symmetry.interpreter import Interpretation
-from hf_align.symmetry.op_traits import used_only_by
-from hf_align.tracing.program import op_name
+from hf_align.symmetry.rules.patterns import used_only_by
+from hf_align.tracing.ops import Trait, does
 
 _Weight = tuple[str, int]
 
@@ -70,7 +70,7 @@ def _value(node: fx.Node, norms: Mapping[fx.Node, KeptNorm], zero: Collection[st
         if use is not None and len(found.weights[use.weight].axes) == 2 and writers is not None:
             writers.add((use.weight, 1 - use.in_axis))
             writers |= {(use.bias, 0)} if use.bias is not None and use.bias not in zero else set()
-        elif op_name(term) == "embedding" and table is not None and writers is not None:
+        elif does(term, Trait.LOOKS_UP_ROWS) and table is not None and writers is not None:
             writers.add((table, 1))
         else:
             writers = None

@@ -7,18 +7,19 @@ from torch import fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter import Call, Value, aligned, rule
-from hf_align.symmetry.op_traits import stored_matrix
+from hf_align.symmetry.rules.patterns import stored_matrix
 from hf_align.symmetry.spaces import Axis, product
+from hf_align.tracing.ops import Trait
 
 
-@rule("linear")
+@rule("linear", traits=Trait.AFFINE | Trait.OUTPUTS_FIRST, factors=(0, 1, 2))
 def linear(call: Call) -> Value:
     """y_o = Σ_i W_oi x_i + b_o."""
     value, weight, bias = call.value(call.argument(0)), call.value(call.argument(1)), call.argument("bias")
     return _affine(call, call.argument(0), value, weight, 1, bias)
 
 
-@rule("addmm", harmless="out_dtype")
+@rule("addmm", harmless="out_dtype", traits=Trait.AFFINE, factors=(1, 2, 0))
 def addmm(call: Call) -> Value:
     """y_o = β b_o + α Σ_i x_i W_io."""
     value, weight = call.value(call.argument(1)), call.value(call.argument(2))
@@ -26,7 +27,8 @@ def addmm(call: Call) -> Value:
     return _affine(call, call.argument(1), value, weight, 0, call.argument(0), is_reading=plain)
 
 
-@rule("baddbmm", "addbmm", harmless="alpha beta out_dtype")
+@rule("baddbmm", harmless="alpha beta out_dtype", traits=Trait.CONTRACTS | Trait.BATCHED, factors=(1, 2, 0))
+@rule("addbmm", harmless="alpha beta out_dtype")
 def batched_affine(call: Call) -> Value:
     """y_abc = β m_abc + α Σ_k x_abk z_akc, or the sum of the products over a."""
     product_ = _multiplied(call, call.value(call.argument(1)).axes, call.value(call.argument(2)).axes)
@@ -78,7 +80,9 @@ def inner(call: Call) -> Value:
     return Value((*left[:-1], *right[:-1]))
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", harmless="out_dtype")
+@rule("matmul", "mm", harmless="out_dtype", traits=Trait.CONTRACTS, factors=(0, 1, None))
+@rule("bmm", harmless="out_dtype", traits=Trait.CONTRACTS | Trait.BATCHED, factors=(0, 1, None))
+@rule("mv", "dot", harmless="out_dtype")
 def matmul(call: Call) -> Value:
     """y_abc = Σ_k x_abk z_akc, batch axes a in step."""
     program = call.found.program

@@ -9,10 +9,14 @@ from torch import Tensor, fx
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Value, rule
 from hf_align.symmetry.spaces import Axis, fresh, product, split_product
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, does
+
+_STEPS = "stride padding dilation output_padding"
 
 
-@rule("conv1d", "conv2d", "conv3d", "convolution", harmless="stride padding dilation output_padding")
+@rule("conv1d", "conv2d", "conv3d", harmless=_STEPS, factors=(0, 1, 2),
+      traits=Trait.AFFINE | Trait.OUTPUTS_FIRST | Trait.CONVOLVES)  # fmt: skip
+@rule("convolution", harmless=_STEPS, traits=Trait.CONVOLVES, factors=(0, 1, 2))
 def convolution(call: Call) -> Value:
     """y_op = Σ_ci W_oci x_c(p+i) + b_o: a contraction of channels, inside each group of them."""
     if _is_transposed(call):
@@ -38,7 +42,8 @@ def _is_seen_alone(call: Call, axis: int) -> bool:
     return kernel == 1 and step == 1 and pad == 0 and before == call.shape[axis]
 
 
-@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", harmless="stride padding dilation output_padding")
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", harmless=_STEPS,
+      traits=Trait.CONVOLVES | Trait.TRANSPOSED, factors=(0, 1, 2))  # fmt: skip
 def transposed_convolution(call: Call) -> Value:
     """y_op = Σ_ci W_coi x_c(p-i) + b_o."""
     value, weight = call.value(call.argument(0)), call.value(call.argument(1))
@@ -55,7 +60,7 @@ def transposed_convolution(call: Call) -> Value:
 
 
 def _is_transposed(call: Call) -> bool:
-    return "transpose" in op_name(call.node) or bool(call.argument("transposed", False))
+    return does(call.node, Trait.TRANSPOSED) or bool(call.argument("transposed", False))
 
 
 def _groups(call: Call) -> int:
@@ -97,11 +102,18 @@ def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Conta
     return Value((*value.axes[: -spatial - 1], out, *places))
 
 
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
-      "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d",
-      "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-      harmless="kernel_size stride padding ceil_mode count_include_pad divisor_override output_size align_corners"
-      " scale_factors scales scales_d scales_h scales_w")  # fmt: skip
+_SIZES = (
+    "kernel_size stride padding ceil_mode count_include_pad divisor_override output_size align_corners"
+    " scale_factors scales scales_d scales_h scales_w"
+)
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", harmless=_SIZES,
+      traits=Trait.SUMS_PLACES | Trait.AVERAGES)  # fmt: skip
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d",
+      "upsample_bicubic2d", harmless=_SIZES, traits=Trait.SUMS_PLACES)  # fmt: skip
+@rule("upsample_nearest3d", "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
+      "_upsample_bicubic2d_aa", harmless=_SIZES)  # fmt: skip
 def linear_resize(call: Call) -> Value:
     """y_cq = Σ_p R_qp x_cp: linear in the positions, channel by channel."""
     return _resized(call)
@@ -149,7 +161,7 @@ def pixel_shuffle(call: Call) -> Value:
     return Value((*axes[:-3], channels, *(fresh(n, FIXED) for n in call.shape[-2:])))
 
 
-@rule("_weight_norm")
+@rule("_weight_norm", traits=Trait.NORMALISES)
 def weight_norm(call: Call) -> Value:
     """W_o = g_o v_o / |v_o|."""
     direction, length = call.value(call.argument(0)), call.value(call.argument(1))

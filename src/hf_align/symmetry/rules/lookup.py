@@ -16,15 +16,21 @@ from hf_align.symmetry.interpreter import Call, Value, aligned, rule, rule_for_n
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of, run_along
 from hf_align.symmetry.spaces import Axis, fresh
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, op_name, runs
 
 
-@rule_for_numbers("embedding", harmless="padding_idx")
+@rule_for_numbers("embedding", harmless="padding_idx", traits=Trait.LOOKS_UP_ROWS | Trait.LOOKS_UP)
 def embedding(call: Call) -> Value:
     """y_td = W_{s(t)d}: rows are looked up by number, so their order is fixed unless the numbers move along."""
     table, index = call.value(call.argument(0)), call.value(call.argument(1))
     _chosen_by(call, table.axes[0], index)
     return Value((*index.axes, table.axes[1]))
+
+
+@runs("embedding")
+def _rows_of(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """The row of padding is read like any other, also by derivatives."""
+    return args[0][args[1]]
 
 
 @rule("embedding_bag", harmless="include_last_offset padding_idx")
@@ -53,7 +59,8 @@ def _pointed(index: Value) -> tuple[Axis, ...]:
     return () if index.points_to is None else (index.points_to,)
 
 
-@rule("topk", "sort", "argsort", harmless="k largest sorted descending stable")
+@rule("topk", harmless="k largest sorted", traits=Trait.CHOOSES_LARGEST)
+@rule("sort", "argsort", harmless="descending stable")
 def topk(call: Call) -> object:
     """The largest entries along an axis and their numbers: permutations of the axis leave the values alone."""
     value = call.value(call.argument(0))
@@ -70,7 +77,7 @@ def topk(call: Call) -> object:
     return numbers if isinstance(results, Tensor) else (Value(after), numbers)
 
 
-@rule_for_numbers("index")
+@rule_for_numbers("index", traits=Trait.MOVES | Trait.TAKES_ENTRIES | Trait.LOOKS_UP)
 def index(call: Call) -> Value:
     """y_j… = x_{i(j)…}: entries along some axes, by number or by a mask."""
     numbers = call.argument(1)
@@ -111,7 +118,7 @@ def _in_shape(call: Call, value: Value) -> Value:
     return Value(tuple(a if a.size == n else fresh(n, FIXED) for a, n in zip(value.axes, call.shape, strict=True)))
 
 
-@rule_for_numbers("index_select")
+@rule_for_numbers("index_select", traits=Trait.MOVES | Trait.LOOKS_UP)
 def index_select(call: Call) -> Value:
     """y_…j… = x_…i(j)…."""
     value, numbers = call.value(call.argument(0)), call.value(call.argument(2))
@@ -121,7 +128,8 @@ def index_select(call: Call) -> Value:
     return Value((*value.axes[:dim], place, *value.axes[dim + 1 :]))
 
 
-@rule_for_numbers("gather", "take_along_dim")
+@rule_for_numbers("gather", traits=Trait.GATHERS | Trait.LOOKS_UP)
+@rule_for_numbers("take_along_dim")
 def gather(call: Call) -> Value:
     """y_…j… = x_…i(…j…)…: one number for every entry of the result."""
     places = call.argument("indices" if op_name(call.node) == "take_along_dim" else "index")
@@ -216,8 +224,9 @@ def one_hot(call: Call) -> Value:
     return Value((*numbers.axes, fresh(size, FIXED)))
 
 
-@rule("index_put", "index_put_", "masked_scatter", "index_add", "index_add_", "index_copy", "select_scatter",
-      "index_fill", harmless="accumulate alpha value index")  # fmt: skip
+@rule("index_put", "index_put_", harmless="accumulate", traits=Trait.PUTS_ENTRIES)
+@rule("select_scatter", harmless="index", traits=Trait.REPLACES)
+@rule("masked_scatter", "index_add", "index_add_", "index_copy", "index_fill", harmless="alpha value index")
 def written_by_number(call: Call) -> Value:
     """y = x with entries replaced or added to, by number: axes that are numbered are pinned, the last is shared."""
     inputs = call.operands()

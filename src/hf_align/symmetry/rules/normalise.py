@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Statistics, Value, aligned, rule
-from hf_align.symmetry.op_traits import subtracts_mean
+from hf_align.symmetry.rules.patterns import subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.symmetry.spaces import Axis, fresh, split_product
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, op_name, runs
 
 
-@rule("layer_norm", harmless="eps")
+@rule("layer_norm", harmless="eps", traits=Trait.NORMALISES | Trait.CENTRES)
 def layer_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β."""
     value = call.value(call.argument(0))
@@ -31,7 +33,7 @@ def layer_norm(call: Call) -> Value:
     return _with_gain(call, value, call.argument("weight"), call.argument("bias"))
 
 
-@rule("rms_norm", harmless="eps")
+@rule("rms_norm", harmless="eps", traits=Trait.NORMALISES)
 def rms_norm(call: Call) -> Value:
     """y = γ ⊙ x / rms x."""
     value, weight = call.value(call.argument(0)), call.argument("weight")
@@ -61,7 +63,8 @@ def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int =
     return Value((*value.axes[:at], axis, *value.axes[at + 1 :]))
 
 
-@rule("softmax", "_softmax", "log_softmax", harmless="dtype half_to_float")
+@rule("softmax", "_softmax", harmless="dtype half_to_float", traits=Trait.SOFTMAX)
+@rule("log_softmax", harmless="dtype half_to_float")
 def softmax(call: Call) -> Value:
     """y_i = exp x_i / Σ_j exp x_j: permutations of the axis, and of every other."""
     value = call.value(call.argument(0))
@@ -70,7 +73,15 @@ def softmax(call: Call) -> Value:
     return Value(value.axes)
 
 
-@rule("mean", "sum", harmless="keepdim dtype")
+@runs("softmax", "log_softmax", "mean", "sum", "cumsum")
+def _adds_up_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """The dtype that is asked for rounds."""
+    args = tuple(a for a in args if not isinstance(a, torch.dtype))
+    return node.target(*args, **{k: v for k, v in kwargs.items() if k != "dtype"})  # type: ignore[operator]
+
+
+@rule("mean", harmless="keepdim dtype", traits=Trait.SUMS_PLACES | Trait.AVERAGES)
+@rule("sum", harmless="keepdim dtype", traits=Trait.SUMS_PLACES)
 def total(call: Call) -> Value:
     """y = Σ_i x_i (or its mean): contraction with the all-ones vector; of an open product, of its two factors."""
     found = call.raw(call.argument(0))
@@ -114,7 +125,8 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
     return axes
 
 
-@rule("amax", "amin", "any", "all", "max", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero",
+@rule("max", harmless="keepdim dtype", traits=Trait.LARGER)
+@rule("amax", "amin", "any", "all", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero",
       "kthvalue", harmless="keepdim dtype k")  # fmt: skip
 def reduction(call: Call) -> object:
     """y = f(x_1 … x_n), f symmetric: the axis permutes; of an index, the axis is what it points to."""
@@ -135,7 +147,8 @@ def reduction(call: Call) -> object:
     return Value(kept), indices
 
 
-@rule("cumsum", "cumprod", "diff", "cummax", "cummin", "cumsum_", harmless="dtype n")
+@rule("cumsum", harmless="dtype", traits=Trait.SUMS_PLACES | Trait.RUNNING_SUM)
+@rule("cumprod", "diff", "cummax", "cummin", "cumsum_", harmless="dtype n")
 def running(call: Call) -> object:
     """y_i = f(x_1 … x_i): the axis keeps its order; sums and differences leave the other axes free."""
     value = call.value(call.argument(0))
@@ -155,7 +168,7 @@ def running(call: Call) -> object:
     return Value(tuple(axes)) if isinstance(results, Tensor) else tuple(Value(tuple(axes)) for _ in results)
 
 
-@rule("linalg_vector_norm", "linalg_norm", "norm", harmless="keepdim dtype")
+@rule("linalg_vector_norm", "linalg_norm", "norm", harmless="keepdim dtype", traits=Trait.NORMALISES)
 def vector_norm(call: Call) -> Value:
     """y = (Σ_i |x_i|^p)^(1/p): a length for p = 2, else permutations and signs."""
     value = call.value(call.argument(0))
@@ -208,7 +221,7 @@ def variance(call: Call) -> Value:
     return Value(_without(value.axes, reduced, len(call.shape)))
 
 
-@rule("group_norm", harmless="eps")
+@rule("group_norm", harmless="eps", traits=Trait.NORMALISES)
 def group_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β over the channels of a group and all positions."""
     value, groups = call.value(call.argument(0)), call.argument(1)
@@ -222,7 +235,7 @@ def group_norm(call: Call) -> Value:
     return _with_gain(call, value, call.argument("weight"), call.argument("bias"), at=1)
 
 
-@rule("instance_norm", harmless="eps momentum use_input_stats")
+@rule("instance_norm", harmless="eps momentum use_input_stats", traits=Trait.NORMALISES)
 def instance_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - mean x_c) / std x_c + β_c: each channel by itself."""
     value = call.value(call.argument(0))
@@ -233,13 +246,13 @@ def instance_norm(call: Call) -> Value:
     return _with_gain(call, value, call.argument("weight"), call.argument("bias"), at=1)
 
 
-@rule("batch_norm", harmless="momentum eps")
+@rule("batch_norm", harmless="momentum eps", traits=Trait.NORMALISES | Trait.STORED_STATISTICS)
 def batch_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c, all four stored: affine, and with μ = 0, σ² + ε = 1 a gain."""
     return _affine_by_channel(call)
 
 
-@rule("_native_batch_norm_legit_no_training", harmless="momentum eps")
+@rule("_native_batch_norm_legit_no_training", harmless="momentum eps", traits=Trait.STORED_STATISTICS)
 def native_batch_norm(call: Call) -> tuple[Value, ...]:
     """As `batch_norm`."""
     return _affine_by_channel(call), Value((fresh(0, FIXED),)), Value((fresh(0, FIXED),))
@@ -258,3 +271,24 @@ def _affine_by_channel(call: Call) -> Value:
     call.lower_all((a for v in stored[2:] if v is not None for a in v.axes), FIXED, "statistics")
     call.found.statistics.append(Statistics(gain, bias, mean, variance_, call.argument("eps")))
     return _with_gain(call, value, weight, shift, at=1)
+
+
+@runs("batch_norm", "_native_batch_norm_legit_no_training")
+def _normed_by_statistics(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Torch has no forward derivative by the statistics, which are weights here."""
+    native = op_name(node) != "batch_norm"
+    if args[3] is None or (args[5] and not native):
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    value, gain, bias, mean, variance_ = args[:5]
+    normed = _batch_normed(value, gain, bias, mean, variance_, args[6 if native else 7])
+    return (normed, args[3], args[4]) if native else normed
+
+
+def _batch_normed(
+    value: Tensor, gain: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
+    """y_nc… = γ_c (x_nc… - μ_c) / √(σ²_c + ε) + β_c."""
+    shape = (-1, *[1] * (value.dim() - 2))
+    scale = (variance + eps).rsqrt() * (1.0 if gain is None else gain)
+    shift = (0.0 if bias is None else bias) - mean * scale
+    return value * scale.reshape(shape) + shift.reshape(shape)

@@ -10,20 +10,25 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter import Call, Gain, Product, Value, aligned, rule, rule_for_numbers
-from hf_align.symmetry.op_traits import subtracts_mean
+from hf_align.symmetry.rules.patterns import subtracts_mean
 from hf_align.symmetry.spaces import Axis, cut, fresh
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import Trait, describe, op_name, runs
 
 _CONSTANTS_OF_FUNCTIONS = (
     "self other min max alpha beta scale input_scale threshold value min_val max_val approximate eps nan posinf neginf"
     " decimals exponent out_int32 right assume_unique invert rounding_mode"
 )
 """What only makes f another function."""
+_SAME = Trait.SAME | Trait.MOVES
 
 
-@rule_for_numbers("to", "_to_copy", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_",
-                  "type_as", "lift_fresh_copy", "feature_dropout", "alpha_dropout",
-                  harmless="other p")  # fmt: skip
+@rule_for_numbers("contiguous", "clone", "alias", traits=_SAME | Trait.LINEAR)
+@rule_for_numbers("to", "_to_copy", traits=_SAME | Trait.LINEAR | Trait.CASTS)
+@rule_for_numbers("type_as", harmless="other", traits=_SAME | Trait.CASTS | Trait.LIKE)
+@rule_for_numbers("dropout", harmless="p", traits=_SAME | Trait.DROPS_OUT)
+@rule_for_numbers("dropout_", "feature_dropout", "alpha_dropout", harmless="p", traits=Trait.SAME | Trait.DROPS_OUT)
+@rule_for_numbers("detach", traits=_SAME)
+@rule_for_numbers("detach_", "lift_fresh_copy", traits=Trait.SAME)
 def unchanged(call: Call) -> object:
     """y = x; as an integer, a function of one entry."""
     call.argument("dtype")  # as the result shows
@@ -36,15 +41,37 @@ def unchanged(call: Call) -> object:
     return call.raw(call.argument(0))
 
 
-@rule("neg", "_conj", "conj_physical", "resolve_conj")
+@runs("to", "_to_copy", "type_as")
+def _stays_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Rounding is no part of the function."""
+    floats = isinstance(args[0], Tensor) and args[0].is_floating_point() and node.meta["val"].is_floating_point()
+    return args[0] if floats else node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+@runs("detach", "detach_")
+def _keeps_gradients(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Detached values are values: a weight behind them moves the outputs all the same."""
+    return args[0]
+
+
+describe("native_dropout", traits=Trait.DROPS_OUT)
+describe("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like",
+         "sym_size", traits=Trait.MAKES)  # fmt: skip
+describe("empty_like", "new_empty", traits=Trait.MAKES | Trait.BLANK)
+describe("empty", "empty_strided", "empty_permuted", "new_empty_strided", traits=Trait.BLANK)
+
+
+@rule("_conj", "conj_physical", "resolve_conj")
+@rule("neg", traits=Trait.LINEAR)
 def negative(call: Call) -> Value:
     """y = -x, or the conjugate of x: linear over the reals, commutes with every g, which is real."""
     return Value(call.value(call.argument(0)).axes)
 
 
-@rule("silu", "gelu", "sigmoid", "exp", "softplus", "log", "sqrt", "rsqrt", "reciprocal", "abs", "clamp", "clamp_min",
+@rule("log", "sqrt", "rsqrt", "log2", "log10", harmless=_CONSTANTS_OF_FUNCTIONS, traits=Trait.OF_POSITIVES)
+@rule("silu", "gelu", "sigmoid", "exp", "softplus", "reciprocal", "abs", "clamp", "clamp_min",
       "clamp_max", "elu", "hardswish", "hardsigmoid", "mish", "cos", "log_sigmoid", "logical_not", "bitwise_not",
-      "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "log2", "log10", "expm1", "exp2", "floor", "ceil",
+      "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "expm1", "exp2", "floor", "ceil",
       "round", "trunc", "nan_to_num", "remainder", "fmod", "floor_divide", "clip", "celu", "selu", "silu_", "acos",
       "cosh", "bucketize", "isin", "isfinite", "hardswish_", "logit", "threshold", "erfc", "clamp_", "clamp_min_",
       "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac",
@@ -94,7 +121,11 @@ def power(call: Call) -> object:
     return Value(value.axes)
 
 
-@rule("add", "add_", "sub", "sub_", "rsub", "subtract", "lerp")
+@rule("add", traits=Trait.ADDS | Trait.LINEAR)
+@rule("add_", traits=Trait.ADDS)
+@rule("sub", traits=Trait.SUBTRACTS | Trait.LINEAR)
+@rule("sub_", "subtract", traits=Trait.SUBTRACTS)
+@rule("rsub", "lerp")
 def addition(call: Call) -> Value:
     """y = a ± αb: one element for both operands; a constant along an axis asks g1 = 1, but for a - mean a, which goes
     along with g1 = -1 too."""
@@ -130,7 +161,10 @@ def _joined(call: Call, x: Axis, y: Axis) -> Axis:
     return x
 
 
-@rule("mul", "mul_", "div", "div_", "multiply", "divide", "true_divide")
+@rule("mul", traits=Trait.MULTIPLIES | Trait.LINEAR)
+@rule("mul_", "multiply", traits=Trait.MULTIPLIES)
+@rule("div", traits=Trait.DIVIDES | Trait.LINEAR)
+@rule("div_", "divide", "true_divide", traits=Trait.DIVIDES)
 def multiplication(call: Call) -> object:
     """y_i = a_i b_i: a gain if b is a weight, else an open product; constants that vary along an axis pin it."""
     left, right = call.argument(0), call.argument(1)
@@ -189,7 +223,8 @@ def _gain(call: Call, weight: Value, value: Value) -> Value:
     return Value((*value.axes[:-1], target))
 
 
-@rule("where", "masked_fill", "masked_fill_")
+@rule("where", traits=Trait.SELECTS)
+@rule("masked_fill", "masked_fill_", traits=Trait.SELECTS | Trait.FILLS)
 def selection(call: Call) -> Value:
     """y = c ? a : b, entry by entry; along an axis on which c does not depend, and b = 0, any g commutes."""
     condition, branches = _condition(call)
@@ -245,8 +280,11 @@ def _selected(call: Call) -> Value:
     return _broadcast(call, Value(axes))
 
 
-@rule("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "__and__", "__or__", "bitwise_and",
-      "bitwise_or", "maximum", "minimum", "atan2", "logaddexp", harmless="self other")  # fmt: skip
+@rule("eq", harmless="self other", traits=Trait.EQUAL)
+@rule("ne", harmless="self other", traits=Trait.UNEQUAL)
+@rule("maximum", harmless="self other", traits=Trait.LARGER)
+@rule("lt", "le", "gt", "ge", "logical_and", "logical_or", "__and__", "__or__", "bitwise_and", "bitwise_or", "minimum",
+      "atan2", "logaddexp", harmless="self other")  # fmt: skip
 def comparison(call: Call) -> Value:
     """y_i = f(a_i, b_i)."""
     return _selected(call)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.tracing.program import op_name
+from hf_align.tracing.ops import op_name
 
 _STILL = frozenset(("contiguous", "clone", "to", "_to_copy", "alias", "detach", "dropout"))
 _VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten"))

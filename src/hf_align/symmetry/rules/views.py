@@ -7,16 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, fx
 
 from hf_align.symmetry.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter import Call, Rows, Value, rule, rule_for_numbers
 from hf_align.symmetry.rules.runs import axes_kept, merged_behind, runs_along
 from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, product, split_product
-from hf_align.tracing.execute import places_shown
+from hf_align.tracing.ops import Trait, runs
+
+_SHAPES = "size shape start_dim end_dim dim sizes other"
+_RESHAPES, _REORDERS = Trait.RESHAPES | Trait.MOVES, Trait.REORDERS_AXES | Trait.MOVES
+_MOVES = Trait.MOVES | Trait.LINEAR
 
 
-@rule_for_numbers("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_alias",
-                  harmless="size shape start_dim end_dim dim sizes other")  # fmt: skip
+@rule_for_numbers("view", "reshape", "flatten", "unflatten", harmless=_SHAPES, traits=_RESHAPES | Trait.LINEAR)
+@rule_for_numbers("_unsafe_view", harmless=_SHAPES, traits=_RESHAPES)
+@rule_for_numbers("view_as", "reshape_as", harmless=_SHAPES, traits=Trait.RESHAPES | Trait.LIKE | Trait.LINEAR)
+@rule_for_numbers("_reshape_alias", harmless=_SHAPES, traits=Trait.RESHAPES)
 def view(call: Call) -> Value | Rows:
     """The same entries in row-major order under another shape: products of spaces are split and joined."""
     call.expect("stride", [math.prod(call.shape[i + 1 :]) for i in range(len(call.shape))])
@@ -30,6 +37,13 @@ def view(call: Call) -> Value | Rows:
     if rows is not None:
         return rows
     return Value(_reshape(call, value.axes, call.shape), value.parameter, points_to=value.points_to)
+
+
+@runs("view")
+def _viewed(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Strides may differ from those that were traced."""
+    sizes = isinstance(args[1], (list, tuple))
+    return args[0].reshape(args[1]) if sizes else node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _rows(call: Call, value: Value) -> Rows | None:
@@ -124,7 +138,8 @@ def _run_size(axes: list[Axis]) -> int:
     return math.prod(a.size for a in axes)
 
 
-@rule_for_numbers("transpose", "swapaxes", "swapdims")
+@rule_for_numbers("transpose", traits=_REORDERS | Trait.LINEAR)
+@rule_for_numbers("swapaxes", "swapdims", traits=Trait.REORDERS_AXES)
 def transpose(call: Call) -> Value | Rows:
     """y_ji = x_ij."""
     order = list(range(len(call.shape)))
@@ -142,20 +157,20 @@ def _permuted(call: Call, order: list[int]) -> Value | Rows:
     return rearranged(value, (value.axes[i] for i in order))
 
 
-@rule_for_numbers("t", "numpy_T")
+@rule_for_numbers("t", "numpy_T", traits=Trait.REORDERS_AXES)
 def matrix_transpose(call: Call) -> Value:
     """y_ji = x_ij."""
     value = call.value(call.argument(0))
     return rearranged(value, reversed(value.axes))
 
 
-@rule_for_numbers("permute")
+@rule_for_numbers("permute", traits=_REORDERS | Trait.LINEAR)
 def permute(call: Call) -> Value | Rows:
     """Axes in another order."""
     return _permuted(call, list(dims_of(call.argument(1), len(call.shape))))
 
 
-@rule_for_numbers("movedim")
+@rule_for_numbers("movedim", traits=_REORDERS)
 def movedim(call: Call) -> Value:
     """Axes to other places."""
     value = call.value(call.argument(0))
@@ -167,7 +182,7 @@ def movedim(call: Call) -> Value:
     return rearranged(value, (value.axes[i] for i in order))
 
 
-@rule_for_numbers("unsqueeze")
+@rule_for_numbers("unsqueeze", traits=_MOVES | Trait.ADDS_UNIT_AXES)
 def unsqueeze(call: Call) -> Value:
     """A new axis of size one."""
     value = call.value(call.argument(0))
@@ -175,7 +190,7 @@ def unsqueeze(call: Call) -> Value:
     return Value((*value.axes[:at], fresh(1), *value.axes[at:]), value.parameter, points_to=value.points_to)
 
 
-@rule_for_numbers("squeeze")
+@rule_for_numbers("squeeze", traits=_MOVES | Trait.ADDS_UNIT_AXES)
 def squeeze(call: Call) -> Value:
     """Axes of size one dropped."""
     value = call.value(call.argument(0))
@@ -192,7 +207,9 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
     return tuple(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
-@rule_for_numbers("expand", "expand_as", "broadcast_to", harmless="size other")
+@rule_for_numbers("expand", harmless="size", traits=_MOVES | Trait.COPIES)
+@rule_for_numbers("expand_as", harmless="other", traits=Trait.COPIES | Trait.LIKE)
+@rule_for_numbers("broadcast_to", harmless="size", traits=Trait.COPIES)
 def expand(call: Call) -> Value:
     """Copies along an axis of size one: every g with g1 = 1 leaves them alone."""
     value = call.value(call.argument(0))
@@ -221,7 +238,7 @@ def _copies(call: Call, axis: Axis, size: int) -> Axis:
     return copies
 
 
-@rule_for_numbers("slice")
+@rule_for_numbers("slice", traits=_MOVES)
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
     dim, step = call.argument("dim") % len(call.shape), call.argument("step")
@@ -273,7 +290,7 @@ def _piece(axis: Axis, start: int, stop: int) -> Axis:
     return cut(axis, sizes)[1 if start else 0]
 
 
-@rule_for_numbers("select", harmless="index")
+@rule_for_numbers("select", harmless="index", traits=_MOVES)
 def select(call: Call) -> Value:
     """One entry along an axis, by number."""
     rank = len(call.shape) + 1
@@ -292,7 +309,7 @@ def _without_axis(value: Value, dim: int) -> Value:
     return rearranged(value, (*value.axes[:dim], *value.axes[dim + 1 :]))
 
 
-@rule_for_numbers("narrow")
+@rule_for_numbers("narrow", traits=Trait.MOVES)
 def narrow(call: Call) -> Value:
     """A run of entries along one axis."""
     start = call.constant(call.argument("start"))
@@ -303,8 +320,8 @@ def narrow(call: Call) -> Value:
     return run_along(call, dim, start, start + call.argument("length"))
 
 
-@rule_for_numbers("split", "split_with_sizes", "chunk", "tensor_split",
-                  harmless="split_size split_sizes chunks sections indices")  # fmt: skip
+@rule_for_numbers("split", "split_with_sizes", "chunk", harmless="split_size split_sizes chunks", traits=_MOVES)
+@rule_for_numbers("tensor_split", harmless="sections indices")
 def split(call: Call) -> tuple[Value, ...]:
     """Consecutive pieces of one axis."""
     results = call.node.meta["val"]
@@ -319,7 +336,7 @@ def split(call: Call) -> tuple[Value, ...]:
     return tuple(rearranged(value, (*value.axes[:dim], p, *value.axes[dim + 1 :])) for p in pieces)
 
 
-@rule_for_numbers("unbind")
+@rule_for_numbers("unbind", traits=_MOVES)
 def unbind(call: Call) -> tuple[Value, ...]:
     """Every entry along an axis, in order."""
     results = call.node.meta["val"]
@@ -332,7 +349,7 @@ def unbind(call: Call) -> tuple[Value, ...]:
     return tuple(_without_axis(value, dim) for _ in results)
 
 
-@rule_for_numbers("getitem")
+@rule_for_numbers("getitem", traits=_MOVES)
 def getitem(call: Call) -> Value:
     """One result of an op that has several."""
     results = call.found.values[call.argument(0)]
@@ -341,7 +358,8 @@ def getitem(call: Call) -> Value:
     return found
 
 
-@rule_for_numbers("cat", "concat", "concatenate")
+@rule_for_numbers("cat", traits=Trait.JOINS | Trait.LINEAR)
+@rule_for_numbers("concat", "concatenate", traits=Trait.JOINS)
 def concatenate(call: Call) -> Value | Rows:
     """The direct sum along one axis; every other axis is shared, but for those that only become one with it."""
     values = [call.value(a) for a in call.argument(0) if a.meta["val"].numel()]
@@ -357,7 +375,7 @@ def concatenate(call: Call) -> Value | Rows:
     return Rows(tuple(values), dim)
 
 
-@rule_for_numbers("stack")
+@rule_for_numbers("stack", traits=Trait.STACKS | Trait.LINEAR)
 def stack(call: Call) -> Value:
     """Values in order along a new axis."""
     values = [call.value(a) for a in call.argument(0)]
@@ -369,7 +387,8 @@ def stack(call: Call) -> Value:
     return Value((*first[:dim], fresh(len(values), FIXED), *first[dim:]))
 
 
-@rule_for_numbers("repeat", "tile", harmless="repeats dims")
+@rule_for_numbers("repeat", harmless="repeats", traits=Trait.MOVES)
+@rule_for_numbers("tile", harmless="dims")
 def repeat(call: Call) -> Value:
     """y_(ji) = x_i: whole copies one after another along an axis."""
     value = call.value(call.argument(0))
@@ -381,7 +400,7 @@ def _whole_copies(call: Call, axis: Axis, size: int) -> Axis:
     return axis if axis.size == size else product([_copies(call, fresh(1), size // axis.size), axis])
 
 
-@rule_for_numbers("repeat_interleave", harmless="output_size")
+@rule_for_numbers("repeat_interleave", harmless="output_size", traits=_MOVES)
 def repeat_interleave(call: Call) -> Value:
     """y_(ij) = x_i: every entry several times in a row."""
     value, times = call.value(call.argument(0)), call.argument(1)
@@ -407,7 +426,8 @@ def _repeated_by_data(call: Call, value: Value, dim: int | None) -> Value:
     return Value((*value.axes[:i], fresh(call.shape[i], FIXED), *value.axes[i + 1 :]))
 
 
-@rule_for_numbers("roll", "flip", harmless="shifts")
+@rule_for_numbers("roll", harmless="shifts", traits=Trait.ROLLS)
+@rule_for_numbers("flip")
 def moved_along(call: Call) -> Value:
     """y_i = x_π(i) with a fixed π."""
     value = call.value(call.argument(0))
@@ -445,7 +465,7 @@ def pad(call: Call) -> Value:
     return rearranged(value, axes)
 
 
-@rule_for_numbers("copy", harmless="self")
+@rule_for_numbers("copy", harmless="self", traits=Trait.REPLACES)
 def copy(call: Call) -> Value:
     """y = the second operand, in the shape of the first."""
     value = call.value(call.argument(1))
@@ -453,7 +473,13 @@ def copy(call: Call) -> Value:
     return Value(tuple(_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)))
 
 
-@rule_for_numbers("slice_scatter")
+@runs("copy")
+def _copied(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Torch has no forward derivative of it."""
+    return args[1].to(args[0].dtype).expand(args[0].shape).clone()
+
+
+@rule_for_numbers("slice_scatter", traits=Trait.REPLACES)
 def slice_scatter(call: Call) -> Value:
     """y = x with a run of entries along one axis replaced: the sum of what is left of x and what replaces it."""
     base, piece = call.argument(0), call.value(call.argument(1))
@@ -478,6 +504,15 @@ def slice_scatter(call: Call) -> Value:
     if step == 1:
         axes[dim] = direct_sum([before, axes[dim], behind])
     return Value(tuple(axes))
+
+
+@runs("slice_scatter")
+def _put_between(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Open ends do not survive vmap, nor such counted from behind."""
+    if len(args) > 3:
+        start, stop, _ = slice(args[3], args[4] if len(args) > 4 else None).indices(args[0].shape[args[2]])
+        args = (*args[:3], start, stop, *args[5:])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _require_blank(call: Call, base: Any, axes: list[Axis], dim: int) -> None:
@@ -513,7 +548,31 @@ def strided(call: Call) -> Value:
                               for k, n in enumerate(call.shape)))  # fmt: skip
 
 
-def _steps_along(found: Sequence[torch.Tensor], i: int, k: int) -> bool:
+@runs("as_strided")
+def _by_places(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """The operand may lie in memory otherwise than it was traced."""
+    places = places_shown(node)
+    return node.target(*args, **kwargs) if bool((places < 0).any()) else args[0].reshape(-1)[places]  # type: ignore[operator]
+
+
+def places_shown(node: fx.Node) -> Tensor:
+    """Of `as_strided`, where in the operand each entry of the result stands, counted in row-major order; -1 if
+    nowhere."""
+    operand = node.args[0]
+    assert isinstance(operand, fx.Node)
+    laid_out: Tensor = operand.meta["val"]
+    size, stride, *start = node.args[1:]
+    behind = sum((n - 1) * s for n, s in zip(laid_out.shape, laid_out.stride(), strict=True)) + 1
+    memory = torch.full((behind,), -1)
+    memory.as_strided(laid_out.shape, laid_out.stride()).copy_(torch.arange(laid_out.numel()).reshape(laid_out.shape))
+    first = start[0] - int(laid_out.storage_offset()) if start and isinstance(start[0], int) else 0
+    last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))  # type: ignore[arg-type]
+    if first < 0 or last >= behind:
+        return torch.full(size, -1)  # type: ignore[arg-type]
+    return memory.as_strided(size, stride, first)  # type: ignore[arg-type]
+
+
+def _steps_along(found: Sequence[Tensor], i: int, k: int) -> bool:
     """Whether a step along axis k of the result is one along axis i of the operand, from end to end."""
     steps = torch.arange(found[i].shape[k]).reshape(-1, *[1] * (found[i].dim() - 1 - k))
     alone = all(bool((f == f.narrow(k, 0, 1)).all()) for j, f in enumerate(found) if j != i)
@@ -530,7 +589,9 @@ def im2col(call: Call) -> Value:
     return Value((*batch, product([channels, cells]), fresh(call.shape[-1], FIXED)))
 
 
-@rule("view_as_complex", "view_as_real", "real", "imag")
+@rule("view_as_complex", traits=Trait.LINEAR)
+@rule("view_as_real", traits=Trait.LINEAR | Trait.AS_PAIRS)
+@rule("real", "imag")
 def complex_view(call: Call) -> Value:
     """Pairs of reals as one complex number, and back."""
     axes = call.value(call.argument(0)).axes

@@ -1,0 +1,191 @@
+"""What is known of ops, by name. The files of their families in `symmetry/rules/` say it; everything else asks here.
+
+An op is described once, beside its rule: by traits, by where a product takes its factors, and by how it runs where
+torch's own way would round. So nothing else in the house names ops, and a new op is one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Flag, auto
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torch import fx
+from torch._decomp import decomposition_table
+
+Run = Callable[[fx.Node, Any, Any], Any]
+"""From a node, its positional and its keyword arguments to what the op gives."""
+
+
+class Trait(Flag):
+    """Something that code elsewhere may ask of an op."""
+
+    SAME = auto()
+    """y = x, as long as the dtype can hold it."""
+    CASTS = auto()
+    """Gives x another dtype."""
+    DROPS_OUT = auto()
+    """Dropout: in evaluation mode y = x."""
+    MOVES = auto()
+    """Shows entries of its first operand elsewhere, or several times, and no others."""
+    RESHAPES = auto()
+    """The same entries in row-major order under another shape."""
+    REORDERS_AXES = auto()
+    ADDS_UNIT_AXES = auto()
+    """Adds or drops axes of size one."""
+    COPIES = auto()
+    """Repeats entries along axes of size one."""
+    LIKE = auto()
+    """Reads only the shape or the dtype of its second operand."""
+    TAKES_ENTRIES = auto()
+    """Entries by lists of numbers or masks, one for each axis."""
+    PUTS_ENTRIES = auto()
+    """Entries replaced by lists of numbers or masks, one for each axis."""
+    LOOKS_UP = auto()
+    """Entries along an axis, by numbers that must not lie outside of it."""
+    LOOKS_UP_ROWS = auto()
+    """Rows of a table."""
+    GATHERS = auto()
+    """One number for every entry of the result."""
+    CHOOSES_LARGEST = auto()
+    """The largest entries along an axis, and their numbers."""
+    JOINS = auto()
+    """Operands one behind the other along an axis."""
+    STACKS = auto()
+    """Operands along a new axis."""
+    REPLACES = auto()
+    """A run of entries replaced by another operand."""
+    ROLLS = auto()
+    LINEAR = auto()
+    """Linear in what is no constant, by coefficients that can be read off."""
+    ADDS = auto()
+    SUBTRACTS = auto()
+    MULTIPLIES = auto()
+    DIVIDES = auto()
+    SUMS_PLACES = auto()
+    """Where an axis survives, only adds up entries that lie at other places beside it."""
+    AVERAGES = auto()
+    """Means of entries."""
+    RUNNING_SUM = auto()
+    CONTRACTS = auto()
+    """The product of two matrices, perhaps in a batch."""
+    BATCHED = auto()
+    """One matrix for each of a batch."""
+    AFFINE = auto()
+    """x W + b."""
+    OUTPUTS_FIRST = auto()
+    """Its weight is [outputs, inputs]."""
+    CONVOLVES = auto()
+    TRANSPOSED = auto()
+    """A convolution that spreads each place over several."""
+    NORMALISES = auto()
+    """Divides by a length, with an ε."""
+    CENTRES = auto()
+    """Normalises, and subtracts the mean of, the last axes."""
+    STORED_STATISTICS = auto()
+    """Normalises by a mean and a variance that are stored."""
+    SOFTMAX = auto()
+    OF_POSITIVES = auto()
+    """Not a number below zero."""
+    SELECTS = auto()
+    """One of two values, by a condition."""
+    FILLS = auto()
+    """A number where a mask says so."""
+    LARGER = auto()
+    """The larger of two values."""
+    EQUAL = auto()
+    UNEQUAL = auto()
+    MAKES = auto()
+    """Reads nothing of a tensor but its shape and kind; noise is drawn once."""
+    BLANK = auto()
+    """Memory that may hold anything."""
+    COMPOSITE = auto()
+    """Written out, it is made of ops that have rules."""
+    AS_PAIRS = auto()
+    """Complex numbers as pairs of reals."""
+    PASSES_NUMBERS = auto()
+    """A number that points to an axis may go through."""
+
+
+NO_TRAITS = Trait(0)
+Factors = tuple[int, int, int | None]
+"""Where a product takes what it reads, what it multiplies it by, and what it adds."""
+
+_Function = Callable[..., Any]
+_TRAITS: dict[str, Trait] = {}
+_FACTORS: dict[str, Factors] = {}
+_RUNS: dict[str, Run] = {}
+_WRITTEN_OUT: dict[str, _Function] = {}
+
+
+def describe(*ops: str, traits: Trait = NO_TRAITS, factors: Factors | None = None) -> None:
+    """Say what is known of aten ops, by name, all overloads; several descriptions of one op add up."""
+    for op in ops:
+        _TRAITS[op] = _TRAITS.get(op, NO_TRAITS) | traits
+        if factors is not None:
+            _FACTORS[op] = factors
+
+
+def runs(*ops: str) -> Callable[[Run], Run]:
+    """Register how ops run without rounding, and so that torch.func can differentiate them."""
+
+    def register(function: Run) -> Run:
+        _RUNS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def written_out(op: str) -> Callable[[_Function], _Function]:
+    """Register what an op is made of."""
+
+    def register(function: _Function) -> _Function:
+        describe(op, traits=Trait.COMPOSITE)
+        _WRITTEN_OUT[op] = function
+        return function
+
+    return register
+
+
+@cache
+def read_families() -> None:
+    """Have all families say what they know; they import what is built on this."""
+    import_module("hf_align.symmetry.rules")
+
+
+def traits_of(op: str) -> Trait:
+    """All traits of an op; none of one that nobody has described."""
+    read_families()
+    return _TRAITS.get(op, NO_TRAITS)
+
+
+def does(node: object, traits: Trait) -> bool:
+    """Whether a node calls an op that has one of some traits."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and bool(traits_of(op_name(node)) & traits)
+
+
+def factors_of(node: fx.Node) -> Factors | None:
+    """Where the op of a node takes the factors of a product, if it is one."""
+    read_families()
+    return _FACTORS.get(op_name(node)) if node.op == "call_function" else None
+
+
+def run_of(node: fx.Node) -> Run | None:
+    """How an op runs, if not as torch runs it."""
+    read_families()
+    return _RUNS.get(op_name(node))
+
+
+def written_out_as(node: fx.Node) -> _Function:
+    """What a composite op is made of: as its family says, else as torch takes it apart."""
+    read_families()
+    own = _WRITTEN_OUT.get(op_name(node))
+    return own if own is not None else decomposition_table[node.target]  # type: ignore[index]
+
+
+def op_name(node: fx.Node) -> str:
+    """`layer_norm` for `torch.ops.aten.layer_norm.default`; `getitem` for tuple access."""
+    target = node.target
+    return str(getattr(target, "_opname", getattr(target, "__name__", target)))
