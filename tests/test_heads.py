@@ -18,6 +18,7 @@ from hf_align.matching.heads import best_fit, compare_heads, likest_circuits
 from hf_align.matching.memory import of_step
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
+from hf_align.matching.tables import products_of_tables
 from hf_align.matching.weights import match_weights, start_streams
 from hf_align.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
@@ -204,7 +205,7 @@ def test_each_of_two_streams_starts_from_its_tables() -> None:
     rng = torch.Generator().manual_seed(0)
     a, drawn = random_weights(spec, rng), random_elements(spec, rng)
     models = Balanced.of(spec, a, dict(AlignedWeights(a, spec, drawn)))
-    found = start_streams(spec, models.a, models.b)
+    found = start_streams(spec, models.a, models.b, products_of_tables(spec, models.a, models.b))
     assert len(found) == len(streams(spec)) == 2
     centred = torch.eye(8, dtype=torch.float64) - 1 / 8  # of centred weights, what is done to their mean is open
     for stream, element in found.items():

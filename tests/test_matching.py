@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,19 @@ from conftest import DATA, MODELS, matched
 from hf_align import pipeline
 from hf_align.jobs.comparing import verdict
 from hf_align.matching import balanced
+from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import with_residual
+from hf_align.matching.cross import inner_product
+from hf_align.matching.memory import Step
+from hf_align.matching.solver import Solution, Solver
+from hf_align.matching.stream import residual
+from hf_align.matching.weights import _moves, descend, match_weights, steps_of
 from hf_align.models import Pair, open_pair
 from hf_align.options import Options
-from hf_align.symmetry.action import act
+from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs
+from hf_align.symmetry.elements import Monomial
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.symmetry.spec import SymmetrySpec
@@ -103,6 +111,47 @@ def test_descent_never_falls_and_ends(pairs: dict[str, Pair]) -> None:
     match = matched(spec, a, b, progress=lambda sweep, value: agreement.append(value))
     assert agreement == sorted(agreement)
     assert len(agreement) == match.sweeps < 50
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_said_of_the_objective_is_the_objective(family: str, pairs: dict[str, Pair]) -> None:
+    """Most of it is taken from the products of the last step, never from the weights."""
+    spec = pairs[family].spec
+    models = Balanced.of(spec, *in_float64(pairs[family], spec))
+    said: list[float] = []
+    found, _ = descend(spec, models.a, models.b, {}, progress=lambda _, value: said.append(value))
+    assert said[-1] == pytest.approx(inner_product(spec, models.a, models.b, found), rel=1e-5)
+
+
+def test_only_what_has_a_neighbour_that_moved_is_solved_again(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = pairs["llama"].spec
+    a, b = in_float64(pairs["llama"], spec)
+    models = Balanced.of(spec, a, b)
+    found, sweeps = match_weights(models)
+    assert sweeps > 2
+    solved: list[int] = []
+    plain = Solver.solve
+
+    def counting(self: Solver, together: list[Step], elements: Elements) -> Sequence[Solution]:
+        solved.append(len(together))
+        return plain(self, together, elements)
+
+    monkeypatch.setattr(Solver, "solve", counting)
+    alone = {s: e for s, e in found.items() if s != residual(spec)}
+    again, sweeps = descend(spec, models.a, models.b, alone, still={str(residual(spec))})
+    # Nothing else meets: each is solved once, and no second sweep asks for any.
+    assert sweeps == 1 and sum(solved) == len(steps_of(spec, {str(residual(spec))}))
+    assert again.keys() >= alone.keys()
+
+
+def test_two_units_that_change_places_have_moved() -> None:
+    order = torch.arange(10_000)
+    swapped = order.clone()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    assert _moves(Monomial.permutation(order), Monomial.permutation(swapped))
+    assert not _moves(Monomial.permutation(order), Monomial.permutation(order.clone()))
 
 
 def test_many_query_heads_are_matched_without_trying_all_orders(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from hf_align.devices import CPU
-from hf_align.matching.cross import Weights, cross, nearest
+from hf_align.matching.cross import Weights, nearest
 from hf_align.processes import ALONE, Processes
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
@@ -32,8 +33,8 @@ def anchored(spec: SymmetrySpec, space: str) -> list[str]:
     """The parameters in which a space meets only interfaces of the model, or nothing: tables, patches, biases."""
 
     def meets_nothing_else(name: str) -> bool:
-        spaces = [f.space for axis in spec.parameters[name] for segment in axis for f in segment if f.space]
-        return set(spaces) == {space} and len(spaces) == 1
+        spaces = [s for axis in spec.parameters[name] for segment in axis for f in segment for s in f.powers]
+        return spaces == [space]
 
     return [name for name in spec.uses(space) if meets_nothing_else(name)]
 
@@ -43,17 +44,24 @@ def start(
     space: str,
     a: Weights,
     b: Weights,
+    points: Mapping[Power, Tensor],
     processes: Processes = ALONE,
     device: torch.device = CPU,
-) -> Element | None:
-    """The element that fits the anchors best, and their images under circuits where the anchors leave it open."""
-    group, names = spec.spaces[space].group, anchored(spec, space)
-    if group is None or not names or spec.spaces[space].index:
-        return None
-    points = cross(spec, space, a, b, {}, names, processes)
-    if not isinstance(group, ScaledPermutation):
+) -> Element:
+    """The element that fits the anchors best, and their images under circuits where the anchors leave it open.
+
+    Args:
+        points: what the anchors say, cross matrices [n, n] by power.
+    """
+    group = spec.group(space)
+    if not isinstance(group, ScaledPermutation) and _rows(spec, space) < group.size:
         points = {PRIMAL: _extend(spec, space, a, b, torch.stack(list(points.values())).sum(0), processes)}
     return processes.by_the_first(lambda: nearest(group, points, device))
+
+
+def _rows(spec: SymmetrySpec, space: str) -> int:
+    """How many points the anchors are."""
+    return sum(math.prod(spec.shape(name)) for name in anchored(spec, space)) // spec.spaces[space].size
 
 
 def _extend(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, processes: Processes) -> Tensor:

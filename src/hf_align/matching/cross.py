@@ -73,11 +73,16 @@ def _parts(spec: SymmetrySpec, names: list[str]) -> list[list[str]]:
 
 
 def inner_product(
-    spec: SymmetrySpec, a: Weights, b: Weights, elements: Elements, processes: Processes = ALONE
+    spec: SymmetrySpec,
+    a: Weights,
+    b: Weights,
+    elements: Elements,
+    processes: Processes = ALONE,
+    only: Iterable[str] | None = None,
 ) -> float:
-    """⟨A, gB⟩ over all weights: the objective of weight matching."""
+    """⟨A, gB⟩: the objective of weight matching, over all weights or only these."""
     found = processes.spread(
-        list(spec.parameters),
+        list(spec.parameters if only is None else only),
         lambda name: math.prod(spec.shape(name)),
         lambda own: [float((a[n] * act(b[n], n, spec, elements)).sum(dtype=torch.float64)) for n in own],
     )

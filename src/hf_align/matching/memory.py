@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 
@@ -24,10 +25,14 @@ Step = HeadFamily | str
 """What is solved at once: heads with all that is inside, or a space by itself."""
 
 
+def spaces_of(step: Step) -> Collection[str]:
+    """The spaces that a step solves."""
+    return step.spaces if isinstance(step, HeadFamily) else (step,)
+
+
 def of_step(spec: SymmetrySpec, step: Step) -> int:
     """The most bytes of solving a step: copies of its largest weight, and its cross matrices."""
-    spaces = step.spaces if isinstance(step, HeadFamily) else {step}
-    names = {name for space in spaces for name in spec.uses(space)}
+    names = {name for space in spaces_of(step) for name in spec.uses(space)}
     weights = max((math.prod(spec.shape(name)) for name in names), default=0)
     return (_WEIGHTS * weights + _crosses(spec, step)) * _DOUBLE
 

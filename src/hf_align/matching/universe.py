@@ -17,6 +17,7 @@ from torch import Tensor
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, inner_product
 from hf_align.matching.metric import weighted
+from hf_align.matching.tables import products_of_tables
 from hf_align.matching.weights import Progress, descend, start_streams
 from hf_align.ondemand import OnDemand
 from hf_align.symmetry.alignment import MovedWeights, inverse
@@ -74,9 +75,9 @@ def _from_medoid(models: Balanced) -> list[dict[str, Element]]:
     agreement = [0.0] * len(models.models)
     for i, j in pairs:
         a, b = models.models[i], models.models[j]
-        found[i, j], _ = descend(
-            spec, a, b, start_streams(spec, a, b, processes, device), processes=processes, device=device
-        )
+        tables = products_of_tables(spec, a, b, processes)
+        first = start_streams(spec, a, b, tables, processes, device)
+        found[i, j], _ = descend(spec, a, b, first, tables, processes=processes, device=device)
         value = inner_product(spec, a, b, found[i, j], processes)
         agreement[i] += value
         agreement[j] += value

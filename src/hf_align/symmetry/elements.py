@@ -142,7 +142,9 @@ class Monomial(Element):
     def act(self, tensor: Tensor, power: Power) -> Tensor:
         between = tensor.dim() - self.order.dim()
         shape = (*self.order.shape[:-1], *(1,) * between, self.order.shape[-1])
-        moved = torch.take_along_dim(tensor, self.order.view(shape).to(tensor.device), -1)
+        order = self.order.to(tensor.device)
+        alike = order.dim() == 1
+        moved = tensor.index_select(-1, order) if alike else torch.take_along_dim(tensor, order.view(shape), -1)
         return moved * self.factors(power).view(shape).to(tensor) if any(power) else moved
 
     def shifted(self, by: Tensor) -> Monomial:

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from hf_align.symmetry.elements import Monomial, Power
+from hf_align.symmetry.elements import Element, Monomial, Power
 
 Cross = Mapping[Power, Tensor]
 """Cross matrices [*index, n, n] float64, by power."""
@@ -25,8 +25,10 @@ def summed(cross: Cross) -> Tensor:
     return torch.stack(list(cross.values())).sum(0)
 
 
-def fit(element: Monomial, cross: Cross) -> Tensor:
+def fit(element: Element, cross: Cross) -> Tensor:
     """⟨g, M⟩ [*index]."""
+    if not isinstance(element, Monomial):
+        return (element.as_matrix() * summed(cross)).sum((-1, -2))
     return torch.stack([fit_by_entry(element, p, m).sum(-1) for p, m in cross.items()]).sum(0)
 
 

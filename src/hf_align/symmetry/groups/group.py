@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.elements import Element, Monomial
+from hf_align.symmetry.elements import Element
 from hf_align.symmetry.groups.fit import Cross, fit
 
 
@@ -63,7 +62,4 @@ class Group(ABC):
 
     def score(self, cross: Cross) -> Tensor:
         """max ⟨g, M⟩ [*index]."""
-        element = self.nearest(cross)
-        if isinstance(element, Monomial):
-            return fit(element, cross)
-        return torch.stack([(element.as_matrix() * m).sum((-1, -2)) for m in cross.values()]).sum(0)
+        return fit(self.nearest(cross), cross)

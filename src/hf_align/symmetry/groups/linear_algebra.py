@@ -9,6 +9,8 @@ from torch import Tensor
 
 _LARGE, _MOST_STEPS = 512, 30
 """The size from which Newton's iteration is tried before an SVD, and its steps at most."""
+_NEARLY = 1e-4
+"""The change of Newton's iteration after which two more squarings of the error are float64's rounding."""
 
 
 def polar(m: Tensor) -> Tensor:
@@ -33,7 +35,8 @@ def _newton(m: Tensor) -> Tensor | None:
         # By then convergence is quadratic, and scaling would only disturb it.
         scale = float(_size(inverse) / _size(x)) ** 0.5 if step < 6 else 1.0
         before, x = x, (scale * x + inverse.mT / scale) / 2
-        if torch.linalg.norm(x - before) <= 1e-8 * torch.linalg.norm(x):
+        # A change of δ leaves an error of δ²/2, and the last step squares it once more.
+        if torch.linalg.norm(x - before) <= _NEARLY * torch.linalg.norm(x):
             return x @ (1.5 * torch.eye(len(x)).to(x) - 0.5 * x.mT @ x)
     return None
 

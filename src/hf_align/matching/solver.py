@@ -1,0 +1,122 @@
+"""One step of weight matching solved, all others held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_align.matching.anchors import anchored
+from hf_align.matching.cross import Weights, cross, inner_product, nearest
+from hf_align.matching.head_families import HeadFamily
+from hf_align.matching.heads import Pairing, best_fit, match_heads
+from hf_align.matching.memory import Step, at_once, spaces_of
+from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
+from hf_align.matching.tables import Tables
+from hf_align.matching.turns import match_turns, signed_beside
+from hf_align.processes import ALONE, Processes
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.elements import Element, Power
+from hf_align.symmetry.groups.fit import fit
+from hf_align.symmetry.spec import SymmetrySpec
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best elements of a step.
+
+    Attributes:
+        agreement: ⟨A, gB⟩ over the weights that carry its space, where their products told it.
+    """
+
+    elements: Mapping[str, Element]
+    agreement: float | None = None
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Two models, and with what they are matched.
+
+    Attributes:
+        tables: products that do not change.
+        pairing: how heads are paired.
+        most: bytes for steps side by side.
+    """
+
+    spec: SymmetrySpec
+    a: Weights
+    b: Weights
+    tables: Tables
+    pairing: Pairing
+    processes: Processes
+    device: torch.device
+    most: int
+
+    def solve(self, together: list[Step], elements: Elements) -> Sequence[Solution]:
+        """Steps that do not see each other; by itself, the products of one are shared out."""
+        if len(together) == 1 and isinstance(space := together[0], str) and self._is_plain(space):
+            matrices = self._products(space, elements, self.processes)
+            return [self.processes.by_the_first(lambda: self._nearest(space, matrices))]
+
+        def solved(own: Sequence[Step]) -> list[Solution]:
+            at_a_time = at_once(self.spec, together, self.most)
+            if at_a_time == 1:
+                return [self._one(step, elements) for step in own]
+            with ThreadPoolExecutor(at_a_time) as threads:
+                return list(threads.map(lambda step: self._one(step, elements), own))
+
+        return self.processes.spread(together, lambda step: _work(self.spec, step), solved) if together else []
+
+    def objective(self, elements: Elements, last: Sequence[Step], solved: Mapping[Step, Solution]) -> float:
+        """⟨A, gB⟩ over all weights; most of it is known where the products of the last step told it."""
+        told = {step: agreement for step in last if (agreement := solved[step].agreement) is not None}
+        known = {name for step in told for name in self._moved_whole(step)}
+        others = [name for name in self.spec.parameters if name not in known]
+        rest = inner_product(self.spec, self.a, self.b, elements, self.processes, others)
+        return rest + (sum(told.values()) if known else 0.0)
+
+    def _moved_whole(self, step: Step) -> set[str]:
+        """The weights of a step if it moves every entry of each, so that its products are all there is of them."""
+        names = {name for space in spaces_of(step) for name in self.spec.uses(space)}
+        for name in names:
+            moved = [b for b in self.spec.blocks(name) if any(m.space == step for m in b.moves)]
+            if sum(math.prod(f.size for f in b.factors) for b in moved) != math.prod(self.spec.shape(name)):
+                return set()
+        return names
+
+    def _is_plain(self, space: str) -> bool:
+        """Whether the products of its weights say which element is best."""
+        return not signed_beside(self.spec, space) and not meets_itself(self.spec, space)
+
+    def _one(self, step: Step, elements: Elements) -> Solution:
+        """The best elements of a step, all others held; of spaces that meet themselves, better ones."""
+        if isinstance(step, HeadFamily):
+            found = match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
+            quadratic = self.pairing is best_fit and any(meets_itself(self.spec, s) for s in step.spaces)
+            return Solution(unless_worse(self.spec, found, self.a, self.b, elements) if quadratic else found)
+        if signed_beside(self.spec, step):
+            return Solution(match_turns(self.spec, step, self.a, self.b, elements))
+        if meets_itself(self.spec, step):
+            return Solution({step: nearest_step(self.spec, step, self.a, self.b, elements, self.device)})
+        return self._nearest(step, self._products(step, elements))
+
+    def _products(self, space: str, elements: Elements, processes: Processes = ALONE) -> dict[Power, Tensor]:
+        """The cross matrices of a space, by power; those of tables are known."""
+        known = self.tables.get(space, {})
+        tables = anchored(self.spec, space) if known else []
+        names = [name for name in self.spec.uses(space) if name not in tables]
+        found = cross(self.spec, space, self.a, self.b, elements, names, processes)
+        return {**known, **{p: m.add_(known[p]) if p in known else m for p, m in found.items()}}
+
+    def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Solution:
+        element = nearest(self.spec.group(space), matrices, self.device)
+        return Solution({space: element}, float(fit(element, matrices).sum()))
+
+
+def _work(spec: SymmetrySpec, step: Step) -> int:
+    """About how much there is to do: products of weights along the step's spaces."""
+    return sum(math.prod(spec.shape(name)) * spec.spaces[s].size for s in spaces_of(step) for name in spec.uses(s))
