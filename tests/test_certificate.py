@@ -13,14 +13,15 @@ from torch import Tensor, fx, nn
 
 from hf_align.symmetry import derive, interpreter
 from hf_align.symmetry.bounds import Scalars, monomial
+from hf_align.symmetry.call import Call
 from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
 from hf_align.symmetry.certificate.random_copy import with_eps, with_tokens
 from hf_align.symmetry.certificate.tangents import _steps, tangents
 from hf_align.symmetry.gauges import constants
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Scaling
-from hf_align.symmetry.interpreter import Call, Value
 from hf_align.symmetry.softmax_shift import reaches_softmax
+from hf_align.symmetry.values import Value
 from hf_align.tracing.trace import trace
 
 CASES = {

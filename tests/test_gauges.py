@@ -13,7 +13,8 @@ from traps.tower import TowerConfig
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.gauges.canonical import Gauge, MoveConstant, ShortenConstant, Stored
+from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant, Stored
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace

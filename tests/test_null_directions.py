@@ -11,7 +11,9 @@ from test_symmetries import CASES, derived, traced
 
 from hf_align.symmetry.certificate.count import looks
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions
-from hf_align.symmetry.gauges.canonical import CanonicalWeights, CentreWriter, MoveConstant
+from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.gauges.moves import MoveConstant
+from hf_align.symmetry.gauges.row_means import CentreWriter
 from hf_align.tracing.trace import trace
 
 _OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit", "starcoder2", "heads beside windows",

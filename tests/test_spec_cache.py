@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry import spec_cache
 from hf_align.symmetry.depth import derive_by_depth
-from hf_align.symmetry.gauges.canonical import Stored
+from hf_align.symmetry.gauges.moves import Stored
 from hf_align.symmetry.plain_data import from_plain, to_plain
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.spec_cache import VARIABLE, derived_spec
@@ -118,4 +118,4 @@ def test_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_members_of_enums_are_kept() -> None:
     assert from_plain(json.loads(json.dumps(to_plain((Stored.TABLE, 1))))) == (Stored.TABLE, 1)
     with pytest.raises(ValueError, match="is no Enum"):
-        from_plain({"enum": "hf_align.symmetry.gauges.canonical:Constant", "member": "TABLE"})
+        from_plain({"enum": "hf_align.symmetry.gauges.moves:Constant", "member": "TABLE"})

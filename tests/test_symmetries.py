@@ -21,16 +21,13 @@ from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derive import derive
-from hf_align.symmetry.gauges.canonical import (
-    CentreRows,
-    LevelNorm,
-    LevelTable,
-    MoveConstant,
-    NarrowReader,
-    ShearAlongMean,
-    ShortenConstant,
-    Slices,
-)
+from hf_align.symmetry.gauges.canonical import Slices
+from hf_align.symmetry.gauges.kept_norms import LevelTable
+from hf_align.symmetry.gauges.level_norms import LevelNorm
+from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
+from hf_align.symmetry.gauges.narrow_values import NarrowReader
+from hf_align.symmetry.gauges.row_means import CentreRows
+from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.groups import (
     GeneralLinear,
     Group,

@@ -18,20 +18,13 @@ from hf_align.matching.match import Match
 from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
-from hf_align.symmetry.gauges.canonical import (
-    CentreRows,
-    CentreWriter,
-    FoldIntoWriter,
-    FoldNorm,
-    FoldStatistics,
-    FreeReader,
-    LevelNorm,
-    LevelTable,
-    MoveConstant,
-    NarrowReader,
-    ShearAlongMean,
-    ShortenConstant,
-)
+from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatistics
+from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
+from hf_align.symmetry.gauges.level_norms import LevelNorm
+from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
+from hf_align.symmetry.gauges.narrow_values import NarrowReader
+from hf_align.symmetry.gauges.row_means import CentreRows, CentreWriter
+from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
 from hf_align.tracing.build import read_config

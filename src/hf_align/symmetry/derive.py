@@ -5,28 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
 
-from torch import fx
-
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.bounds import FIXED, Bound, Scalars, monomial
+from hf_align.symmetry.bounds import Scalars, monomial
+from hf_align.symmetry.call import refine
 from hf_align.symmetry.domains import positive_parameters
 from hf_align.symmetry.elements import PRIMAL, Power, dual
-from hf_align.symmetry.gauges.canonical import Carried
-from hf_align.symmetry.gauges.find import Folding, find_gauges, writer_of
+from hf_align.symmetry.gains import resolve_gains
+from hf_align.symmetry.gauges.find import find_gauges
 from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Scaling, TorusPermutation, group_of
-from hf_align.symmetry.interpreter import Gain, Interpretation, Product, Value, interpret, members, refine, tie
+from hf_align.symmetry.interpreter import interpret
 from hf_align.symmetry.nested_scales import without_repeated_scales
 from hf_align.symmetry.rotations import Rotations
-from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, lower, pair_atoms, unify
+from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, pair_atoms
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.torus import AtomicRelation, Torus, torus
-from hf_align.tracing.ops import Trait, does
+from hf_align.symmetry.values import Interpretation, Product, Value, members
 from hf_align.tracing.program import Evidence, Program
 
 
@@ -66,75 +65,6 @@ def _derive(program: Program) -> SymmetrySpec:
         unread=program.unread,
     )
     return without_repeated_scales(spec)
-
-
-def resolve_gains(found: Interpretation) -> list[Folding]:
-    """Fold diag(w) into the readers of its target, or into what writes its source; tie its two sides where neither is.
-
-    Folded, the gain is one and the target carries the element of the source, whatever that is. A target that is
-    pinned down by anything but linear readers (it re-enters a residual stream, it is the source itself because the
-    head is tied) leaves only what commutes with every diagonal: monomial maps. So does a gain that is added somewhere,
-    too.
-    """
-    folded = []
-    uses: dict[str, list[Gain]] = defaultdict(list)
-    for gain in found.gains:
-        uses[gain.parameter].append(gain)
-    for parameter, gains in uses.items():
-        target, only_gain = gains[0].target.root, _is_only_gain(parameter, found)
-        alike = len({(g.target.root.space, g.offset) for g in gains}) == 1
-        free = target.space.kind is Kind.ATOM and target.space.bound.free
-        alone = only_gain and alike and free and not any(target.space is g.source.root.space for g in gains)
-        writer = writer_of(gains, found) if only_gain and all(_is_factor(g) for g in gains) else None
-        if alone and not _shares_target(gains, found):
-            folded.append(Folding(tuple(gains), tuple(_carriers(target, found))))
-        elif writer is not None:
-            folded.append(Folding(tuple(gains), (), writer))
-        else:
-            for gain in gains:
-                try:
-                    unify(gain.target, tie(gain.weight, gain.source, found, gain.node))
-                except SpaceMismatchError as mismatch:
-                    for axis in (gain.target, gain.weight, gain.source):
-                        lower(axis, FIXED, Evidence(str(mismatch), "", "", ""))
-    for gain in (g for folding in folded for g in folding.gains):
-        unify(gain.target, gain.source)
-        gain.weight.root.space.bound = Bound(fixed=True)
-    return folded
-
-
-def _is_only_gain(parameter: str, found: Interpretation) -> bool:
-    """Whether a weight is nowhere anything but a gain."""
-    shown = {n for n, v in found.values.items() if isinstance(v, Value) and v.parameter == parameter}
-    read: list[fx.Node] = []
-    for user in {u for n in shown for u in n.users} - shown:
-        fx.node.map_arg((user.args, user.kwargs), lambda n: read.append(n) if n in shown else None)
-    return len(read) == sum(g.parameter == parameter for g in found.gains)
-
-
-def _is_factor(gain: Gain) -> bool:
-    """Whether nothing but the factor is between source and target (no norm)."""
-    return not gain.offset and does(gain.node, Trait.MULTIPLIES | Trait.STORED_STATISTICS)
-
-
-def _carriers(target: Axis, found: Interpretation) -> Iterable[Carried]:
-    """The weights along a space, or a part of which is."""
-    for name, value in found.weights.items():
-        for i, axis in enumerate(value.axes):
-            start = 0
-            for part in axis.segments:
-                if part.root.space is target.space:
-                    yield Carried(name, i, 1 if part.root.is_dual == target.is_dual else -1, start)
-                start += part.size
-
-
-def _shares_target(gains: Sequence[Gain], found: Interpretation) -> bool:
-    """Whether another gain writes or multiplies the same target, or it is only a factor of an axis of some weight."""
-    target = gains[0].target.root.space
-    if any(g not in gains and target in (g.target.root.space, g.source.root.space) for g in found.gains):
-        return True
-    parts = [p.root for v in found.weights.values() for a in v.axes for p in a.segments]
-    return any(atom.space is target for p in parts if p.space.kind is not Kind.ATOM for atom in p.atoms)
 
 
 @dataclass(eq=False)

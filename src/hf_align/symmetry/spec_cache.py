@@ -25,8 +25,8 @@ from huggingface_hub import constants
 from transformers import PretrainedConfig
 from transformers.utils.hub import HF_MODULES_CACHE
 
+from hf_align.symmetry.call import RULES
 from hf_align.symmetry.depth import derive_by_depth
-from hf_align.symmetry.interpreter import RULES
 from hf_align.symmetry.plain_data import from_plain, to_plain
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class

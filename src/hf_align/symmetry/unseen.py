@@ -11,18 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.gauges.canonical import (
-    CentreWriter,
-    FoldNorm,
-    FreeReader,
-    Gauge,
-    LevelNorm,
-    LevelTable,
-    MoveConstant,
-    NarrowReader,
-    ShearAlongMean,
-    ShortenConstant,
-)
+from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.folds import FoldNorm
+from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
+from hf_align.symmetry.gauges.level_norms import LevelNorm
+from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
+from hf_align.symmetry.gauges.narrow_values import NarrowReader
+from hf_align.symmetry.gauges.row_means import CentreWriter
+from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.patterns import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import AxisActions, SymmetrySpec

@@ -8,24 +8,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import (
-    Carried,
-    CentreWriter,
-    Constant,
-    FoldIntoWriter,
-    FoldNorm,
-    FoldStatistics,
-    Gauge,
-    Read,
-    Stored,
-)
+from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
+from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.level_norms import level_norms
+from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
-from hf_align.symmetry.gauges.row_means import centred_rows
+from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
-from hf_align.symmetry.interpreter import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.symmetry.rules.patterns import (
     gives_only_its_shape,
     is_centred,
@@ -34,6 +25,7 @@ from hf_align.symmetry.rules.patterns import (
     used_only_by,
 )
 from hf_align.symmetry.spaces import Axis, Kind
+from hf_align.symmetry.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program

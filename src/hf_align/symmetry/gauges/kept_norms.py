@@ -11,13 +11,82 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import FreeReader, LevelTable
-from hf_align.symmetry.interpreter import Interpretation, LinearUse
+from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.rules.patterns import is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
+from hf_align.symmetry.values import Interpretation, LinearUse
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
+
+
+@dataclass(frozen=True)
+class FreeReader(Gauge):
+    """W - u hᵀ replaces W for the u that makes Wh zero, and b + (hᵀβ) u replaces b: it reads γ ⊙ n + β, h = 1/γ."""
+
+    weight: str
+    axis: int
+    bias: str | None
+    gain: str
+    norm_bias: str | None
+    offset: float
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.weight, *([self.bias] if self.bias else []))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        row = inverse(get(self.gain) + self.offset)
+        weight = get(self.weight).movedim(self.axis, -1)
+        unseen = weight @ row / row.square().sum()
+        if name == self.weight:
+            return (weight - unseen.unsqueeze(-1) * row).movedim(-1, self.axis)
+        assert self.norm_bias is not None
+        return get(name) + unseen * (get(self.norm_bias) @ row)
+
+
+@dataclass(frozen=True)
+class LevelTable(Gauge):
+    """W - s 1 hᵀ replaces W for the s that makes the mean of Wh zero, and P + s 1 hᵀ replaces P.
+
+    The tied head W reads γ ⊙ n + β, h = 1/γ, and a row of one of the tables P is added wherever one of the table W is.
+    What the head then adds to all its outputs, s hᵀβ, goes into its bias.
+
+    Attributes:
+        paired: a row of W, and another table and its row, which is added wherever that one is, and nowhere else. They
+            have an s of their own, for which the row times h is zero.
+    """
+
+    weight: str
+    others: tuple[str, ...]
+    bias: str | None
+    gain: str
+    norm_bias: str | None
+    offset: float
+    paired: tuple[int, str, int] | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        beside = [self.paired[1]] if self.paired is not None else []
+        return (self.weight, *self.others, *beside, *([self.bias] if self.bias else []))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        row = inverse(get(self.gain) + self.offset)
+        shares = get(self.weight) @ row / row.square().sum()
+        apart, beside, at = self.paired or (-1, None, -1)
+        alone = torch.arange(len(shares), device=shares.device) == apart
+        share = shares[~alone].mean()
+        shares = torch.where(alone, shares, share)
+        if name == self.bias:
+            assert self.norm_bias is not None
+            return get(name) + shares * (get(self.norm_bias) @ row)
+        if name == self.weight:
+            return get(name) - shares[:, None] * row
+        if name == beside:
+            here = torch.arange(len(get(name)), device=row.device) == at
+            return get(name) + torch.where(here, shares[apart] - share, 0.0)[:, None] * row
+        return get(name) + share * row
 
 
 @dataclass(frozen=True)
@@ -215,3 +284,9 @@ def _is_same(node: fx.Node) -> bool:
     if does(node, Trait.MULTIPLIES):
         return node.args[1:] in ((1,), (1.0,))
     return does(node, Trait.SAME)
+
+
+def inverse(gain: Tensor) -> Tensor:
+    """1/γ up to a factor, in the limit where some entries are zero: one for those, and zero for the others."""
+    least = gain.abs().min()
+    return torch.where(gain == 0, 1.0, 0.0).to(gain) if bool(least == 0) else least / gain

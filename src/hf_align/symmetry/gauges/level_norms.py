@@ -8,15 +8,58 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import LevelNorm, Read
+from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.folds import Read
 from hf_align.symmetry.gauges.index_provenance import follow
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
-from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
+from hf_align.symmetry.values import Interpretation, LinearUse
+
+
+@dataclass(frozen=True)
+class LevelNorm(Gauge):
+    """γ/l and (β - m)/l replace γ and β, lW replaces W, and b + mW1 replaces b, for what reads W (γ_c n_c + β_c 1) + b.
+
+    l is the root mean square of γ. m is the mean of β, or zero where some W has no bias.
+
+    Attributes:
+        levelled: β, if its mean goes.
+        bias: β.
+    """
+
+    gain: str
+    levelled: str | None
+    bias: str | None
+    offset: float
+    reads: tuple[Read, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        taken = [r.bias for r in self.reads if r.bias is not None and self.levelled is not None]
+        norm = (self.gain, self.bias) if self.bias is not None else (self.gain,)
+        return (*norm, *(r.weight for r in self.reads), *taken)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        gain = get(self.gain) + self.offset
+        length = gain.square().mean().sqrt()
+        if not bool(length):
+            return get(name)
+        if name == self.gain:
+            return gain / length - self.offset
+        mean = get(self.levelled).mean() if self.levelled is not None else 0.0
+        if name == self.bias:
+            return (get(name) - mean) / length
+        for read in self.reads:
+            if name == read.weight:
+                return get(name) * length
+            if name == read.bias:
+                return get(name) + mean * get(read.weight).sum(read.axis)
+        raise KeyError(name)
 
 
 def level_norms(found: Interpretation, gone: Collection[str], zero: Collection[str]) -> Iterator[LevelNorm]:

@@ -8,13 +8,53 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import NarrowReader
+from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.kept_norms import vector_uses
-from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
+from hf_align.symmetry.values import Interpretation, LinearUse
+
+
+@dataclass(frozen=True)
+class NarrowReader(Gauge):
+    """W A B⁺ replaces each W that reads x = A n, and B replaces A, for x has more entries than n has dimensions.
+
+    B = ΠA, A less the mean of its columns, where nothing but W sees the mean of x; else B = A. Of all weights that read
+    the same of B n, this is the smallest.
+
+    Attributes:
+        writer: A, and the axis along which it reads n.
+        readers: each W, and the axis along which it reads x.
+        centred: whether the mean of x is lost.
+        reads_no_mean: whether A has lost its own along n, whose mean is zero.
+    """
+
+    writer: tuple[str, int]
+    readers: tuple[tuple[str, int], ...]
+    centred: bool
+    reads_no_mean: bool
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        readers = tuple(weight for weight, _ in self.readers)
+        return (self.writer[0], *readers) if self.centred else readers
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight, axis = self.writer
+        written = get(weight).movedim(axis, -1).double()
+        shown = written - written.mean(0) if self.centred else written
+        if name == weight:
+            return shown.movedim(-1, axis).to(get(name).dtype)
+        axis = dict(self.readers)[name]
+        seen = shown.mT @ shown
+        if self.reads_no_mean:
+            seen = seen + seen.diagonal().mean() / len(seen)
+        inverse = torch.linalg.solve(seen, shown.mT)
+        return (get(name).movedim(axis, -1).double() @ written @ inverse).movedim(-1, axis).to(get(name).dtype)
 
 
 def narrow_readers(

@@ -4,16 +4,58 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import CentreRows
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, slices_of
-from hf_align.symmetry.interpreter import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
 from hf_align.symmetry.spaces import Kind
+from hf_align.symmetry.values import Interpretation, LinearUse
 from hf_align.tracing.ops import Trait, does
+
+
+@dataclass(frozen=True)
+class CentreWriter(Gauge):
+    """w - mean(w) along the axis that it writes: every LayerNorm downstream subtracts the mean anyway."""
+
+    parameter: str
+    axis: int
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.parameter,)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight = get(name)
+        return weight - weight.mean(self.axis, keepdim=True)
+
+
+@dataclass(frozen=True)
+class CentreRows(Gauge):
+    """w - mean(w) over some entries of the axis that it writes, for each row of them that a norm centres by itself."""
+
+    parameter: str
+    axis: int
+    rows: tuple[Slices, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.parameter,)
+
+    def entries(self) -> Iterator[Tensor]:
+        """The entries of each row."""
+        for row in self.rows:
+            yield torch.cat([torch.arange(start, stop) for start, stop in row])
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight = get(name).clone()
+        for row in self.entries():
+            part = weight.index_select(self.axis, row)
+            weight.index_copy_(self.axis, row, part - part.mean(self.axis, keepdim=True))
+        return weight
 
 
 def centred_rows(found: Interpretation) -> Iterator[CentreRows]:

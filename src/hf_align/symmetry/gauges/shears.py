@@ -6,18 +6,73 @@ u = c h where some of x is written so, and the rest by weights that may change: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import ShearAlongMean
-from hf_align.symmetry.gauges.kept_norms import KeptNorm, VectorUse, norms_that_stay, terms_of, top_of, vector_uses
-from hf_align.symmetry.interpreter import Interpretation
+from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.kept_norms import (
+    KeptNorm,
+    VectorUse,
+    inverse,
+    norms_that_stay,
+    terms_of,
+    top_of,
+    vector_uses,
+)
 from hf_align.symmetry.rules.patterns import used_only_by
+from hf_align.symmetry.values import Interpretation
 from hf_align.tracing.ops import Trait, does
 
 _Weight = tuple[str, int]
+_NEARLY_ORTHOGONAL = 1e-3
+"""Below this cosine between 1/γ and the all-ones vector a shear cannot be told from what changes nothing."""
+
+
+@dataclass(frozen=True)
+class ShearAlongMean(Gauge):
+    """W (I + c 1 hᵀ)⁻¹ replaces what reads x, and (I + c 1 hᵀ) A what writes it: nothing else sees the mean of x.
+
+    Beside what A writes, x may be γ ⊙ n, h = 1/γ, which does not change. Of all c, the one for which W 1 has entries of
+    mean square one.
+
+    Attributes:
+        writers: each A, and the axis along which it writes x; biases of norms, too.
+        readers: each W, and the axis along which it reads x.
+        shifted: weights that read γ ⊙ n + β alone, for the β among the writers that is named here, their axes, and
+            their biases, which take the change of β up.
+    """
+
+    gain: str
+    offset: float
+    writers: tuple[tuple[str, int], ...]
+    readers: tuple[tuple[str, int], ...]
+    shifted: tuple[tuple[str, int, str, str], ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*(n for n, _ in (*self.writers, *self.readers)), *(bias for *_, bias in self.shifted))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        row = inverse(get(self.gain).double() + self.offset)
+        means = [get(weight).double().sum(axis) for weight, axis in self.readers]
+        length = torch.cat(means).square().mean().sqrt()
+        if bool(row.sum().abs() < _NEARLY_ORTHOGONAL * row.norm() * math.sqrt(len(row))) or not bool(length):
+            return get(name)
+        share = (length - 1) / row.sum()
+        for weight, axis in self.writers:
+            if name == weight:
+                written = get(name).movedim(axis, 0).double()
+                return (written + share * (row @ written)).movedim(0, axis).to(get(name).dtype)
+        for weight, axis in self.readers:
+            if name == weight:
+                read = get(name).movedim(axis, -1).double()
+                return (read - share / length * torch.outer(read.sum(-1), row)).movedim(-1, axis).to(get(name).dtype)
+        ((weight, axis, beta, _),) = (shifted for shifted in self.shifted if shifted[-1] == name)
+        return get(name) - (share * (row @ get(beta).double()) * get(weight).double().sum(axis)).to(get(name).dtype)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,10 @@
-"""One small function for each op, by family. Its first line is the mathematics of the op."""
+"""The room of ops: of each its rule, its traits, and how it runs, in the file of its family.
 
-from hf_align.symmetry.rules import (
-    composites,
-    contraction,
-    convolution,
-    lookup,
-    normalise,
-    pointwise,
-    transforms,
-    views,
-)
+A rule is one small function; its first line is the mathematics of the op.
+"""
 
-__all__ = ["composites", "contraction", "convolution", "lookup", "normalise", "pointwise", "transforms", "views"]
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")

@@ -6,9 +6,10 @@ import torch
 from torch import fx
 
 from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.interpreter import Call, Value, aligned, rule
+from hf_align.symmetry.call import Call, rule
 from hf_align.symmetry.rules.patterns import stored_matrix
 from hf_align.symmetry.spaces import Axis, product
+from hf_align.symmetry.values import Value, aligned
 from hf_align.tracing.ops import Trait
 
 

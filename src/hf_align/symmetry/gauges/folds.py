@@ -1,0 +1,151 @@
+"""Gains and statistics that leave: into what reads a norm, or into the weight that writes what they multiply."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_align.errors import HfAlignError
+from hf_align.symmetry.gauges.canonical import Gauge, Get, along
+
+
+@dataclass(frozen=True)
+class Read:
+    """A weight that reads a normalised value along `axis`, and the bias added to what it reads."""
+
+    weight: str
+    axis: int
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A weight along what a norm writes: entries from `start` of one axis, as a reader (-1) or a writer (1)."""
+
+    weight: str
+    axis: int
+    power: int
+    start: int = 0
+
+    def scaled(self, tensor: Tensor, factors: Tensor) -> Tensor:
+        """The tensor with those entries times factors."""
+        every = torch.ones(tensor.shape[self.axis], dtype=factors.dtype)
+        every[self.start : self.start + len(factors)] = factors
+        return along(tensor, self.axis, every)
+
+
+@dataclass(frozen=True)
+class FoldNorm(Gauge):
+    """W diag(γ) replaces W, one replaces γ, and the bias β leaves the norm.
+
+    LayerNorm's normalised value n has mean zero, so a reader's mean along the axis is free. Where a reader has no
+    bias of its own to take Wβ up, it is stored there: with β = 1/√d · 1 and Wγ centred, the mean direction of W
+    contributes exactly Wβ to the output and nothing else.
+
+    Attributes:
+        exclusive: the reads are all that ever happens to the normalised value; else β stays, as β/γ.
+        centred: the norm subtracts the mean.
+        offset: what the architecture adds to the stored gain (γ = 1 + w).
+        others: the weights on the target where they are no linear readers of it alone.
+    """
+
+    gain: str
+    bias: str | None
+    reads: tuple[Read, ...]
+    others: tuple[Carried, ...]
+    centred: bool
+    exclusive: bool
+    offset: float = 0.0
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        biases = [r.bias for r in self.reads if r.bias and self.bias]
+        norm = [self.gain] + ([self.bias] if self.bias else [])
+        return (*norm, *(r.weight for r in self.reads), *biases, *(c.weight for c in self.others))
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Whether a reader without a bias has the constant Wβ in its mean direction, and nothing else there."""
+        return self.centred and self.exclusive and self.bias is not None
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        gain = get(self.gain) + self.offset
+        if name == self.gain:
+            return torch.full_like(gain, 1 - self.offset)
+        if name == self.bias:
+            return self._norm_bias(get(name), gain)
+        for read in self.reads:
+            if name == read.weight:
+                return self._reader(read, get(name), gain, get)
+            if name == read.bias:
+                assert self.bias is not None
+                return get(name) + get(read.weight).movedim(read.axis, -1) @ get(self.bias)
+        folded = get(name)
+        for carried in self.others:
+            if carried.weight == name:
+                folded = carried.scaled(folded, gain ** (-carried.power))
+        return folded
+
+    def _norm_bias(self, bias: Tensor, gain: Tensor) -> Tensor:
+        if not self.exclusive:
+            if bool((gain == 0).any()):
+                raise HfAlignError(f"{self.gain} has entries that are exactly zero, so its bias cannot be folded")
+            return bias / gain
+        carried = any(r.bias is None for r in self.reads)
+        return torch.full_like(bias, 1 / math.sqrt(len(bias)) if carried else 0.0)
+
+    def _reader(self, read: Read, weight: Tensor, gain: Tensor, get: Get) -> Tensor:
+        folded = along(weight, read.axis, gain)
+        if not (self.centred and self.exclusive):
+            return folded
+        folded = folded - folded.mean(read.axis, keepdim=True)
+        if self.bias is None or read.bias is not None:
+            return folded
+        constant = weight.movedim(read.axis, -1) @ get(self.bias)
+        return folded + constant.unsqueeze(read.axis) / math.sqrt(weight.shape[read.axis])
+
+
+@dataclass(frozen=True)
+class FoldIntoWriter(Gauge):
+    """diag(γ) W and γ b replace W and b, and one replaces γ: a gain on what a single weight writes."""
+
+    gain: str
+    weight: str
+    axis: int
+    bias: str | None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.gain, self.weight, *([self.bias] if self.bias else []))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        gain = get(self.gain).reshape(-1)
+        if name == self.gain:
+            return torch.ones_like(get(name))
+        return along(get(name), self.axis if name == self.weight else 0, gain)
+
+
+@dataclass(frozen=True)
+class FoldStatistics(Gauge):
+    """γ/√(σ²+ε) replaces γ and β - γμ/√(σ²+ε) replaces β; μ becomes 0 and σ² becomes 1 - ε."""
+
+    gain: str
+    bias: str
+    mean: str
+    variance: str
+    eps: float
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.gain, self.bias, self.mean, self.variance)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        if name == self.mean:
+            return torch.zeros_like(get(name))
+        if name == self.variance:
+            return torch.full_like(get(name), 1 - self.eps)
+        gain = get(self.gain) / (get(self.variance) + self.eps).sqrt()
+        return gain if name == self.gain else get(name) - gain * get(self.mean)
