@@ -31,7 +31,6 @@ _REACHED = 8
 """Numbers up to this stay as they are: short inputs reach them."""
 _SHOWN = 40
 """Characters of a value in a message."""
-
 Shapes = dict[str, tuple[int, ...]]
 
 

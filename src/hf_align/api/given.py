@@ -25,7 +25,6 @@ Reference = str | os.PathLike[str]
 Model = PreTrainedModel | Mapping[str, Tensor] | Reference
 """A live model, a state dict (its config is given beside it), a folder or a Hub id."""
 Kind = TypeVar("Kind", bound=Model)
-
 _UNLIKE = 1e-3
 """By which part of its answers a live model may differ from what its config says that it computes: kernels of attention
 round otherwise, in half precision too. Another activation, or an adapter, changes more."""

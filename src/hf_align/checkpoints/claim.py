@@ -6,7 +6,6 @@ only if an earlier run wrote it, by the list that the run left; a file of the us
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,20 +15,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from hf_align import __version__
 from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.checkpoints.companions import COPIED
+from hf_align.checkpoints.lock import LOCK, lock_folder, make_folders, remove_empty
 from hf_align.checkpoints.plan import Shard, ShardPlan
-from hf_align.checkpoints.readonly import identity, require_apart
+from hf_align.checkpoints.readonly import require_apart
 from hf_align.errors import HfAlignError, OutputError
 from hf_align.processes import Processes, current
 
-_WORK, _PLAN, _LOCK, _ASIDE = ".hf-align", "plan.json", "lock", "kept-"
+_WORK, _PLAN, _ASIDE = ".hf-align", "plan.json", "kept-"
 _STAGED, _SCRATCH, _PROGRESS, _WRITING = "documents", "scratch", "progress", "writing"
-_MARK = b"the lock of hf-align\n"
-"""In the lock, so that a folder of the user's that happens to have our name is told apart."""
 _COMPLETE = "hf-align/complete.json"
 """Stays with a result: what it was made from, as a digest, and its files with their sizes."""
 _OF_A_MODEL = (SINGLE, INDEX, "model-?????-of-?????.safetensors", "config.json", *COPIED, "*.py", "README.md",
@@ -239,7 +237,7 @@ class Claim:
         files = {**_sizes(_parsed(self.work / _PLAN)), **{name: p.stat().st_size for name, p in staged.items()}}
         ours = self.ours
         self._note(self._asked, files)
-        mode = (self.work / _LOCK).stat().st_mode & 0o666  # as the umask says; some libraries write 600
+        mode = (self.work / LOCK).stat().st_mode & 0o666  # as the umask says; some libraries write 600
         for name, path in staged.items():
             final = self.folder / name
             with self.failing(name):
@@ -330,10 +328,10 @@ def claimed(
 def _locked(claim: Claim) -> Iterator[None]:
     made: list[Path] = []
     try:
-        made = _make_folders(claim.work)
-        lock = _lock(claim)
+        made = make_folders(claim.work)
+        lock = lock_folder(claim.folder, claim.work)
     except OSError as error:
-        _remove_empty(made)
+        remove_empty(made)
         raise OutputError(f"{claim.folder} cannot be written: {error.strerror or error}") from error
     with lock:
         try:
@@ -342,62 +340,8 @@ def _locked(claim: Claim) -> Iterator[None]:
                 yield
         finally:
             if not claim._resumable:
-                (claim.work / _LOCK).unlink(missing_ok=True)
-                _remove_empty([claim.work, *made])
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder; those that were not there, innermost first."""
-    made = [p for p in (folder, *folder.parents) if not os.path.lexists(p)]
-    folder.mkdir(parents=True, exist_ok=True)
-    return made
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
-
-
-def _lock(claim: Claim) -> IO[bytes]:
-    """The lock of an output folder, held.
-
-    It is opened without following a link, marked as ours, and removed by whoever held it last: the filelock package
-    does none of the three. `flock` exists on Linux and macOS.
-
-    Raises:
-        OutputError: another run holds it, or the folder for unfinished work is not ours.
-    """
-    path = claim.work / _LOCK
-    for _ in range(100):
-        _require_our_work(claim.work)
-        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise OutputError(f"another run is writing to {claim.folder}") from error
-        if identity(path) == (os.fstat(lock.fileno()).st_dev, os.fstat(lock.fileno()).st_ino):
-            lock.write(_MARK)
-            lock.flush()
-            os.set_inheritable(
-                lock.fileno(), True
-            )  # a program that is started here may hold it when this run is killed
-            return lock
-        lock.close()  # the run that held it has removed it since
-        claim.work.mkdir(parents=True, exist_ok=True)
-    raise OutputError(f"another run is writing to {claim.folder}")
-
-
-def _require_our_work(work: Path) -> None:
-    if work.is_symlink() or not work.is_dir():
-        raise OutputError(f"{work} is not a folder of hf-align's; move it, or choose another -o")
-    names = {path.name for path in work.iterdir()}
-    if names <= {_LOCK} and (not names or not (work / _LOCK).stat().st_size):
-        return
-    lock = work / _LOCK
-    if lock.is_symlink() or not lock.is_file() or lock.read_bytes() != _MARK:
-        raise OutputError(f"{work} was not made by hf-align; move it, or choose another -o")
+                (claim.work / LOCK).unlink(missing_ok=True)
+                remove_empty([claim.work, *made])
 
 
 def _size(count: int) -> str:

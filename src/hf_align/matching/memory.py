@@ -20,7 +20,6 @@ _TERM, _SOLVING = 1, 5
 """Of a cross matrix: a term as it is computed, and what solves it."""
 _ELEMENTS = 6
 """Of all elements: both models' gauges, what is being solved, and its composition with them."""
-
 Step = HeadFamily | str
 """What is solved at once: heads with all that is inside, or a space by itself."""
 

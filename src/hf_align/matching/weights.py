@@ -40,7 +40,6 @@ _STILL = 1e-7
 """An element that changes by a smaller part of its square has not moved: the objective changes by less."""
 _SLACK = 1e-6
 """The part of the objective by which its float32 sum may fall although every step raises it."""
-
 Progress = Callable[[int, float], None]
 
 

@@ -24,7 +24,6 @@ ROWS = 32
 """Examples that run at once."""
 _ALIKE = 1e-2
 """How far the graph and the modelling code may be apart, against the largest output: both are in float32."""
-
 Values = dict[fx.Node, Any]
 Lookup = Callable[[fx.Node], Any]
 """The value of a node in one model, on one part of the inputs."""

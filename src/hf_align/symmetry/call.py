@@ -217,11 +217,7 @@ def _rebuild(axis: Axis, replacement: dict[int, Axis]) -> Axis:
 
 
 Rule = Callable[[Call], Any]
-
-
 RULES: dict[str, Rule] = {}
-
-
 _HARMLESS: dict[str, frozenset[str]] = {}
 
 

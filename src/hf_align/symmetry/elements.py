@@ -17,7 +17,6 @@ from torch import Tensor
 Power = tuple[int, ...]
 PRIMAL: Power = (1,)
 DUAL: Power = (-1,)
-
 _ISOMETRY = 1e-6
 """Of a matrix of float64 that keeps lengths, how far its rows may be from an orthonormal basis: what is left where it
 was found in float32."""

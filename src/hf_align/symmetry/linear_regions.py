@@ -29,12 +29,8 @@ from hf_align.tracing.program import Program
 
 _REACH = 6
 """Steps to look back from where a rotation surely starts."""
-
-
 _LARGE = 2**20
 """Entries from which on a weight is no coefficient of a rotation."""
-
-
 _PLACES = 64
 """Matrices to look at in each row of positions far apart."""
 

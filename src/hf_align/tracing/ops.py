@@ -112,7 +112,6 @@ class Trait(Flag):
 NO_TRAITS = Trait(0)
 Factors = tuple[int, int, int | None]
 """Where a product takes what it reads, what it multiplies it by, and what it adds."""
-
 _Function = Callable[..., Any]
 _TRAITS: dict[str, Trait] = {}
 _FACTORS: dict[str, Factors] = {}

@@ -12,8 +12,7 @@ import operator
 import sys
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,8 +36,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_align.tracing.nested import leaves, mapped
-from hf_align.tracing.ops import Trait, does, read_families, traits_of
+from hf_align.tracing.ops import Trait, does, read_families
 from hf_align.tracing.reasons import HELPERS
+from hf_align.tracing.results import Given, Made, behaviour_of, described, kinds_of, targets_of
 from hf_align.tracing.state import left_as_found
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
@@ -50,11 +50,10 @@ _PARTS = {
 }
 """For ops that show a part of a value, those that put a new one in its place; None if they show all of it."""
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
-_DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 CPU = torch.device("cpu")
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
-_GIVES: dict[Hashable, _Given | None] = {}
+_GIVES: dict[Hashable, Given | None] = {}
 """What ops make of operands of some kinds; None where that is asked each time."""
 
 
@@ -104,64 +103,6 @@ def record(
         mixed = recorder.mixed
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What an op makes of operands of some kinds.
-
-    Attributes:
-        shown: the number of the operand in whose memory it lies; None where it is new.
-        start: where in that memory.
-    """
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    shown: int | None
-    start: int
-
-    @classmethod
-    def of(cls, func: Any, operands: Sequence[Any], result: Any) -> _Given | None:
-        """None for what is more than one value, is itself an operand, or is written to."""
-        if not isinstance(result, FakeTensor) or func._schema.is_mutable or any(result is leaf for leaf in operands):
-            return None
-        memory = [leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None for leaf in operands]
-        own = result.untyped_storage()._cdata
-        shown = memory.index(own) if own in memory else None
-        if shown is not None and (result.is_conj() or result.is_neg() or result.dtype != operands[shown].dtype):
-            return None
-        return cls(result.shape, result.stride(), result.dtype, shown, int(result.storage_offset()))
-
-    def again(self, operands: Sequence[Any]) -> Tensor:
-        """The result for other operands of the same kinds, on no device."""
-        if self.shown is None:
-            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        memory = operands[self.shown].untyped_storage()
-        return torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """How a real tensor was computed, and the versions of all that took part: nothing may have been written since."""
-
-    func: Any
-    args: Any
-    kwargs: Any
-    versions: tuple[tuple[Tensor, int], ...]
-    result: Tensor
-    version: int
-
-    @classmethod
-    def by(cls, func: Any, args: Any, kwargs: Any, result: Tensor) -> _Made:
-        operands = [t for t in leaves((args, kwargs)) if isinstance(t, Tensor)]
-        return cls(func, args, kwargs, tuple((t, t._version) for t in operands), result, result._version)
-
-    def still_gives(self, value: Tensor) -> bool:
-        """Whether it would come out again; what an op only hands on it has not made."""
-        if value is not self.result or any(t is value for t, _ in self.versions):
-            return False
-        return value._version == self.version and all(t._version == version for t, version in self.versions)
-
-
 class _Recorder(ProxyTorchDispatchMode):
     """Sees every op before torch takes it apart: layer_norm, linear and softmax stay whole.
 
@@ -188,7 +129,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self.copies: dict[tuple[int, int], fx.Node] = {}
         self.alive: list[Tensor] = []
         self.births: dict[int, Hashable] = {}
-        self.made: dict[int, _Made] = {}
+        self.made: dict[int, Made] = {}
         self.known, self.mixed = mixed, set(mixed)
         self.asked: Exception | None = None
 
@@ -219,7 +160,7 @@ class _Recorder(ProxyTorchDispatchMode):
             func, args = torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
         if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
             func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
-        op = _kind(func)
+        op = behaviour_of(func)
         if self.generic and op.compares_with_number and self._is_given(args[0]):
             return self._born(func, torch.full(args[0].shape, Trait.UNEQUAL in op.traits))
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
@@ -228,11 +169,11 @@ class _Recorder(ProxyTorchDispatchMode):
             if not op.makes and isinstance(result, Tensor) and not op.is_mutable:
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
-                    self.made[id(result)] = _Made.by(func, args, kwargs, result)
+                    self.made[id(result)] = Made.by(func, args, kwargs, result)
             return self._born(func, result.zero_() if Trait.BLANK in op.traits else result)  # memory may hold anything
         if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
-        for target in _targets(op, args, kwargs):
+        for target in targets_of(op, args, kwargs):
             if not isinstance(target, FakeTensor):
                 self.mixed.add(self.births[target.untyped_storage()._cdata])
                 return target
@@ -253,7 +194,7 @@ class _Recorder(ProxyTorchDispatchMode):
             for i, part in enumerate(result):
                 if isinstance(part, Tensor):
                     self._noted(part, self._op(operator.getitem, (node, i), {}))
-            node.meta["val"] = mapped(Tensor, _described, result)
+            node.meta["val"] = mapped(Tensor, described, result)
         return result
 
     def _is_given(self, value: Any) -> bool:
@@ -264,16 +205,16 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives; it is asked once for operands of the same kinds."""
-        op, operands = _kind(func), leaves((args, kwargs))
+        op, operands = behaviour_of(func), leaves((args, kwargs))
         known = FakeTensor if op.asks_for_values else Tensor
         if not all(isinstance(leaf, known) or type(leaf) in _PLAIN for leaf in operands):
             return func(*args, **kwargs)
-        key = op, _kinds(args), _kinds(kwargs)
+        key = op, kinds_of(args), kinds_of(kwargs)
         try:
             given = _GIVES[key]
         except KeyError:
             result = func(*args, **kwargs)
-            _GIVES[key] = _Given.of(func, operands, result)
+            _GIVES[key] = Given.of(func, operands, result)
             return result
         return self._faked(given.again(operands)) if given is not None else func(*args, **kwargs)
 
@@ -309,7 +250,7 @@ class _Recorder(ProxyTorchDispatchMode):
     def _noted(self, value: Tensor, node: fx.Node) -> fx.Node:
         """Remember where a value comes from; the node does not hold it, so that it is known when nobody else does."""
         self.nodes[value] = node
-        node.meta["val"] = _described(value)
+        node.meta["val"] = described(value)
         return node
 
     def _born(self, func: Any, result: Any) -> Any:
@@ -417,72 +358,12 @@ def _node_name(func: Any) -> str:
     return fx.Graph()._target_to_str(func)
 
 
-@dataclass(frozen=True, eq=False)
-class _Kind:
-    """What is known of an op before it runs; there is one for each op.
-
-    Attributes:
-        asks_for_values: whether a shape may depend on numbers in an operand; of an op that is made of others nobody
-            knows.
-        written_to: the arguments that it writes to, by place and name.
-    """
-
-    traits: Trait
-    makes: bool
-    is_indexing: bool
-    compares_with_number: bool
-    is_mutable: bool
-    asks_for_values: bool
-    written_to: tuple[tuple[int, str], ...]
-
-
-@cache
-def _kind(func: Any) -> _Kind:
-    traits = traits_of(func._opname)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    arguments = enumerate(func._schema.arguments)
-    return _Kind(
-        traits,
-        Trait.MAKES in traits,
-        bool(traits & (Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES)),
-        bool(traits & (Trait.EQUAL | Trait.UNEQUAL)) and func._overloadname == "Scalar",
-        func._schema.is_mutable,
-        bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags),
-        tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
-    )
-
-
-def _kinds(value: Any) -> Hashable:
-    """What the shape of a result may depend on: how operands are nested, and of what kind each is."""
-    if isinstance(value, Tensor):
-        start, flags = value.storage_offset(), (value.is_conj(), value.is_neg())
-        return value.shape, value.stride(), value.dtype, start, flags
-    if isinstance(value, (list, tuple)):
-        return type(value), *[_kinds(part) for part in value]
-    if isinstance(value, dict):
-        return dict, *[(name, _kinds(part)) for name, part in value.items()]
-    return type(value), value
-
-
 def _caller_outside(libraries: tuple[str, ...]) -> FrameType | None:
     """The innermost frame of other code than that of these files and folders."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(libraries):
         frame = frame.f_back
     return frame
-
-
-def _described(value: Tensor) -> Tensor:
-    """A tensor of the same kind that holds no memory; one that has a value is its own description."""
-    if not isinstance(value, FakeTensor):
-        return value
-    return _without_memory(tuple(value.shape), value.stride(), value.dtype)
-
-
-@lru_cache(maxsize=4096)
-def _without_memory(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """One for all nodes whose values are alike."""
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def _zeros(like: Tensor) -> Tensor:
@@ -494,10 +375,3 @@ def _numbered(index: Tensor | None) -> tuple[Tensor | None, ...]:
     if index is None or isinstance(index, FakeTensor) or index.dtype not in (torch.bool, torch.uint8):
         return (index,)
     return index.nonzero(as_tuple=True)
-
-
-def _targets(op: _Kind, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The tensors that a call writes to."""
-    for i, name in op.written_to:
-        value = args[i] if i < len(args) else kwargs.get(name)
-        yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

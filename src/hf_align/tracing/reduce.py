@@ -11,11 +11,9 @@ than there are, and no size of one, at which more is symmetric than in the origi
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +22,24 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory, quiet
+from hf_align.tracing.config_sizes import (
+    STAGES,
+    Fields,
+    Path,
+    differences,
+    is_same_kind,
+    least_size,
+    lists_in,
+    name_of,
+    numbers_in,
+    sizes_in,
+    smaller_sizes,
+    with_changes,
+)
+from hf_align.tracing.field_roles import ROOMY, TINY
 from hf_align.tracing.inputs import examples, media
 from hf_align.tracing.shrink import (
-    ROOMY,
-    TINY,
     declared_fields,
-    keep_tokens_inside,
     shallow_fields,
     shallow_parts_fields,
     small_fields,
@@ -56,40 +66,8 @@ _LARGE = 16
 """The least size that is divided."""
 _RATIOS = (8, 6, 4, 3, 2)
 """What sizes are divided by, the largest first."""
-_GONE = object()
-
-Fields = dict[str, Any]
-Path = tuple[str | int, ...]
-
-_LEAST: tuple[tuple[str, int, int], ...] = (
-    (
-        r"token|_ids?$|idx|index$|seed|version|offset|every|interval|period|step$|rate$|beam|sample_size|stages|levels",
-        0,
-        0,
-    ),
-    (r"section$", 1, 1),
-    (r"^vocab", 24, 24),
-    (r"vocab|codebook_size|codes|buckets|bins$", 16, 16),
-    (r"position|seq_len|ctx|length|chunk|window|context", 16, 12),
-    (r"kv_heads|key_value_heads|kv_groups", 1, 1),
-    (r"head_dim|d_kv|head_size|d_head|headdim", 4, 4),
-    (r"heads|n_head|num_head", 2, 2),
-    (r"depth|layers|block|repeat", 2, 2),
-    (r"top_?k|per_tok|moe_k", 2, 2),
-    (r"experts", 4, 3),
-    (r"kernel|stride|patch|pool|tubelet", 3, 2),
-    (r"image", 8, 8),
-    (r"rank|latent|state", 5, 3),
-    (r"intermediate|ffn|ff_|d_ff|inner|mlp|expert", 6, 4),
-    (r"label", 9, 5),
-    (r"group", 2, 2),
-    (r"channels", 8, 4),
-    (r"", 8, 6),
-)
-"""How small a field may become, by a word in its name, and if need be. Nought: it is no size."""
 _RATIO = re.compile(r"ratio|expan|mult|ffn_factor")
 _MULTIPLIER = re.compile(r"multiplier|coefficient")
-_STAGES = re.compile(r"stage|level|block|layer|conv|pool")
 
 
 @dataclass
@@ -123,7 +101,7 @@ class Search:
         if self.done or key in self.seen:
             return False
         self.seen.add(key)
-        if self.parameters is not None and not _same_kind(self.fields, fields):
+        if self.parameters is not None and not is_same_kind(self.fields, fields):
             return False
         self.trials -= 1
         limit = None if self.parameters is None else self.parameters - (not allow_equal)
@@ -255,31 +233,24 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
 def _towards(search: Search, target: Fields) -> None:
     """Take over from the target what goes together with the rest."""
     for _ in range(2):
-        _adopt(search, list(_differences(search.fields, target)))
+        _adopt(search, list(differences(search.fields, target)))
 
 
 def _adopt(search: Search, changes: list[tuple[Path, Any]]) -> None:
-    if not changes or search.done or search.attempt(_changed(search.fields, dict(changes)), allow_equal=True):
+    if not changes or search.done or search.attempt(with_changes(search.fields, dict(changes)), allow_equal=True):
         return
     if len(changes) > 1:
         _adopt(search, changes[: len(changes) // 2])
         _adopt(search, changes[len(changes) // 2 :])
 
 
-def _differences(fields: Fields, target: Fields, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key in fields:
-        value, wanted = fields[key], target.get(key, _GONE)
-        if isinstance(value, dict) and isinstance(wanted, dict):
-            yield from _differences(value, wanted, (*above, key))
-        elif value != wanted:
-            yield (*above, key), wanted
-
-
 def _lower_images(search: Search) -> None:
     """Fewer positions save no parameter, but most of the time of the count."""
-    sides = [path for path, value in _leaves(search.fields) if _name(path) in ("image_size", "img_size") and value > 8]
+    sides = [
+        path for path, value in numbers_in(search.fields) if name_of(path) in ("image_size", "img_size") and value > 8
+    ]
     for side in (8, 16, 32) if sides else ():
-        if search.attempt(_changed(search.fields, dict.fromkeys(sides, side)), allow_equal=True):
+        if search.attempt(with_changes(search.fields, dict.fromkeys(sides, side)), allow_equal=True):
             break
 
 
@@ -303,48 +274,48 @@ def _scale(search: Search) -> None:
     for ratio in _RATIOS:
         while _attempt_any(search, [{
             path: value // ratio
-            for path, value in _sizes(search.fields)
-            if value >= _LARGE and value % ratio == 0 and value // ratio >= _least(path, tight=False)
+            for path, value in sizes_in(search.fields)
+            if value >= _LARGE and value % ratio == 0 and value // ratio >= least_size(path, tight=False)
         }]):  # fmt: skip
             pass
 
 
 def _by_value(search: Search, tight: bool) -> None:
     """Fields of one value are often one size."""
-    for value in sorted({v for _, v in _sizes(search.fields)}, reverse=True):
-        group = [path for path, v in _sizes(search.fields) if v == value and v > _least(path, tight)]
+    for value in sorted({v for _, v in sizes_in(search.fields)}, reverse=True):
+        group = [path for path, v in sizes_in(search.fields) if v == value and v > least_size(path, tight)]
         if len(group) > 1:
-            ladder = _ladder(value, min(_least(p, tight) for p in group))
-            _attempt_any(search, [{p: max(n, _least(p, tight)) for p in group} for n in ladder])
+            ladder = smaller_sizes(value, min(least_size(p, tight) for p in group))
+            _attempt_any(search, [{p: max(n, least_size(p, tight)) for p in group} for n in ladder])
 
 
 def _one_by_one(search: Search, tight: bool, word: str = "") -> None:
-    for path, value in sorted(_sizes(search.fields), key=lambda x: -x[1]):
-        if word in _name(path) and value > _least(path, tight):
-            _attempt_any(search, [{path: n} for n in _ladder(value, _least(path, tight))])
+    for path, value in sorted(sizes_in(search.fields), key=lambda x: -x[1]):
+        if word in name_of(path) and value > least_size(path, tight):
+            _attempt_any(search, [{path: n} for n in smaller_sizes(value, least_size(path, tight))])
 
 
 def _lower_ratios(search: Search) -> None:
     """What multiplies a width, or all of them."""
-    for path, value in _leaves(search.fields):
-        if _MULTIPLIER.search(_name(path)) and isinstance(value, float) and value > 0.01:
+    for path, value in numbers_in(search.fields):
+        if _MULTIPLIER.search(name_of(path)) and isinstance(value, float) and value > 0.01:
             _attempt_any(search, [{path: part * value} for part in (0.01, 0.05, 0.125, 0.25, 0.5)])
-        if _RATIO.search(_name(path)) and not isinstance(value, bool) and value > 2:
+        if _RATIO.search(name_of(path)) and not isinstance(value, bool) and value > 2:
             _attempt_any(search, [{path: type(value)(1.5)}, {path: type(value)(2)}])
 
 
 def _shorten(search: Search) -> None:
     """Lists of one length have an entry for each stage: keep the first stages or the last, and say how many."""
-    lengths = {len(value) for _, value in _lists(search.fields)}
+    lengths = {len(value) for _, value in lists_in(search.fields)}
     for length in sorted(n for n in lengths if n > 2):
         for kept in range(2, length):
-            lists = [(p, v) for p, v in _lists(search.fields) if len(v) == length]
+            lists = [(p, v) for p, v in lists_in(search.fields) if len(v) == length]
             first: dict[Path, Any] = {p: v[:kept] for p, v in lists}
             last: dict[Path, Any] = {p: v[-kept:] for p, v in lists}
             counts: dict[Path, Any] = {
                 p: v - length + kept
-                for p, v in _leaves(search.fields)
-                if v in (length, length - 1) and isinstance(p[-1], str) and _STAGES.search(p[-1])
+                for p, v in numbers_in(search.fields)
+                if v in (length, length - 1) and isinstance(p[-1], str) and STAGES.search(p[-1])
             }
             all_counts = {p: n for p, n in counts.items() if n == kept}
             if _attempt_any(search, [first | all_counts, first | counts, first, last | all_counts, last]):
@@ -352,86 +323,4 @@ def _shorten(search: Search) -> None:
 
 
 def _attempt_any(search: Search, changes: list[dict[Path, Any]]) -> bool:
-    return any(change and search.attempt(_changed(search.fields, change)) for change in changes)
-
-
-def _changed(fields: Fields, changes: Mapping[Path, Any]) -> Fields:
-    fields = copy.deepcopy(fields)
-    for path, value in changes.items():
-        holder: Any = fields
-        for key in path[:-1]:
-            holder = holder[key]
-        if value is _GONE:
-            del holder[path[-1]]
-        else:
-            holder[path[-1]] = copy.deepcopy(value)
-    vocabularies = [v for p, v in changes.items() if "vocab_size" in _name(p) and isinstance(v, int) and v > 4]
-    if vocabularies:
-        keep_tokens_inside(fields, min(vocabularies))
-    return fields
-
-
-def _ladder(value: int, least: int) -> list[int]:
-    """Smaller sizes, the smallest first."""
-    steps = {least, *(least * n for n in (2, 3, 4, 8, 16, 32)), value // 2, value // 4}
-    return sorted(n for n in steps if least <= n < value)
-
-
-def _sizes(fields: Fields) -> list[tuple[Path, int]]:
-    """Every field that says how large something is, not how many entries the lists have."""
-    lengths = {len(value) for _, value in _lists(fields)} - {1, 2}
-    return [
-        (path, value)
-        for path, value in _leaves(fields)
-        if isinstance(value, int) and value > 1 and _least(path, tight=False)
-        if not (value in lengths and _STAGES.search(str(path[-1])))
-    ]
-
-
-def _leaves(fields: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every number, with the keys that lead to it."""
-    items: Any = fields.items() if isinstance(fields, dict) else enumerate(fields)
-    for key, value in items:
-        if isinstance(value, (dict, list)) and key not in ("id2label", "label2id"):
-            yield from _leaves(value, (*above, key))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield (*above, key), value
-
-
-def _lists(fields: Fields, above: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            yield from _lists(value, (*above, key))
-        elif isinstance(value, list):
-            yield (*above, key), value
-
-
-def _name(path: Path) -> str:
-    return next(str(key) for key in reversed(path) if not isinstance(key, int))
-
-
-def _least(path: Path, tight: bool) -> int:
-    comfortable, least = next((c, t) for words, c, t in _LEAST if re.search(words, _name(path)))
-    return least if tight else comfortable
-
-
-def _same_kind(before: Fields, after: Fields) -> bool:
-    """Whether what was fewer than something else still is: key heads than query heads, chosen experts than experts."""
-    for fewer, more in ((r"kv_heads|key_value_heads", r"(?<!key_value_)(?<!kv_)heads$"),
-                        (r"experts_per_tok|top_?k(_experts)?$|moe_k$", r"experts$")):  # fmt: skip
-        for old, new in zip(_groups(before), _groups(after), strict=False):
-            was, now = (_smallest(g, fewer) < _smallest(g, more) for g in (old, new))
-            if was and not now:
-                return False
-    return True
-
-
-def _groups(fields: Fields) -> Iterator[Fields]:
-    yield fields
-    for value in fields.values():
-        if isinstance(value, dict):
-            yield from _groups(value)
-
-
-def _smallest(group: Fields, words: str) -> float:
-    return min((v for k, v in group.items() if isinstance(v, int) and re.search(words, str(k)) and v), default=0.0)
+    return any(change and search.attempt(with_changes(search.fields, change)) for change in changes)

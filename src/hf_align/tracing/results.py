@@ -1,0 +1,146 @@
+"""What an op gives, as far as it is known before it runs, or told from what it gave for operands of the same kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+)
+
+from hf_align.tracing.nested import leaves
+from hf_align.tracing.ops import Trait, traits_of
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an op makes of operands of some kinds.
+
+    Attributes:
+        shown: the number of the operand in whose memory it lies; None where it is new.
+        start: where in that memory.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    shown: int | None
+    start: int
+
+    @classmethod
+    def of(cls, func: Any, operands: Sequence[Any], result: Any) -> Given | None:
+        """None for what is more than one value, is itself an operand, or is written to."""
+        if not isinstance(result, FakeTensor) or func._schema.is_mutable or any(result is leaf for leaf in operands):
+            return None
+        memory = [leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None for leaf in operands]
+        own = result.untyped_storage()._cdata
+        shown = memory.index(own) if own in memory else None
+        if shown is not None and (result.is_conj() or result.is_neg() or result.dtype != operands[shown].dtype):
+            return None
+        return cls(result.shape, result.stride(), result.dtype, shown, int(result.storage_offset()))
+
+    def again(self, operands: Sequence[Any]) -> Tensor:
+        """The result for other operands of the same kinds, on no device."""
+        if self.shown is None:
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        memory = operands[self.shown].untyped_storage()
+        return torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a real tensor was computed, and the versions of all that took part: nothing may have been written since."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    versions: tuple[tuple[Tensor, int], ...]
+    result: Tensor
+    version: int
+
+    @classmethod
+    def by(cls, func: Any, args: Any, kwargs: Any, result: Tensor) -> Made:
+        operands = [t for t in leaves((args, kwargs)) if isinstance(t, Tensor)]
+        return cls(func, args, kwargs, tuple((t, t._version) for t in operands), result, result._version)
+
+    def still_gives(self, value: Tensor) -> bool:
+        """Whether it would come out again; what an op only hands on it has not made."""
+        if value is not self.result or any(t is value for t, _ in self.versions):
+            return False
+        return value._version == self.version and all(t._version == version for t, version in self.versions)
+
+
+def kinds_of(value: Any) -> Hashable:
+    """What the shape of a result may depend on: how operands are nested, and of what kind each is."""
+    if isinstance(value, Tensor):
+        start, flags = value.storage_offset(), (value.is_conj(), value.is_neg())
+        return value.shape, value.stride(), value.dtype, start, flags
+    if isinstance(value, (list, tuple)):
+        return type(value), *[kinds_of(part) for part in value]
+    if isinstance(value, dict):
+        return dict, *[(name, kinds_of(part)) for name, part in value.items()]
+    return type(value), value
+
+
+def described(value: Tensor) -> Tensor:
+    """A tensor of the same kind that holds no memory; one that has a value is its own description."""
+    if not isinstance(value, FakeTensor):
+        return value
+    return without_memory(tuple(value.shape), value.stride(), value.dtype)
+
+
+@lru_cache(maxsize=4096)
+def without_memory(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """One for all nodes whose values are alike."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+_DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
+
+
+@dataclass(frozen=True, eq=False)
+class Behaviour:
+    """What is known of an op before it runs; there is one for each op.
+
+    Attributes:
+        asks_for_values: whether a shape may depend on numbers in an operand; of an op that is made of others nobody
+            knows.
+        written_to: the arguments that it writes to, by place and name.
+    """
+
+    traits: Trait
+    makes: bool
+    is_indexing: bool
+    compares_with_number: bool
+    is_mutable: bool
+    asks_for_values: bool
+    written_to: tuple[tuple[int, str], ...]
+
+
+@cache
+def behaviour_of(func: Any) -> Behaviour:
+    """Of an op, whatever it is called with."""
+    traits = traits_of(func._opname)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    arguments = enumerate(func._schema.arguments)
+    return Behaviour(
+        traits,
+        Trait.MAKES in traits,
+        bool(traits & (Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES)),
+        bool(traits & (Trait.EQUAL | Trait.UNEQUAL)) and func._overloadname == "Scalar",
+        func._schema.is_mutable,
+        bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags),
+        tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
+    )
+
+
+def targets_of(op: Behaviour, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The tensors that a call writes to."""
+    for i, name in op.written_to:
+        value = args[i] if i < len(args) else kwargs.get(name)
+        yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
