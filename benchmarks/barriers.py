@@ -31,7 +31,7 @@ from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean
-from hf_align.models import Pair, open_pair
+from hf_align.opening.models import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator, lambdas
 from hf_align.running.network import Batch, Network

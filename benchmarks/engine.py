@@ -263,10 +263,10 @@ def move(model: list[Path], folder: Path) -> None:
 
     from hf_align.checkpoints.claim import claimed
     from hf_align.jobs.job import silent
-    from hf_align.models import open_pair
-    from hf_align.options import Options
+    from hf_align.jobs.writing import draft_of, entries_of
+    from hf_align.opening.models import open_pair
+    from hf_align.settings.options import Options
     from hf_align.symmetry.alignment import AlignedWeights
-    from hf_align.writing import draft_of, entries_of
 
     pair = open_pair(str(model[0]), str(model[0]))
     spec, rng = pair.spec, torch.Generator().manual_seed(0)
@@ -284,7 +284,7 @@ def whole(pair: list[Path], folder: Path) -> None:
 
     from hf_align.jobs import job
     from hf_align.jobs.merge import Merge
-    from hf_align.options import Options
+    from hf_align.settings.options import Options
 
     rows: list[tuple[object, ...]] = []
 
@@ -321,7 +321,7 @@ def products(pair: list[Path], folder: Path) -> None:
     import torch
 
     from hf_align.matching.match import Match
-    from hf_align.models import open_pair
+    from hf_align.opening.models import open_pair
     from hf_align.symmetry.alignment import AlignedWeights
     from hf_align.symmetry.elements import Matrix
 

@@ -20,10 +20,10 @@ from hf_align.matching.find import Search, towards
 from hf_align.mergekit.methods import merge_tensors
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.curve import along, learn_curve
-from hf_align.options import Options
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
+from hf_align.settings.options import Options
 
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS = ("jargon", "py", "kjv")

@@ -20,12 +20,12 @@ from hf_align.merging.fusion import fused
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.samples import Samples
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.opening.models import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Network
+from hf_align.settings.options import Options
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "examples" / "models"

@@ -23,11 +23,11 @@ from hf_align.merging.methods import FROM_WEIGHTS
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.regression import Regressed, mean_of, regress, sequential_regression
 from hf_align.merging.samples import MORE, MOST, Samples
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.opening.models import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Network
+from hf_align.settings.options import Options
 
 ROOT = Path(__file__).parent.parent
 MODELS, DATA = ROOT / "examples" / "models", ROOT / "examples" / "data"

@@ -38,12 +38,12 @@ from runs of other days, is in [engine.md](engine.md#witness): 26 %. One billion
 
 def measure(a: str, b: str) -> dict[str, float]:
     """Both stages, in this process: CPU seconds by model, tokens of the longest text, GiB."""
+    from hf_align.jobs.witnessing import moved_model
     from hf_align.matching.balanced import Balanced
     from hf_align.matching.weights import match_weights
-    from hf_align.models import open_pair
-    from hf_align.options import Options
+    from hf_align.opening.models import open_pair
+    from hf_align.settings.options import Options
     from hf_align.witness.witness import hold
-    from hf_align.witnessing import moved_model
 
     torch.set_num_threads(1)
     pair = open_pair(a, b)

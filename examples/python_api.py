@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from hf_align.options import Options
-from hf_align.pipeline import merge
+from hf_align.jobs.pipeline import merge
+from hf_align.settings.options import Options
 
 output = Path(sys.argv[1] if len(sys.argv) > 1 else "out/python_api")
 models = Path("examples/models/vit")

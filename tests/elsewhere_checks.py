@@ -10,12 +10,12 @@ import torch
 from conftest import MODELS, run
 from elsewhere import NAME, Elsewhere, Held
 
-from hf_align.devices import CPU, Devices
 from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.opening.models import Pair, open_pair
+from hf_align.runtime.devices import CPU, Devices
+from hf_align.settings.options import Options
 
 PRODUCTS = ("aten.mm", "aten.bmm")
 

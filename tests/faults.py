@@ -23,7 +23,7 @@ import torch
 from by_weights import by_weights
 from huggingface_hub.utils import get_session
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli.app import main as hf_align
 from hf_align.jobs import aligned, merge  # noqa: F401  (loaded before forks)
 from hf_align.symmetry.overrides import symmetries

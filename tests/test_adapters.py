@@ -19,7 +19,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import resolve
-from hf_align.models import open_pair
+from hf_align.opening.models import open_pair
 from hf_align.publishing.provenance import Provenance
 
 peft = pytest.importorskip("peft", reason="pip install hf-align[mergekit]")
@@ -158,7 +158,7 @@ def test_no_model_is_built_to_merge_an_adapter_as_it_is(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("modelling code was used")
 
-    monkeypatch.setattr("hf_align.models.build_without_weights", never)
+    monkeypatch.setattr("hf_align.opening.models.build_without_weights", never)
     assert run("merge", whole, lora, "-o", tmp_path / "out", "--match", "none", "--quiet") == 0
     merged, expected = weights(tmp_path / "out"), weights(whole)
     assert all(torch.allclose(merged[n], expected[n], atol=1e-6) for n in expected)

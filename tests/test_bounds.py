@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from hf_align.checkpoints import hub as hub_client
 from hf_align.checkpoints.checkpoint import SINGLE, Checkpoint
 from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels
-from hf_align.plain_yaml import read_yaml
+from hf_align.settings.plain_yaml import read_yaml
 from hf_align.tracing.budget import Budget, within
 
 LLAMA = MODELS / "llama"

@@ -20,10 +20,10 @@ from conftest import MODELS, run
 from forks import forked, hf_align
 from typer.main import get_command
 
-from hf_align.choices import AnyHeads, AnyMethod, AnyResidual
 from hf_align.cli import words
 from hf_align.cli.app import app
 from hf_align.cli.options import at_revision
+from hf_align.settings.choices import AnyHeads, AnyMethod, AnyResidual
 
 LLAMA = MODELS / "llama"
 COMMAND = [sys.executable, "-m", "hf_align"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forks import forked, pytest_main
 
-from hf_align.devices import CPU, Devices
+from hf_align.runtime.devices import CPU, Devices
 
 
 @pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from test_transport import save
 from torch.nn.functional import cross_entropy
 
-from hf_align.effort import at_effort, share_basis
-from hf_align.options import Options
+from hf_align.jobs.effort import at_effort, share_basis
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
+from hf_align.settings.options import Options
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_what_nobody_foresaw_is_one_line_that_asks_for_a_report(
     def broken(*_: object, **__: object) -> None:
         raise TypeError("a\nb")
 
-    monkeypatch.setattr("hf_align.plain.merge", broken)
+    monkeypatch.setattr("hf_align.jobs.plain.merge", broken)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--match", "none") == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from test_output import recipe_of
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from hf_align import witnessing
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source, whole
+from hf_align.jobs import witnessing
 from hf_align.jobs.job import Asked, Job
 from hf_align.jobs.job import run as run_job
 from hf_align.jobs.opened import Opened
-from hf_align.options import Options
-from hf_align.outcome import Report
-from hf_align.writing import draft_of
+from hf_align.jobs.outcome import Report
+from hf_align.jobs.writing import draft_of
+from hf_align.settings.options import Options
 
 
 @pytest.fixture(scope="module")

@@ -29,12 +29,12 @@ from hf_align.matching.schedule import LAMBDA, Schedule
 from hf_align.matching.steepest import Steepest, even
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.opening.models import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Network, batches
+from hf_align.settings.options import Options
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse

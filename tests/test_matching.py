@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import DATA, MODELS, matched
 
-from hf_align import pipeline
+from hf_align.jobs import pipeline
 from hf_align.jobs.comparing import verdict
 from hf_align.matching import balanced
 from hf_align.matching.balanced import Balanced
@@ -20,8 +20,8 @@ from hf_align.matching.memory import Step
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import _moves, descend, match_weights, steps_of
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.opening.models import Pair, open_pair
+from hf_align.settings.options import Options
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from hf_align.api.alignment import Alignment
 from hf_align.checkpoints.claim import claimed
 from hf_align.checkpoints.hub import resolve
-from hf_align.choices import AnyMethod, MergekitMethod
 from hf_align.errors import OutputError
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
@@ -41,8 +40,9 @@ from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import run_moe
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here
 from hf_align.mergekit.slices import stack_here
-from hf_align.options import Options
 from hf_align.publishing.provenance import Provenance
+from hf_align.settings.choices import AnyMethod, MergekitMethod
+from hf_align.settings.options import Options
 
 pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
 

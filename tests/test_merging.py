@@ -22,10 +22,10 @@ from hf_align.merging.fusion import fused, fused_by_activations, semi_permuted
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT, mix_of
 from hf_align.merging.regmean import OFF_DIAGONAL, grams, regress, regression_mean
 from hf_align.merging.samples import Samples
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.opening.models import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
+from hf_align.settings.options import Options
 from hf_align.symmetry.action import act
 from hf_align.symmetry.overrides import symmetries
 

@@ -12,8 +12,8 @@ from conftest import Tiny, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
-from hf_align.agreement import require_alike, require_same_function
 from hf_align.errors import IncompatibleModels
+from hf_align.opening.agreement import require_alike, require_same_function
 
 Change = dict[str, object]
 

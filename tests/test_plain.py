@@ -14,11 +14,11 @@ from conftest import MODELS, run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_align import plain
 from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.errors import CheckpointError
+from hf_align.jobs import plain
 from hf_align.jobs.job import Asked
-from hf_align.options import Options
+from hf_align.settings.options import Options
 
 LLAMA = MODELS / "llama"
 LOW = (torch.bfloat16, torch.float16)
@@ -97,7 +97,7 @@ def test_no_modelling_code_is_loaded(more: list[str], tmp_path: Path) -> None:
             print(*sys.modules)
     """
     loaded = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
-    assert "hf_align.plain" in loaded.stdout.split()
+    assert "hf_align.jobs.plain" in loaded.stdout.split()
     assert not {"transformers", "scipy", "hf_align.tracing.build"} & set(loaded.stdout.split())
 
 

@@ -13,9 +13,9 @@ from conftest import MODELS
 from faults import contents
 from forks import forked, script
 
-from hf_align import processes
 from hf_align.errors import CheckpointError, HfAlignError
-from hf_align.processes import Processes
+from hf_align.runtime import processes
+from hf_align.runtime.processes import Processes
 
 PAIR = (str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1"))
 LAUNCH = ["-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no",

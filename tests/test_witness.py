@@ -16,11 +16,11 @@ from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align import witnessing
 from hf_align.errors import HfAlignError
-from hf_align.jobs import job
-from hf_align.models import Pair, open_pair
-from hf_align.options import Options
+from hf_align.jobs import job, witnessing
+from hf_align.jobs.witnessing import moved_model
+from hf_align.opening.models import Pair, open_pair
+from hf_align.settings.options import Options
 from hf_align.symmetry import alignment, depth
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.certificate.random_copy import random_elements
@@ -32,7 +32,6 @@ from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held
 from hf_align.witness.noise import Jittered, changes
 from hf_align.witness.witness import _Trial, hold
-from hf_align.witnessing import moved_model
 
 CPU = torch.device("cpu")
 

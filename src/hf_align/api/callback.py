@@ -10,7 +10,7 @@ from hf_align.api.align import align
 from hf_align.api.evaluate import evaluate
 from hf_align.api.examples import Data
 from hf_align.api.given import Model, take
-from hf_align.choices import Match, checked
+from hf_align.settings.choices import Match, checked
 
 if TYPE_CHECKING:
     from transformers import Trainer

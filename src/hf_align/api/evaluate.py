@@ -8,12 +8,12 @@ from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Model, take
-from hf_align.choices import Match, checked, whole
-from hf_align.devices import Devices
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import OptionError
-from hf_align.ondemand import Computed
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.offload import network_for
+from hf_align.runtime.devices import Devices
+from hf_align.settings.choices import Match, checked, whole
 
 
 def evaluate(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import IncompatibleModels
-from hf_align.ondemand import Computed
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory, model_class, quiet, read_config

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from hf_align import pipeline
 from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Given, Kind, Model, take
-from hf_align.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
-from hf_align.devices import Devices
+from hf_align.checkpoints.ondemand import Computed
+from hf_align.jobs import pipeline
+from hf_align.jobs.outcome import Report
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.methods import FROM_SAMPLES, REGRESSION, mix_of
 from hf_align.merging.regression import regression_of
 from hf_align.merging.samples import MORE, MOST, Samples
-from hf_align.ondemand import Computed
-from hf_align.options import Options
-from hf_align.outcome import Report
 from hf_align.publishing import push
 from hf_align.running.offload import network_for
+from hf_align.runtime.devices import Devices
+from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
+from hf_align.settings.options import Options
 from hf_align.symmetry.overrides import symmetries
 
 Align = Alignment | Sequence[Alignment] | Match | Literal["none"]

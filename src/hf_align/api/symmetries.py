@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Kind, Model, take
-from hf_align.choices import whole
-from hf_align.models import config_of
+from hf_align.opening.models import config_of
+from hf_align.settings.choices import whole
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
 from hf_align.symmetry.certificate.certify import certify as measure

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_align.api.given import Model, take
-from hf_align.devices import Devices
 from hf_align.errors import MissingExtra, OptionError
+from hf_align.runtime.devices import Devices
 
 Scores = dict[str, dict[str, float]]
 """Task -> metric -> value, as the harness names them."""

@@ -11,12 +11,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from hf_align.api.align import align, moved_of
 from hf_align.api.examples import Data, examples
 from hf_align.api.given import Kind, Model, take
-from hf_align.choices import Match, TransportMethod, checked
-from hf_align.devices import Devices
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.job import silent
 from hf_align.merging.transport import Fine, samples_of
-from hf_align.ondemand import Computed
 from hf_align.running.offload import network_for
+from hf_align.runtime.devices import Devices
+from hf_align.settings.choices import Match, TransportMethod, checked
 from hf_align.witness.witness import hold_all
 
 

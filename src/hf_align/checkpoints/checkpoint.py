@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from hf_align.checkpoints import companions
+from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.checkpoints.own_files import header_size, json_object, own_json, parsed
 from hf_align.errors import CheckpointError
-from hf_align.ondemand import OnDemand
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {

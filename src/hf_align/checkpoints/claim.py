@@ -24,7 +24,7 @@ from hf_align.checkpoints.lock import LOCK, lock_folder, make_folders, remove_em
 from hf_align.checkpoints.plan import Shard, ShardPlan
 from hf_align.checkpoints.readonly import require_apart
 from hf_align.errors import HfAlignError, OutputError
-from hf_align.processes import Processes, current
+from hf_align.runtime.processes import Processes, current
 
 _WORK, _PLAN, _ASIDE = ".hf-align", "plan.json", "kept-"
 _STAGED, _SCRATCH, _PROGRESS, _WRITING = "documents", "scratch", "progress", "writing"

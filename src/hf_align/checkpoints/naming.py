@@ -25,8 +25,8 @@ from transformers.core_model_loading import (
 
 from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
 from hf_align.checkpoints.conversion import Conversion, Link, Read, Renaming
+from hf_align.checkpoints.ondemand import OfNames, OnDemand
 from hf_align.errors import CheckpointError
-from hf_align.ondemand import OfNames, OnDemand
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
-from hf_align.options import Options
+from hf_align.settings.options import Options
 
 
 def align(
@@ -51,7 +51,7 @@ def align(
         raise OptionError("align needs a way to match; --match none leaves B as it is")
     a, b = (opt.at_revision(model, revision) for model in (a, b))
     console.bars(quiet)
-    from hf_align import pipeline
+    from hf_align.jobs import pipeline
 
     report = pipeline.align(a, b, output, options, data, console.speaker(quiet)).as_json()
     console.emit(report, as_json, console.merge_lines(report))

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_align import __version__, console
-from hf_align.cli import words
+from hf_align import __version__
+from hf_align.cli import console, words
 from hf_align.cli.align import align
 from hf_align.cli.certify import certify
 from hf_align.cli.evaluate import evaluate
@@ -24,7 +24,7 @@ from hf_align.cli.report import report
 from hf_align.cli.spec import spec
 from hf_align.cli.transport import transport
 from hf_align.errors import HfAlignError, one_line
-from hf_align.processes import alone_by_mistake, current
+from hf_align.runtime.processes import alone_by_mistake, current
 
 _BOTH = {"help_option_names": ["-h", "--help"]}
 

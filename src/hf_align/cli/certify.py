@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def certify(
     model = opt.at_revision(model, revision)
     console.bars(quiet)
     from hf_align.api.symmetries import certify as prove
-    from hf_align.progress import waiting
+    from hf_align.runtime.progress import waiting
 
     with waiting("certifying on a small copy", quiet=quiet):
         result = prove(model, layers=layers, specs=specs, trust_remote_code=trust_remote_code)

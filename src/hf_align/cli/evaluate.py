@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
-from hf_align.options import Options
+from hf_align.settings.options import Options
 
 
 def evaluate(
@@ -51,7 +51,7 @@ def evaluate(
     _require_something(data, names, {"--num-fewshot": num_fewshot, "--limit": limit, "--include-path": include_path})
     a, b = (opt.at_revision(model, revision) for model in (a, b))
     console.bars(quiet)
-    from hf_align import pipeline
+    from hf_align.jobs import pipeline
     from hf_align.jobs.comparing import verdict
 
     say, result, lines = console.speaker(quiet), {}, []

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from hf_align import console
-from hf_align.choices import Effort, OwnMethod
+from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
-from hf_align.options import Options
+from hf_align.settings.choices import Effort, OwnMethod
+from hf_align.settings.options import Options
 
 if TYPE_CHECKING:
-    from hf_align.outcome import Report
+    from hf_align.jobs.outcome import Report
 
 _OF_EFFORT = ("match", "method", "alignment", "steps", "lambda_sampling", "base", "parameter")
 
@@ -128,7 +128,7 @@ def _merged(models: list[str], output: Path, options: Options, base: str | None,
             data: Path | None, certify: bool, command: str, effort: Effort | None) -> Report:  # fmt: skip
     say, (a, b, *more) = console.speaker(options.quiet), models
     if options.method in get_args(OwnMethod):
-        from hf_align import pipeline
+        from hf_align.jobs import pipeline
 
         return pipeline.merge(a, b, output, options, data, say, more=more, certify=certify, command=command,
                               effort=effort)  # fmt: skip
@@ -148,8 +148,8 @@ def _uploader(repository: str, create_pr: bool) -> str:
 def _plan(models: list[str], output: Path, options: Options, effort: Effort | None, as_json: bool) -> None:
     if len(models) > 2:
         raise OptionError("--dry-run takes two models; for more, run it on pairs")
-    from hf_align import dry_run
-    from hf_align.effort import of_strangers
+    from hf_align.jobs import dry_run
+    from hf_align.jobs.effort import of_strangers
 
     if effort is not None:
         options = of_strangers(options, effort)

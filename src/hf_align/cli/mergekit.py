@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 
 

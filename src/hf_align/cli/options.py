@@ -1,6 +1,6 @@
 """Arguments and options of the commands: each one's type, name and help, and the panel of `--help` that it stands in.
 
-Defaults are those of `Options`; choices are those of `choices.py`.
+Defaults are those of `Options`; choices are those of `settings/choices.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from hf_align import choices
 from hf_align.cli import words
 from hf_align.errors import OptionError
 from hf_align.matching.schedule import Schedule
-from hf_align.options import Options
+from hf_align.settings import choices
+from hf_align.settings.options import Options
 
 MATCHING, MOVING = "How models are matched", "What may move"
 MERGING, JUDGING = "How they are merged", "How the result is judged"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 
 
@@ -29,8 +29,8 @@ def report(
     $ hf-align report merged
     """
     console.bars(quiet)
-    from hf_align.progress import waiting
     from hf_align.publishing.report import write_report
+    from hf_align.runtime.progress import waiting
 
     page = output or folder / "report.html"
     with waiting("drawing", quiet=quiet):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hf_align import console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 
 
@@ -36,7 +36,7 @@ def spec(
     import yaml
 
     from hf_align.api.symmetries import symmetries
-    from hf_align.progress import waiting
+    from hf_align.runtime.progress import waiting
 
     with waiting("deriving the symmetries", quiet=quiet):
         found = symmetries(model, specs=specs, trust_remote_code=trust_remote_code).as_json()

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hf_align import choices, console
+from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
-from hf_align.options import Options
+from hf_align.settings import choices
+from hf_align.settings.options import Options
 
 
 def transport(
@@ -70,7 +71,7 @@ def transport(
         raise OptionError(f"--strength is {strength}; a finite number is needed")
     options = opt.chosen(locals())
     console.bars(quiet)
-    from hf_align import pipeline
+    from hf_align.jobs import pipeline
 
     report = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),
                                 strength=strength, command=opt.command(ctx, transport)).as_json()  # fmt: skip

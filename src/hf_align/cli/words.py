@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_align.choices import RENAMED_METHODS
+from hf_align.settings.choices import RENAMED_METHODS
 
 RENAMED = {
     "--only": "--spaces",

@@ -10,13 +10,13 @@ from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, examples, standing_still
+from hf_align.jobs.outcome import Report
+from hf_align.jobs.witnessing import moved_model, note, said_in
+from hf_align.jobs.writing import draft_of, entries_of, record
 from hf_align.matching.match import Match
-from hf_align.outcome import Report
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.network import Batch
 from hf_align.witness.witness import Moved
-from hf_align.witnessing import moved_model, note, said_in
-from hf_align.writing import draft_of, entries_of, record
 
 B = TypeVar("B", bound=Basis)
 ALIGNMENT = "alignment.safetensors"

@@ -12,19 +12,19 @@ from transformers import PretrainedConfig
 
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.naming import NamedWeights, match_names
-from hf_align.choices import DESCENDING, Effort
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.opened import Basis
+from hf_align.jobs.outcome import Report
 from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Mix
 from hf_align.merging.methods import REGRESSION
 from hf_align.merging.regression import mean_of
-from hf_align.ondemand import Computed
-from hf_align.options import Options
-from hf_align.outcome import Report
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.network import Batch
 from hf_align.running.offload import network_for
+from hf_align.settings.choices import DESCENDING, Effort
+from hf_align.settings.options import Options
 from hf_align.tracing.build import build_without_weights, inventory
 
 _FEATURE_ROWS = 64

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.opened import Opened
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching
 from hf_align.merging.distil import TowardsMix, distilled, nearest
-from hf_align.ondemand import Computed
 from hf_align.running.generate import own_inputs, writes
 from hf_align.running.network import Batch, Weights
 from hf_align.tracing.build import build_without_weights

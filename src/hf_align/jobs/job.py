@@ -15,9 +15,9 @@ from hf_align.checkpoints.hub import Source
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.checkpoints.shards import write_with_bar
-from hf_align.options import Options
-from hf_align.outcome import Report
+from hf_align.jobs.outcome import Report
 from hf_align.publishing.card import document
+from hf_align.settings.options import Options
 
 if TYPE_CHECKING:
     from hf_align.witness.witness import Moved
@@ -184,6 +184,6 @@ def run(job: Job[M], output: Path) -> Report:
 
 def _witnessed(claim: Claim, job: Job[M], match: M) -> dict[str, Any] | None:
     """See that models that are moved answer as before; what there is to say of it, as data."""
-    from hf_align.witnessing import witnessed_once  # loads modelling code, which a plain merge does not wait for
+    from hf_align.jobs.witnessing import witnessed_once  # loads modelling code, which a plain merge does not wait for
 
     return witnessed_once(claim, job.moved(match), job.options)

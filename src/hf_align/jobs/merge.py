@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import beside_the_others, judged
@@ -18,7 +19,9 @@ from hf_align.jobs.descending import distil_once, once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.outcome import Report
 from hf_align.jobs.texts import texts
+from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
@@ -28,17 +31,14 @@ from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import CURVE, DISTIL, HOLDING, INEXACT, REGRESSION, mix_of
 from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import MORE, Samples
-from hf_align.ondemand import Computed
-from hf_align.outcome import Report
-from hf_align.progress import waiting
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.data import with_labels
 from hf_align.running.generate import noise
 from hf_align.running.network import Batch, Weights
+from hf_align.runtime.progress import waiting
 from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
-from hf_align.writing import draft_of, entries_of, record, reported_on
 
 _OFFSETS = "offsets.safetensors"
 

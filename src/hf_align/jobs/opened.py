@@ -11,27 +11,27 @@ from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.hub import Source
-from hf_align.devices import Devices
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
+from hf_align.jobs.witnessing import moved_model
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen, separated
 from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
 from hf_align.merging.methods import RUNNING
-from hf_align.models import Model, Pair, open_pair
-from hf_align.options import Options
-from hf_align.processes import ALONE, Processes
-from hf_align.progress import waiting
+from hf_align.opening.models import Model, Pair, open_pair
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
+from hf_align.runtime.devices import Devices
+from hf_align.runtime.processes import ALONE, Processes
+from hf_align.runtime.progress import waiting
+from hf_align.settings.options import Options
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.witness.witness import Moved
-from hf_align.witnessing import moved_model
 
 Weights = Mapping[str, Tensor]
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hf_align.jobs.job import Say
-from hf_align.options import Options
+from hf_align.settings.options import Options
 
 if TYPE_CHECKING:
     from hf_align.api.tasks import Scores
@@ -39,7 +39,7 @@ class _Written(Mapping[str, Path]):
         return len(self.options)
 
     def __getitem__(self, name: str) -> Path:
-        from hf_align import pipeline
+        from hf_align.jobs import pipeline
 
         options = self.options[name]
         for folder in self.scratch.iterdir():

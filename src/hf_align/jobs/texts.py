@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import first_line
 from hf_align.jobs.opened import Opened
-from hf_align.ondemand import Computed
 from hf_align.running.generate import continued
 from hf_align.running.network import Batch
 

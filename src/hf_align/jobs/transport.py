@@ -9,22 +9,22 @@ from functools import partial
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.descending import distil_once, written_by
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.outcome import Report
+from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.transport import Fine, samples_of
-from hf_align.ondemand import Computed
-from hf_align.outcome import Report
-from hf_align.progress import waiting
 from hf_align.running.data import with_labels
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Weights
+from hf_align.runtime.progress import waiting
 from hf_align.witness.witness import Moved
-from hf_align.writing import draft_of, entries_of, record, reported_on
 
 
 @dataclass(frozen=True, kw_only=True)

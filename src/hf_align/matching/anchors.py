@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from hf_align.devices import CPU
 from hf_align.matching.cross import Weights, nearest
-from hf_align.processes import ALONE, Processes
+from hf_align.runtime.devices import CPU
+from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import Block, SymmetrySpec

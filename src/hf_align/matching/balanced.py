@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_align.devices import CPU
 from hf_align.matching.match import Match
 from hf_align.matching.weight_cache import CACHED, WeightCache
-from hf_align.processes import ALONE, Processes
+from hf_align.runtime.devices import CPU
+from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_distance
 from hf_align.symmetry.elements import Element

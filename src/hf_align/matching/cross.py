@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from hf_align.devices import CPU
-from hf_align.processes import ALONE, Processes
+from hf_align.runtime.devices import CPU
+from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.groups import Group, ScaledPermutation

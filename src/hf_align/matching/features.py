@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.cross import Weights
-from hf_align.ondemand import Computed
 from hf_align.running.network import Batch, Gram, Network
 from hf_align.symmetry.elements import dual
 from hf_align.symmetry.groups import ScaledPermutation

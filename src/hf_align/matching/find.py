@@ -23,9 +23,9 @@ from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
-from hf_align.processes import ALONE
 from hf_align.running.generate import noise, own_inputs, writes
 from hf_align.running.network import Batch, Network, batches
+from hf_align.runtime.processes import ALONE
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
 from hf_align.tracing.build import build_without_weights

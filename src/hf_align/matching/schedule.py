@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_align.choices import LambdaSampling, checked
 from hf_align.errors import OptionError
+from hf_align.settings.choices import LambdaSampling, checked
 
 if TYPE_CHECKING:
     from torch import Generator

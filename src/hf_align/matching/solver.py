@@ -18,7 +18,7 @@ from hf_align.matching.memory import Step, at_once, spaces_of
 from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.tables import Tables
 from hf_align.matching.turns import match_turns, signed_beside
-from hf_align.processes import ALONE, Processes
+from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.groups.fit import fit

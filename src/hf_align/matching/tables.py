@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_align.matching.anchors import anchored
 from hf_align.matching.cross import Weights, cross
 from hf_align.matching.stream import streams
-from hf_align.processes import ALONE, Processes
+from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.elements import Power
 from hf_align.symmetry.spec import SymmetrySpec
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, inner_product
 from hf_align.matching.metric import weighted
 from hf_align.matching.tables import products_of_tables
 from hf_align.matching.weights import Progress, descend, start_streams
-from hf_align.ondemand import OnDemand
 from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from hf_align.devices import CPU
-from hf_align.ondemand import OnDemand
+from hf_align.checkpoints.ondemand import OnDemand
+from hf_align.runtime.devices import CPU
 
 CACHED = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""

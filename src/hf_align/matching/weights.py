@@ -15,7 +15,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_align.devices import CPU
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights
@@ -27,7 +26,8 @@ from hf_align.matching.recurrent import meets_itself
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import alone
 from hf_align.matching.tables import Tables, products_of_tables
-from hf_align.processes import ALONE, Processes
+from hf_align.runtime.devices import CPU
+from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import PRIMAL, Element
 from hf_align.symmetry.spec import SymmetrySpec

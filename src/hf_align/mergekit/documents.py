@@ -8,8 +8,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from hf_align.config import Recipe
 from hf_align.errors import HfAlignError
+from hf_align.mergekit.config import Recipe
 from hf_align.mergekit.extra import NAMING, models_of
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hf_align.config import first_fault
 from hf_align.errors import HfAlignError
+from hf_align.mergekit.config import first_fault
 
 NAMING = ("model", "source_model", "base_model")
 """Keys of recipes whose values are models."""

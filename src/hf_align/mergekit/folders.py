@@ -18,11 +18,11 @@ from hf_align.checkpoints.claim import claimed
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.jobs.opened import Basis
+from hf_align.jobs.writing import draft_of, entries_of
 from hf_align.mergekit.extra import version
 from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.loaders import fault_of, renamed
-from hf_align.options import Options
-from hf_align.writing import draft_of, entries_of
+from hf_align.settings.options import Options
 
 Command = Callable[[Mapping[str, Any], Mapping[str, str], Path, Flags, bool], Path]
 """Recipe, what it calls a model -> its folder, a folder for what is not finished, flags, remote code -> the result."""

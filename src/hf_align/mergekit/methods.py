@@ -20,10 +20,10 @@ from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Draft, Say, silent
 from hf_align.jobs.opened import Basis
+from hf_align.jobs.writing import draft_of, entries_of
 from hf_align.mergekit.extra import dtype_of
-from hf_align.models import Pair
-from hf_align.options import Options
-from hf_align.writing import draft_of, entries_of
+from hf_align.opening.models import Pair
+from hf_align.settings.options import Options
 
 
 def merge_tensors(

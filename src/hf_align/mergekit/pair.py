@@ -16,13 +16,13 @@ from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.outcome import Report
+from hf_align.jobs.writing import record, reported_on
 from hf_align.mergekit.extra import parse, require_known
 from hf_align.mergekit.methods import Loop, merge_here
-from hf_align.options import Options
-from hf_align.outcome import Report
 from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
-from hf_align.writing import record, reported_on
+from hf_align.settings.options import Options
 
 
 def merge_pair(

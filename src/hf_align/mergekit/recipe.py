@@ -18,15 +18,15 @@ from hf_align.checkpoints.digests import of_data
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import match_names
 from hf_align.checkpoints.own_files import own_json
-from hf_align.choices import Dtype, checked
-from hf_align.config import Align, read_recipes
-from hf_align.devices import Devices
-from hf_align.effort import share_basis
 from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import save_matches
 from hf_align.jobs.comparing import judged, of_result
+from hf_align.jobs.effort import share_basis
 from hf_align.jobs.job import Asked, Job, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.outcome import Report
+from hf_align.jobs.writing import symmetries_of
+from hf_align.mergekit.config import Align, read_recipes
 from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, version
 from hf_align.mergekit.flags import Flags
@@ -34,16 +34,16 @@ from hf_align.mergekit.folders import Command, run_command, run_moe, write_input
 from hf_align.mergekit.loaders import is_planned, renamed, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.slices import stack_here
-from hf_align.models import Pair
-from hf_align.options import Options
-from hf_align.outcome import Report
+from hf_align.opening.models import Pair
 from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
+from hf_align.runtime.devices import Devices
+from hf_align.settings.choices import Dtype, checked
+from hf_align.settings.options import Options
 from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.witness.witness import Moved
-from hf_align.writing import symmetries_of
 
 _KIN = (
     "the models share a basis already, like fine-tunes of one base; they stay as they are (match: weight aligns them)"

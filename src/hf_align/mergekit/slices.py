@@ -16,19 +16,19 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.checkpoints.naming import DiskWeights
+from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import whole
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.jobs.job import Draft
 from hf_align.jobs.opened import Basis
+from hf_align.jobs.writing import untied
 from hf_align.mergekit.methods import Loop, Settings, fitting, layer_of, layers_of, mixed, names_of, require_bound
-from hf_align.models import Pair
-from hf_align.ondemand import OnDemand
-from hf_align.options import Options
+from hf_align.opening.models import Pair
+from hf_align.settings.options import Options
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.shrink import with_fields
-from hf_align.writing import untied
 
 
 @dataclass(frozen=True)

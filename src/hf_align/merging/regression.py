@@ -21,6 +21,7 @@ from functools import cache
 
 from torch import Tensor, fx
 
+from hf_align.checkpoints.ondemand import Computed, OnDemand
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.choice import Candidates, Choice
 from hf_align.merging.fits import Fit, WeightFit
@@ -29,7 +30,6 @@ from hf_align.merging.samples import Samples
 from hf_align.merging.selection import independent, units
 from hf_align.merging.sites import sites
 from hf_align.merging.tensors import linear
-from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Weights
 from hf_align.symmetry.spec import SymmetrySpec
 

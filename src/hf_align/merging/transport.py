@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.merging.aligned import Weights
 from hf_align.merging.regression import Solved, regress
 from hf_align.merging.samples import Samples
-from hf_align.ondemand import Computed
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Batch, Network
 

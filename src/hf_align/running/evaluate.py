@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import HfAlignError, MissingExtra
-from hf_align.ondemand import Computed
 from hf_align.running.data import NO_LABEL, with_labels
 from hf_align.running.network import Batch, Network, batches
 

@@ -20,8 +20,8 @@ from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.checkpoints.ondemand import Computed, OnDemand
 from hf_align.errors import CannotRun
-from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, runnable
 from hf_align.tracing.build import build_to_run, build_without_weights, inventory, quiet
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hf_align.devices import CPU
-from hf_align.ondemand import OnDemand
+from hf_align.checkpoints.ondemand import OnDemand
+from hf_align.runtime.devices import CPU
 from hf_align.symmetry.action import Elements, act, occurrences
 from hf_align.symmetry.elements import Element, Monomial, Power, load_element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights

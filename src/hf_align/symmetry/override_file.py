@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hf_align.errors import HfAlignError
-from hf_align.plain_yaml import read_yaml
+from hf_align.settings.plain_yaml import read_yaml
 from hf_align.tracing.given import Argument, GivenCall
 
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.errors import IncompatibleModels
-from hf_align.ondemand import OnDemand
 from hf_align.symmetry.elements import DUAL, PRIMAL, Power
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, OrthogonalFixingOnes, RotaryCommutant, SignedPermutation

@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 from torch import Generator, Tensor
 
-from hf_align.ondemand import OnDemand
+from hf_align.checkpoints.ondemand import OnDemand
 
 Answers = Mapping[str, Tensor]
 

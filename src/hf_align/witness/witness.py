@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.checkpoints.ondemand import Computed, OnDemand
 from hf_align.errors import HfAlignError, first_line
-from hf_align.ondemand import Computed, OnDemand
 from hf_align.running.network import Network, Weights
 from hf_align.running.offload import OffloadedNetwork, network_for
 from hf_align.symmetry.action import Elements

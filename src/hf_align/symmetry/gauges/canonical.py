@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from hf_align.ondemand import OnDemand
+from hf_align.checkpoints.ondemand import OnDemand
 
 Get = Callable[[str], Tensor]
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.devices import Devices
-from hf_align.models import Model, Pair
-from hf_align.options import Options
-from hf_align.progress import waiting
+from hf_align.opening.models import Model, Pair
 from hf_align.publishing.provenance import FOLDER
+from hf_align.runtime.devices import Devices
+from hf_align.runtime.progress import waiting
+from hf_align.settings.options import Options
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.witness.witness import Moved, hold_all

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_align import plain
-from hf_align.choices import Effort
+from hf_align.jobs import plain
 from hf_align.jobs.job import Asked, Say, run, silent
-from hf_align.options import Options
-from hf_align.outcome import Report
+from hf_align.jobs.outcome import Report
+from hf_align.settings.choices import Effort
+from hf_align.settings.options import Options
 
 if TYPE_CHECKING:
     from hf_align.jobs.merge import Merge
@@ -50,7 +50,7 @@ def merge(
         HfAlignError: any bad input, before anything is written.
     """
     if effort is not None:
-        from hf_align.effort import at_effort
+        from hf_align.jobs.effort import at_effort
 
         options, line = at_effort((a, b, *more), options, effort)
         say(line)

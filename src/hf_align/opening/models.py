@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from hf_align.agreement import require_alike
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.companions import require_same_vocabulary
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import NamedWeights, Names, match_names
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import CheckpointError, IncompatibleModels
-from hf_align.heads import choose_heads, is_tied, loses_ties
-from hf_align.ondemand import Computed
-from hf_align.progress import waiting
+from hf_align.opening.agreement import require_alike
+from hf_align.opening.heads import choose_heads, is_tied, loses_ties
+from hf_align.opening.widths import Architecture, described, widen
+from hf_align.runtime.progress import waiting
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import is_wider
 from hf_align.tracing.budget import ANY, Budget, within
 from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.tracing.stored import with_stored
-from hf_align.widths import Architecture, described, widen
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source
 from hf_align.errors import CheckpointError
 from hf_align.jobs.job import Asked, Draft, Job, run
+from hf_align.jobs.outcome import Report
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
-from hf_align.options import Options
-from hf_align.outcome import Report
+from hf_align.settings.options import Options
 
 SLICE = 2**19
 """Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""
@@ -229,7 +229,7 @@ def _require_same_function(
         IncompatibleModels: the models compute differently.
         HfAlignError: there is no modelling code that would tell.
     """
-    from hf_align.agreement import require_same_function
+    from hf_align.opening.agreement import require_same_function
     from hf_align.tracing.budget import Budget, within
     from hf_align.tracing.build import build_without_weights, read_config
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from huggingface_hub.utils import tqdm
 
-from hf_align.processes import current
+from hf_align.runtime.processes import current
 
 _TICK = 1.0
 """Seconds."""

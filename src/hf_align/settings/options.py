@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from hf_align.checkpoints.sizes import bytes_in
-from hf_align.choices import (
+from hf_align.errors import OptionError
+from hf_align.matching.schedule import Schedule
+from hf_align.settings.choices import (
     BASELINES,
     BY_SITE,
     DESCENDING,
@@ -21,8 +23,6 @@ from hf_align.choices import (
     checked,
     present_method,
 )
-from hf_align.errors import OptionError
-from hf_align.matching.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_align.errors import OptionError
-from hf_align.processes import current
+from hf_align.runtime.processes import current
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
-from hf_align.heads import tied_alike
+from hf_align.opening.heads import tied_alike
 from hf_align.tracing.build import build_without_weights, inventory, model_class
 from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from hf_align.errors import first_line, one_line
-from hf_align.processes import current
+from hf_align.runtime.processes import current
 
 _SHOWN = 200
 """Characters of an error of another library."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from hf_align import plain
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.errors import HfAlignError
+from hf_align.jobs import plain
 from hf_align.jobs.job import silent
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
-from hf_align.options import Options
+from hf_align.settings.options import Options
 
 _DOUBLE = torch.float64.itemsize
 _COPIES = 8
@@ -90,13 +90,13 @@ def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
 
 
 def _aligned(a: str, b: str, output: Path, options: Options) -> DryRun:
-    from hf_align.devices import Devices
     from hf_align.jobs.opened import open_models
+    from hf_align.jobs.writing import draft_of
     from hf_align.matching.memory import of_matching
     from hf_align.matching.weights import steps_of
     from hf_align.merging.methods import RUNNING
+    from hf_align.runtime.devices import Devices
     from hf_align.witness.effort import memory
-    from hf_align.writing import draft_of
 
     pair = open_models(a, b, options, silent)
     spec = pair.spec

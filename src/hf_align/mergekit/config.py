@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from hf_align.choices import Heads, Match
 from hf_align.errors import HfAlignError
-from hf_align.plain_yaml import read_documents
+from hf_align.settings.choices import Heads, Match
+from hf_align.settings.plain_yaml import read_documents
 
 
 class Align(BaseModel):

@@ -1,0 +1,4 @@
+"""What a run stands on: devices, processes that run together, and how far it is.
+
+Nothing here knows of models.
+"""
