@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -26,6 +27,9 @@ MERGING, JUDGING = "How they are merged", "How the result is judged"
 OUTPUT, HUB, RUNNING, GENERAL = "Output", "Hub", "How it runs", "General"
 PANELS = (MATCHING, MOVING, MERGING, JUDGING, OUTPUT, HUB, RUNNING, GENERAL)
 """In the order in which `--help` shows them; each fits a screen of 80 columns."""
+_matching, _moving, _merging, _judging, _output, _hub, _running, _general = (
+    partial(typer.Option, rich_help_panel=panel) for panel in PANELS
+)
 
 
 def _with_token(token: str | None) -> None:
@@ -49,8 +53,7 @@ Model = Annotated[
 ]
 A = Annotated[str, typer.Argument(metavar="A", help="The model whose basis is used: a folder or org/name[@revision].")]
 B = Annotated[
-    str,
-    typer.Argument(metavar="B", help="The other model, likewise. Either may be a LoRA adapter, or MODEL+ADAPTER."),
+    str, typer.Argument(metavar="B", help="The other model, likewise. Either may be a LoRA adapter, or MODEL+ADAPTER.")
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What a merge has written.")]
 
@@ -58,36 +61,32 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What a merge has wr
 
 Match = Annotated[
     choices.AnyMatch,
-    typer.Option(
+    _matching(
         metavar="HOW",
-        rich_help_panel=MATCHING,
         help="By their weights (seconds), by what both compute on the same inputs, or by descent on the loss of the "
         "merged model (best, slowest; needs no data). none merges them as they are.",
     ),
 ]
 Steps = Annotated[
     int | None,
-    typer.Option(
+    _matching(
         metavar="N",
-        rich_help_panel=MATCHING,
         show_default=str(Schedule.steps),
         help="Steps of --match learned and of --method curve; --method distil takes 1000.",
     ),
 ]
 LambdaSampling = Annotated[
     choices.LambdaSampling | None,
-    typer.Option(
+    _matching(
         metavar="WHERE",
-        rich_help_panel=MATCHING,
         show_default=Schedule.lambda_sampling,
         help="Where between the models learned methods take the loss: λ in (0.4, 0.6), 0.5, or in (0, 1).",
     ),
 ]
 Residual = Annotated[
     choices.AnyResidual,
-    typer.Option(
+    _matching(
         metavar="GROUP",
-        rich_help_panel=MATCHING,
         help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
         "(identity); with --match activation, permutations by its first, last or all features, or by each apart "
         "(separate, which changes B).",
@@ -95,63 +94,46 @@ Residual = Annotated[
 ]
 Heads = Annotated[
     choices.AnyHeads,
-    typer.Option(
+    _matching(
         metavar="HOW",
-        rich_help_panel=MATCHING,
         help="How attention heads are paired: by the best fit of their weights, by what they compute (circuits), in "
         "their order (monotonic), or as if there were none (ignore-heads, which changes B).",
     ),
 ]
 AlignmentFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--alignment", metavar="FILE", rich_help_panel=MATCHING, help="Use a saved alignment; nothing is matched."
-    ),
+    Path | None, _matching("--alignment", metavar="FILE", help="Use a saved alignment; nothing is matched.")
 ]
 
 # What may move --------------------------------------------------------------------------------------------------------
 
 Spaces = Annotated[
     list[str] | None,
-    typer.Option(
+    _moving(
         "--spaces",
         metavar="PATTERN",
-        rich_help_panel=MOVING,
         help="Move only spaces whose names match (*.layers.3.*); may be repeated. hf-align spec lists them.",
     ),
 ]
-AllowInexact = Annotated[
-    bool,
-    typer.Option("--allow-inexact", rich_help_panel=MOVING, help="Allow choices that change B, to compare with."),
-]
+AllowInexact = Annotated[bool, _moving("--allow-inexact", help="Allow choices that change B, to compare with.")]
 Untie = Annotated[
     bool | None,
-    typer.Option(
+    _moving(
         "--untie-word-embeddings/--tie-word-embeddings",
-        rich_help_panel=MOVING,
         show_default="untied where that lets more of the model move",
         help="Whether a head that shares the embedding's weights gets its own.",
     ),
 ]
 Specs = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        rich_help_panel=MOVING,
-        help="Reviewed overrides of derived symmetries, before those that ship.",
-    ),
+    Path | None, _moving(metavar="DIR", help="Reviewed overrides of derived symmetries, before those that ship.")
 ]
-Strict = Annotated[
-    bool, typer.Option("--strict", rich_help_panel=MOVING, help="Refuse architectures with ops that have no rule.")
-]
+Strict = Annotated[bool, _moving("--strict", help="Refuse architectures with ops that have no rule.")]
 
 # How they are merged --------------------------------------------------------------------------------------------------
 
 Method = Annotated[
     choices.AnyMethod,
-    typer.Option(
+    _merging(
         metavar="METHOD",
-        rich_help_panel=MERGING,
         show_default="that of --effort, or linear",
         help="linear and slerp go entry by entry; circuits averages what heads do; fisher and regmean weigh by what "
         "the models compute; regression solves for what both compute, weight by weight; curve and distil "
@@ -161,193 +143,121 @@ Method = Annotated[
 ]
 Effort = Annotated[
     choices.Effort | None,
-    typer.Option(
+    _merging(
         metavar="HOW",
-        rich_help_panel=MERGING,
         show_default="good",
         help="Choose how to match and to merge: quick (weights and the mean, seconds), good (regression, no gradients) "
         "or best (distillation, minutes). Fine-tunes of one base are told by their weights, and merged as they are.",
     ),
 ]
-Weight = Annotated[float, typer.Option(min=0.0, max=1.0, metavar="T", rich_help_panel=MERGING, help="Share of B.")]
-Base = Annotated[
-    str | None,
-    typer.Option(metavar="MODEL", rich_help_panel=MERGING, help="What A and B started from, for ties and the like."),
-]
+Weight = Annotated[float, _merging(min=0.0, max=1.0, metavar="T", help="Share of B.")]
+Base = Annotated[str | None, _merging(metavar="MODEL", help="What A and B started from, for ties and the like.")]
 Parameter = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE", rich_help_panel=MERGING, help="Parameter of a mergekit method; may be repeated."
-    ),
+    list[str] | None, _merging(metavar="NAME=VALUE", help="Parameter of a mergekit method; may be repeated.")
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    _judging(
         metavar="FILE",
-        rich_help_panel=JUDGING,
         help="Held-out examples (text, .jsonl, .safetensors) that the report is measured on. What runs the models "
         "takes the first half of them.",
     ),
 ]
-DataToMatch = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        rich_help_panel=MATCHING,
-        help="Examples to match on; half of them are used.",
-    ),
-]
+DataToMatch = Annotated[Path | None, _matching(metavar="FILE", help="Examples to match on; half of them are used.")]
 HeldOut = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        rich_help_panel=JUDGING,
-        help="Held-out examples: text, .jsonl, or .safetensors of forward's arguments.",
-    ),
+    _judging(metavar="FILE", help="Held-out examples: text, .jsonl, or .safetensors of forward's arguments."),
 ]
-Points = Annotated[
-    int, typer.Option(min=3, metavar="N", rich_help_panel=JUDGING, help="λ from 0 to 1 at which losses are measured.")
-]
+Points = Annotated[int, _judging(min=3, metavar="N", help="λ from 0 to 1 at which losses are measured.")]
 
 Tasks = Annotated[
     str | None,
-    typer.Option(
+    _judging(
         metavar="TASK,...",
-        rich_help_panel=JUDGING,
         help="Tasks of the LM Evaluation Harness: A, B and their means are run on them (pip install "
         "'hf-align[tasks]').",
     ),
 ]
 FewShot = Annotated[
     int | None,
-    typer.Option("--num-fewshot", min=0, metavar="N", rich_help_panel=JUDGING, show_default="that of the task",
-                 help="Examples in the prompt of a task."),
-]  # fmt: skip
-Limit = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", rich_help_panel=JUDGING, show_default="all", help="Examples of each task."),
+    _judging(
+        "--num-fewshot", min=0, metavar="N", show_default="that of the task", help="Examples in the prompt of a task."
+    ),
 ]
-TaskFolder = Annotated[
-    Path | None,
-    typer.Option("--include-path", metavar="DIR", rich_help_panel=JUDGING, help="A folder with tasks of your own."),
-]
+Limit = Annotated[int | None, _judging(min=1, metavar="N", show_default="all", help="Examples of each task.")]
+TaskFolder = Annotated[Path | None, _judging("--include-path", metavar="DIR", help="A folder with tasks of your own.")]
 
 # Output ---------------------------------------------------------------------------------------------------------------
 
-Output = Annotated[
-    Path, typer.Option("-o", "--output", metavar="DIR", rich_help_panel=OUTPUT, help="Folder for the result.")
-]
+Output = Annotated[Path, _output("-o", "--output", metavar="DIR", help="Folder for the result.")]
 Dtype = Annotated[
-    choices.Dtype | None,
-    typer.Option(metavar="DTYPE", rich_help_panel=OUTPUT, show_default="that of A", help="Data type of the result."),
+    choices.Dtype | None, _output(metavar="DTYPE", show_default="that of A", help="Data type of the result.")
 ]
-MaxShardSize = Annotated[str, typer.Option(metavar="SIZE", rich_help_panel=OUTPUT, help="Size of the largest file.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", rich_help_panel=OUTPUT, help="Replace what is in the output folder.")
-]
+MaxShardSize = Annotated[str, _output(metavar="SIZE", help="Size of the largest file.")]
+Overwrite = Annotated[bool, _output("--overwrite", help="Replace what is in the output folder.")]
 DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", rich_help_panel=OUTPUT, help="Report what would be read, written and needed; reads headers only."
-    ),
+    bool, _output("--dry-run", help="Report what would be read, written and needed; reads headers only.")
 ]
 
 # Hub ------------------------------------------------------------------------------------------------------------------
 
 Push = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[ORG/NAME]", rich_help_panel=HUB, help="Upload the result with its card; by default to USER/A-B-merge."
-    ),
+    str | None, _hub(metavar="[ORG/NAME]", help="Upload the result with its card; by default to USER/A-B-merge.")
 ]
 Repository = Annotated[
     str, typer.Argument(metavar="ORG/NAME", help="Repository to upload to; created if it does not exist.")
 ]
-Private = Annotated[bool, typer.Option("--private", rich_help_panel=HUB, help="Make the repository private.")]
-CreatePr = Annotated[
-    bool, typer.Option("--create-pr", rich_help_panel=HUB, help="Propose the files as a pull request.")
-]
-CommitMessage = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=HUB, help="Commit message.")]
-Revision = Annotated[
-    str | None,
-    typer.Option(metavar="REV", rich_help_panel=HUB, help="Branch, tag or commit of every model that names none."),
-]
+Private = Annotated[bool, _hub("--private", help="Make the repository private.")]
+CreatePr = Annotated[bool, _hub("--create-pr", help="Propose the files as a pull request.")]
+CommitMessage = Annotated[str | None, _hub(metavar="TEXT", help="Commit message.")]
+Revision = Annotated[str | None, _hub(metavar="REV", help="Branch, tag or commit of every model that names none.")]
 Branch = Annotated[
-    str | None,
-    typer.Option(
-        "--revision", metavar="REV", rich_help_panel=HUB, help="Branch, or refs/pr/N to continue a pull request."
-    ),
+    str | None, _hub("--revision", metavar="REV", help="Branch, or refs/pr/N to continue a pull request.")
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
-        metavar="TOKEN",
-        rich_help_panel=HUB,
-        callback=_with_token,
-        show_default="HF_TOKEN, or that of hf auth login",
-        help="Hub token.",
-    ),
+    _hub(metavar="TOKEN", callback=_with_token, show_default="HF_TOKEN, or that of hf auth login", help="Hub token."),
 ]
-DropCache = Annotated[
-    bool,
-    typer.Option("--drop-cache", rich_help_panel=HUB, help="Delete shards from the cache once they have been merged."),
-]
-Remote = Annotated[
-    bool, typer.Option("--trust-remote-code", rich_help_panel=HUB, help="Run modelling code that comes with a model.")
-]
+DropCache = Annotated[bool, _hub("--drop-cache", help="Delete shards from the cache once they have been merged.")]
+Remote = Annotated[bool, _hub("--trust-remote-code", help="Run modelling code that comes with a model.")]
 
 # How it runs ----------------------------------------------------------------------------------------------------------
 
 Device = Annotated[
     str | None,
-    typer.Option(
+    _running(
         metavar="DEVICE",
-        rich_help_panel=RUNNING,
         show_default="an accelerator if there is one",
         help="Where models run and weights are moved, such as cpu or cuda:1.",
     ),
 ]
 Offload = Annotated[
     bool | None,
-    typer.Option(
+    _running(
         "--offload/--no-offload",
-        rich_help_panel=RUNNING,
         show_default="where models do not fit into memory",
         help="Run models module by module, with weights read from their files.",
     ),
 ]
 Witness = Annotated[
     bool,
-    typer.Option(
+    _running(
         "--witness/--no-witness",
-        rich_help_panel=RUNNING,
         show_default="--witness",
         help="Run aligned models before writing, and stop if their outputs have changed.",
     ),
 ]
 Certify = Annotated[
     bool | None,
-    typer.Option(
-        "--certify/--no-certify",
-        rich_help_panel=RUNNING,
-        show_default="with --push",
-        help="Prove the symmetries on a small copy first.",
-    ),
+    _running("--certify/--no-certify", show_default="with --push", help="Prove the symmetries on a small copy first."),
 ]
 
 # General --------------------------------------------------------------------------------------------------------------
 
-Json = Annotated[bool, typer.Option("--json", rich_help_panel=GENERAL, help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=GENERAL, help="No progress on stderr.")]
+Json = Annotated[bool, _general("--json", help="Print the result as JSON on stdout.")]
+Quiet = Annotated[bool, _general("--quiet", "-q", help="No progress on stderr.")]
 Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        rich_help_panel=GENERAL,
-        callback=_verbose,
-        help="Show messages of transformers, and tracebacks.",
-    ),
+    bool, _general("--verbose", "-v", callback=_verbose, help="Show messages of transformers, and tracebacks.")
 ]
 
 
