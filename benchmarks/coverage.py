@@ -44,7 +44,7 @@ from hf_align.symmetry.derive import derive
 from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.field_roles import ROOMY, TINY
-from hf_align.tracing.inputs import parts
+from hf_align.tracing.fields import parts
 from hf_align.tracing.join import join
 from hf_align.tracing.modes import Mode, find_modes
 from hf_align.tracing.program import Program

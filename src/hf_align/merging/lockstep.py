@@ -17,7 +17,7 @@ from hf_align.running.chosen import call, chooses_matrices
 from hf_align.running.network import Batch, Network, Weights, batches, in_dtype, predictions
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.inputs import Example
-from hf_align.tracing.program import Program
+from hf_align.tracing.program import Program, upstream
 from hf_align.tracing.trace import trace_call
 
 ROWS = 32
@@ -46,7 +46,7 @@ class Lockstep:
         self.parts = parts
         self._network = network
         self._models = models
-        wanted = _upstream(needed, program)
+        wanted = upstream(needed, program)
         self._left = [n for n in program.graph.nodes if n in wanted and n.op == "call_function"]
         self._choosing = {n for n in self._left if chooses_matrices(n, program)}
         self._values: list[list[Values]] = [[{} for _ in parts] for _ in models]
@@ -110,16 +110,6 @@ class Lockstep:
             return part[self.program.inputs[node]]
 
         return lookup
-
-
-def _upstream(nodes: Collection[fx.Node], program: Program) -> set[fx.Node]:
-    found, stack = set[fx.Node](), list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found and node not in program.constants:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
 
 
 def divided(inputs: Batch) -> list[Batch]:

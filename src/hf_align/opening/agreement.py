@@ -20,9 +20,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.heads import tied_alike
 from hf_align.tracing.build import build_without_weights, inventory, model_class
-from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, with_values
+from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, parts, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
-from hf_align.tracing.inputs import examples, parts
+from hf_align.tracing.inputs import examples
 from hf_align.tracing.stored import noted_buffers
 
 _BATCH, _SHORT, _LONG = 2, 7, 2050

@@ -25,9 +25,9 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.join import join
 from hf_align.tracing.layer_code import layers_that_differ
 from hf_align.tracing.layers import Stack, find_stacks, shorten
+from hf_align.tracing.mode import Mode
 from hf_align.tracing.modes import find_modes, trace_mode, trace_modes
 from hf_align.tracing.program import Inventory, Program
-from hf_align.tracing.ways import Mode
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -83,4 +83,4 @@ def _is_hidden(user: fx.Node, node: fx.Node, program: Program) -> bool:
 
 
 def _depends_on_weights(node: object, program: Program) -> bool:
-    return isinstance(node, fx.Node) and not upstream(node, program).isdisjoint(program.parameters)
+    return isinstance(node, fx.Node) and not upstream([node], program).isdisjoint(program.parameters)

@@ -30,8 +30,8 @@ from hf_align.symmetry.depth import derive_by_depth
 from hf_align.symmetry.plain_data import from_plain, to_plain
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class
+from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.inputs import parts
 
 logger = logging.getLogger(__name__)
 VARIABLE = "HF_ALIGN_CACHE"

@@ -24,7 +24,7 @@ from transformers.initialization import no_init_weights
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.budget import bounded_memory
-from hf_align.tracing.inputs import parts
+from hf_align.tracing.fields import parts
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.reasons import FROM_WEIGHTS, place
 from hf_align.tracing.record import CPU

@@ -18,11 +18,18 @@ from hf_align.tracing.stored import NOTED
 
 Path = tuple[str, ...]
 """From a config through the configs and dictionaries in it to one value."""
-
 _NO_FIELDS = frozenset(
     (NOTED, "transformers_version", "dtype", *(k for k in vars(PretrainedConfig()) if k.startswith("_")))
 )
 """What loading and saving note in every config: they say nothing about an architecture."""
+
+
+def parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """A config and every config in it."""
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PretrainedConfig):
+            yield from parts(value)
 
 
 class _Unset:

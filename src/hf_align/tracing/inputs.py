@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.tracing.fields import parts
+
 _MODALITIES = ("image", "audio", "video", "vision", "speech")
 
 
@@ -80,14 +82,6 @@ class Reader:
         allowed = _allowed_tokens(self.config)
         row = allowed[torch.arange(length) % len(allowed)]
         return row.expand(self.batch, length).contiguous()
-
-
-def parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """A config and every config in it."""
-    yield config
-    for value in vars(config).values():
-        if isinstance(value, PretrainedConfig):
-            yield from parts(value)
 
 
 def _allowed_tokens(config: PretrainedConfig) -> Tensor:

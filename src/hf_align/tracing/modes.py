@@ -21,27 +21,17 @@ from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError, first_line
 from hf_align.tracing.alike import is_part_of, run_alike
+from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.inputs import Example, parts
+from hf_align.tracing.inputs import Example
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
+from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import reason
 from hf_align.tracing.trace import trace_call, trace_model
-from hf_align.tracing.ways import (
-    Mode,
-    NothingNew,
-    at_its_length,
-    at_length,
-    extent,
-    positions,
-    together,
-    try_parts,
-    try_together,
-    try_ways,
-    with_fewer_tokens,
-)
+from hf_align.tracing.ways import positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
 _LENGTH = 12

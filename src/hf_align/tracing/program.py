@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,9 +96,9 @@ def operand(node: fx.Node, position: int) -> fx.Node | None:
     return argument if isinstance(argument, fx.Node) else None
 
 
-def upstream(node: fx.Node, program: Program) -> set[fx.Node]:
-    """What a value is computed from, itself included and constants left out."""
-    needed, stack = set[fx.Node](), [node]
+def upstream(nodes: Iterable[fx.Node], program: Program) -> set[fx.Node]:
+    """What values are computed from, they included and constants left out."""
+    needed, stack = set[fx.Node](), list(nodes)
     while stack:
         last = stack.pop()
         if last not in needed and last not in program.constants:

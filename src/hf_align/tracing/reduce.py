@@ -38,6 +38,7 @@ from hf_align.tracing.config_sizes import (
 )
 from hf_align.tracing.field_roles import ROOMY, TINY
 from hf_align.tracing.inputs import examples, media
+from hf_align.tracing.mode import Mode
 from hf_align.tracing.shrink import (
     declared_fields,
     shallow_fields,
@@ -46,7 +47,7 @@ from hf_align.tracing.shrink import (
     with_all_stages,
     with_fields,
 )
-from hf_align.tracing.ways import Mode, try_media
+from hf_align.tracing.ways import try_media
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""

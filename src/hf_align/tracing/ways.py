@@ -13,17 +13,18 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.build import quiet
-from hf_align.tracing.inputs import Example, Reader, media, parts, reader
+from hf_align.tracing.fields import parts
+from hf_align.tracing.inputs import Example, Reader, media, reader
+from hf_align.tracing.mode import Attempt, Mode, NothingNew, extent, extent_of
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
                      "d_model", "n_embd")  # fmt: skip
@@ -32,7 +33,6 @@ _NOT_ASKED = re.compile("^(output|return|use)_|labels?$|loss")
 """Arguments that only ask for more results."""
 _DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILINE)
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
-_ITS_LENGTH = re.compile(r", \d+ × \d+$")
 _PLACES = 4096
 """Places in a text at most."""
 _ATTEMPTS = 40
@@ -41,60 +41,6 @@ _TRIALS = 6
 """Shapes of an argument that a call lacks."""
 _OF_TEXT = ("input_ids", "attention_mask")
 _TORCH = str(Path(torch.__file__).parent)
-
-
-@dataclass(frozen=True, eq=False)
-class Mode:
-    """One way to call a model.
-
-    Attributes:
-        goes_on: a first call is given all but the last token; a second one the last token, and what the first returned
-            to go on with.
-        sure: what is given is known to be no stage of what the model computes by itself.
-        announced: the kind of what is given besides a text, and the token that stands for it there.
-        part: the module of the model that is given `extra`, besides what the model gives it.
-        adds: the arguments that it has besides those of a plainer call, each with the number of its value among those
-            that were tried.
-    """
-
-    name: str
-    example: Example
-    goes_on: bool = False
-    sure: bool = False
-    announced: tuple[str, int] | None = None
-    part: str = ""
-    extra: tuple[tuple[str, Tensor], ...] = ()
-    adds: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Rows, and tokens of each."""
-        return extent(self.example)
-
-    @contextmanager
-    def prepared(self, model: nn.Module) -> Iterator[None]:
-        """While a part of the model is given its extra arguments."""
-        if not self.part:
-            yield
-            return
-
-        def given(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            device = next(t.device for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
-            return args, {**kwargs, **{n: t.to(device) for n, t in self.extra}}
-
-        hook = model.get_submodule(self.part).register_forward_pre_hook(given, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-
-Attempt = Callable[[Mode], Exception | None]
-"""Tries a call: None if it is one of the model's modes, else what is wrong with it."""
-
-
-class NothingNew(Exception):
-    """A call does no more than one that is known."""
 
 
 def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
@@ -172,7 +118,7 @@ def _with(model: PreTrainedModel, base: Example, more: Mapping[str, Any]) -> Exa
     for name in more:
         mask = name.replace("position_ids", "attention_mask")
         if mask in asked and mask != name:
-            masks[mask] = torch.ones(_extent_of(name, base), dtype=torch.long)
+            masks[mask] = torch.ones(extent_of(name, base), dtype=torch.long)
     return Example({**masks, **base.arguments, **more}, base.tokens)
 
 
@@ -305,78 +251,6 @@ def _sizes(dim: str, read: Reader, others: Sequence[int]) -> list[int]:
     return [1, *others] if "num" in dim else [*others, 1]
 
 
-def at_length(example: Example, length: int, rows: int) -> Example | None:
-    """An example like another with so many tokens; None where it has none, or other values than tokens depend on where
-    they stand."""
-    if not example.tokens:
-        return None
-    before = next(iter(example.tokens))
-    texts, extent = example.arguments[before].shape
-    extents = {example.arguments[n].shape[1] for n in example.tokens if n in example.arguments}
-    sizes_of = {old: length if old == extent else max(2, length - extent + old) for old in extents}
-    arguments = {}
-    for name, value in example.arguments.items():
-        if name in example.tokens:
-            size = sizes_of[value.shape[1]]
-            arguments[name] = example.tokens[name][torch.arange(size) % len(example.tokens[name])].expand(rows, size)
-        elif not isinstance(value, Tensor) or not value.dim():
-            arguments[name] = value
-        else:
-            sizes = [sizes_of.get(size, size) for size in value.shape]
-            sizes[0] = rows if value.shape[0] == texts else value.shape[0]
-            changed = (new != old for new, old in zip(sizes, value.shape, strict=True))
-            kept = value[tuple(slice(1) if new else slice(None) for new in changed)]
-            if value.numel() and not kept.expand_as(value).equal(value):
-                return None
-            arguments[name] = kept.expand(sizes) if value.numel() else value
-    made = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in arguments.items()}
-    return Example(made, example.tokens)
-
-
-def cut(example: Example, length: int) -> Example | None:
-    """An example like another without its last tokens, and what stands beside them; None where it has no more."""
-    whole = extent(example)[1]
-    if length >= whole:
-        return None
-    return Example({n: _cut(v, whole, length) for n, v in example.arguments.items()}, example.tokens)
-
-
-def _cut(value: Any, whole: int, length: int) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value[tuple(slice(length) if size == whole else slice(None) for size in value.shape)].contiguous()
-
-
-def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
-    """The same call with so many tokens, of one text where it is nothing but tokens; None where it has no more."""
-    whole, plain = mode.extent[1], not (mode.adds or mode.goes_on or mode.part)
-    if length >= whole or not (mode.example.tokens or mode.announced):
-        return None
-    example = (at_length(mode.example, length, 1) if plain else None) or cut(mode.example, length)
-    if example is None:
-        return None
-    extra = tuple((n, _cut(t, whole, length)) for n, t in mode.extra)
-    return at_its_length(replace(mode, example=example, extra=extra))
-
-
-def at_its_length(mode: Mode) -> Mode:
-    """A mode whose name says how long it is."""
-    return replace(mode, name=f"{_ITS_LENGTH.sub('', mode.name)}, {' × '.join(map(str, mode.extent))}")
-
-
-def extent(example: Example) -> tuple[int, int]:
-    """Rows, and tokens of each."""
-    tensors = [t for t in example.arguments.values() if isinstance(t, Tensor)]
-    tokens = next((example.arguments[n] for n in ("input_ids", *example.tokens) if n in example.arguments), tensors[0])
-    return tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1
-
-
-def _extent_of(name: str, example: Example) -> tuple[int, int]:
-    """Rows and tokens that an argument is about: the decoder's, if its name says so."""
-    tokens = example.arguments.get("decoder_input_ids") if name.startswith("decoder_") else None
-    return extent(example) if tokens is None else (tokens.shape[0], tokens.shape[1])
-
-
 def _arguments(
     model: PreTrainedModel, forward: Callable[..., Any], base: Example, extents: Sequence[int]
 ) -> Iterator[tuple[str, bool, Iterator[Tensor | bool]]]:
@@ -395,7 +269,7 @@ def _arguments(
 
 def _known(model: PreTrainedModel, name: str, base: Example, extents: Sequence[int]) -> Iterator[Tensor] | None:
     """Values of an argument that has one meaning wherever it occurs."""
-    rows, length = _extent_of(name, base)
+    rows, length = extent_of(name, base)
     read = reader(model, rows, length)
     main = next(iter(base.arguments.values()))
     if name.endswith("global_attention_mask"):

@@ -18,7 +18,8 @@ from hf_align.running.network import Batch
 from hf_align.tracing.build import quiet
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import Example, examples
-from hf_align.tracing.ways import Mode, NothingNew, at_length, cut, extent, positions, try_parts, try_together, try_ways
+from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent
+from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
 
 WRITTEN = 32
 """Tokens that are written with a cache."""

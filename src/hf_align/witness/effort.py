@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from hf_align.running.offload import room
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.inputs import parts
+from hf_align.tracing.fields import parts
 from hf_align.tracing.ways import positions
 
 COPIES = 2

@@ -27,7 +27,7 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_as_loaded, build_without_weights
-from hf_align.tracing.ways import Mode, extent
+from hf_align.tracing.mode import Mode, extent
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
 from hf_align.witness.effort import COPIES, lengths

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.inputs import parts
+from hf_align.tracing.fields import parts
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
