@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hf_align.checkpoints.checkpoint import NAMES, SINGLE, bytes_of
-from hf_align.checkpoints.sizes import bytes_in
+from hf_align.settings.options import bytes_in
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from hf_align.checkpoints.sizes import bytes_in
 from hf_align.errors import OptionError
 from hf_align.matching.schedule import Schedule
 from hf_align.settings.choices import (
@@ -159,3 +158,20 @@ class Options:
         chosen |= {"own": own} if self.descends or self.match == "activation" else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
                 for k, v in chosen.items()}  # fmt: skip
+
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def bytes_in(size: str) -> int:
+    """The bytes of a size such as "500MB" or "5GB", or of a number.
+
+    Raises:
+        OptionError: it is no size.
+    """
+    number, unit = size[:-2], size[-2:].upper()
+    if unit in _UNITS and number.strip().replace(".", "", 1).isdigit():
+        return int(float(number) * _UNITS[unit])
+    if size.isdigit():
+        return int(size)
+    raise OptionError(f"{size!r} is not a shard size; write 500MB or 5GB")

@@ -152,3 +152,15 @@ def _read(path: Path) -> OverrideFile:
         raise HfAlignError(f"{path}: {where}: {first['msg']}") from error
     except OSError as error:
         raise HfAlignError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def matched(pattern: str, name: str) -> tuple[str, ...] | None:
+    """What the wildcards stand for; None where the name is another."""
+    expression = re.escape(pattern).replace(r"\*\*", "(.*)").replace(r"\*", r"([^.]*)")
+    found = re.fullmatch(expression, name)
+    return None if found is None else found.groups()
+
+
+def is_named(pattern: str, name: str) -> bool:
+    """Whether a name is one of those that are meant."""
+    return matched(pattern, name) is not None

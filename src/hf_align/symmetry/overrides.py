@@ -35,9 +35,9 @@ from hf_align.symmetry.override_file import (
     SpaceRef,
     Tie,
     Unused,
+    matched,
     read_overrides,
 )
-from hf_align.symmetry.patterns import matched
 from hf_align.symmetry.pin import because, pin, space_of, with_factors
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
 from hf_align.symmetry.spec_cache import derived_spec
