@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hf_align.running.network import Batch, Gram, Network
 from hf_align.symmetry.elements import dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec
+from hf_align.tracing.ops import Trait, factors_named, traits_of
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,16 @@ class Reads:
     weight_axis: int
 
 
-_OPS: dict[Any, Reads] = {
-    torch.nn.functional.linear: Reads(0, 1, -1, 1),
-    torch.addmm: Reads(1, 2, -1, 0),
-    torch.mm: Reads(0, 1, -1, 0),
-    torch.matmul: Reads(0, 1, -1, 0),
-    torch.Tensor.matmul: Reads(0, 1, -1, 0),
-    torch.conv1d: Reads(0, 1, 1, 1),
-    torch.conv2d: Reads(0, 1, 1, 1),
-    torch.conv3d: Reads(0, 1, 1, 1),
-}
+@cache
+def _reads(func: Any) -> Reads | None:
+    """How an op reads a weight; None if it multiplies no matrix that all rows share."""
+    name = getattr(func, "__name__", "")
+    factors, traits = factors_named(name), traits_of(name)
+    if factors is None or not traits & (Trait.AFFINE | Trait.CONTRACTS) or traits & Trait.BATCHED:
+        return None
+    if traits & Trait.CONVOLVES:
+        return Reads(*factors[:2], 1, 1)
+    return Reads(*factors[:2], -1, 1 if traits & Trait.OUTPUTS_FIRST else 0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Watch(TorchFunctionMode):
         self.seen: dict[Site, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reads = _OPS.get(func)
+        reads = _reads(func)
         if reads is not None and len(args) > reads.weight and id(args[reads.weight]) in self._names:
             self._note(reads, args[reads.value], args[reads.weight])
         return func(*args, **(kwargs or {}))

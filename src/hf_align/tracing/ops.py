@@ -165,10 +165,15 @@ def does(node: object, traits: Trait) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and bool(traits_of(op_name(node)) & traits)
 
 
-def factors_of(node: fx.Node) -> Factors | None:
-    """Where the op of a node takes the factors of a product, if it is one."""
+def factors_named(op: str) -> Factors | None:
+    """Where an op takes the factors of a product, if it is one."""
     read_families()
-    return _FACTORS.get(op_name(node)) if node.op == "call_function" else None
+    return _FACTORS.get(op)
+
+
+def factors_of(node: fx.Node) -> Factors | None:
+    """As `factors_named`, for the op that a node calls."""
+    return factors_named(op_name(node)) if node.op == "call_function" else None
 
 
 def run_of(node: fx.Node) -> Run | None:
