@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, traits_of

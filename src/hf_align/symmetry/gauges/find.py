@@ -17,13 +17,7 @@ from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
-from hf_align.symmetry.rules.patterns import (
-    gives_only_its_shape,
-    is_centred,
-    keeps_last,
-    subtracts_mean,
-    used_only_by,
-)
+from hf_align.symmetry.rules.patterns import gives_only_its_shape, is_centred, keeps_last, subtracts_mean, used_only_by
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.symmetry.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.tracing.arguments import Arguments

@@ -5,12 +5,7 @@ section 4); balancing by the geometric mean of two Grams, after which the genera
 orthogonal one.
 """
 
-from hf_align.symmetry.groups.dense import (
-    GeneralLinear,
-    Orthogonal,
-    OrthogonalFixingOnes,
-    OrthogonalFixingOnesUpToSign,
-)
+from hf_align.symmetry.groups.dense import GeneralLinear, Orthogonal, OrthogonalFixingOnes, OrthogonalFixingOnesUpToSign
 from hf_align.symmetry.groups.fit import Cross, assign, sign
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.groups.lattice import group_of

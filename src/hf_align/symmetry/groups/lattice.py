@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from hf_align.symmetry.bounds import Bound, Ones, Scalars
-from hf_align.symmetry.groups.dense import (
-    GeneralLinear,
-    Orthogonal,
-    OrthogonalFixingOnes,
-    OrthogonalFixingOnesUpToSign,
-)
+from hf_align.symmetry.groups.dense import GeneralLinear, Orthogonal, OrthogonalFixingOnes, OrthogonalFixingOnesUpToSign
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.groups.monomial import (
     Permutation,
