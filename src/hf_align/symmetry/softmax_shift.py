@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.rules.patterns import gives_only_its_shape
+from hf_align.symmetry.rules.patterns import gives_only_its_shape, is_softmax, scales
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program, upstream
 
@@ -24,7 +24,7 @@ def reaches_softmax(node: fx.Node, program: Program, axes: int = 1) -> bool:
 
 def _is_lost(user: fx.Node, node: fx.Node, program: Program, axes: int) -> bool:
     if does(user, Trait.SOFTMAX):
-        return axes == 1 and user.args[1] in (-1, user.meta["val"].dim() - 1)
+        return axes == 1 and is_softmax(user)
     result = user.meta.get("val")  # what the model returns has none
     if not isinstance(result, Tensor):
         return False
@@ -34,7 +34,7 @@ def _is_lost(user: fx.Node, node: fx.Node, program: Program, axes: int) -> bool:
     if result.shape[-axes:] != node.meta["val"].shape[-axes:]:
         return False
     if does(user, Trait.MULTIPLIES | Trait.DIVIDES):
-        stays = axes == 1 and (_is_scaled(user, node) or _is_hidden_later(user, node, program))
+        stays = axes == 1 and (scales(user, node) or _is_hidden_later(user, node, program))
     elif does(user, Trait.SELECTS | Trait.LARGER):
         stays = _is_hidden(user, node, program)
     else:
@@ -49,14 +49,6 @@ def _last_axes(entries: int, shape: torch.Size) -> int | None:
 
 def _other(user: fx.Node, node: fx.Node) -> Any:
     return user.args[1] if user.args[0] is node else user.args[0]
-
-
-def _is_scaled(user: fx.Node, node: fx.Node) -> bool:
-    """x·s or x/s, s the same along the last axis: the constant is another one."""
-    other = _other(user, node)
-    if other is node or (does(user, Trait.DIVIDES) and user.args[0] is not node):
-        return False
-    return not isinstance(other, fx.Node) or other.meta["val"].dim() == 0 or other.meta["val"].shape[-1] == 1
 
 
 def _is_hidden_later(user: fx.Node, node: fx.Node, program: Program) -> bool:

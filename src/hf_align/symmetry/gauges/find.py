@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, fx
 
@@ -17,7 +16,15 @@ from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
-from hf_align.symmetry.rules.patterns import gives_only_its_shape, is_centred, keeps_last, subtracts_mean, used_only_by
+from hf_align.symmetry.rules.patterns import (
+    centres,
+    gives_only_its_shape,
+    is_centred,
+    keeps_last,
+    scales,
+    subtracts_mean,
+    used_only_by,
+)
 from hf_align.symmetry.spaces import Axis, Kind
 from hf_align.symmetry.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.tracing.arguments import Arguments
@@ -201,7 +208,7 @@ class _Means:
             return True
         if does(user, Trait.CHOOSES_LARGEST):
             return self._chosen(user, place)
-        scaled = user in self.ones or _is_scaled(user, node, place)
+        scaled = user in self.ones or scales(user, node, place)
         passes = scaled or _passes(user, node, place, self.found.program)
         return (passes or _is_chosen_whole(user, node, place, self.found.program)) and self.is_lost(user, parts)
 
@@ -223,25 +230,11 @@ def _axes(value: Value | Product) -> tuple[Axis, ...]:
 
 def _is_blind(user: fx.Node, node: fx.Node, axis: int) -> bool:
     """Whether an op subtracts the mean along an axis (counted from behind), or only computes it for that."""
-    args: list[Any] = list(user.args)
-    if does(user, Trait.CENTRES):
-        return args[0] is node and axis == -1 and len(args[1]) == 1
-    if does(user, Trait.SOFTMAX):
-        return axis in (args[1], args[1] - node.meta["val"].dim())
+    if centres(user, node, axis):
+        return True
     if does(user, Trait.AVERAGES):
         return axis == -1 and all(subtracts_mean(u) and u.args[1] is user for u in user.users)
     return axis == -1 and subtracts_mean(user)
-
-
-def _is_scaled(user: fx.Node, node: fx.Node, axis: int) -> bool:
-    """Whether a value is multiplied or divided by one that does not vary along an axis (counted from behind)."""
-    if not does(user, Trait.MULTIPLIES | Trait.DIVIDES) or user.args[0] is user.args[1] or user.kwargs:  # or rounded
-        return False
-    (other,) = [a for a in user.args[:2] if a is not node]
-    if does(user, Trait.DIVIDES) and other is user.args[0]:
-        return False
-    shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
-    return len(shape) < -axis or shape[axis] == 1
 
 
 def _is_chosen_whole(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:

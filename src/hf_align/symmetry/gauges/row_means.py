@@ -11,10 +11,9 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, slices_of
-from hf_align.symmetry.rules.patterns import used_only_by
+from hf_align.symmetry.rules.patterns import centres, used_only_by
 from hf_align.symmetry.spaces import Kind
 from hf_align.symmetry.values import Interpretation, LinearUse
-from hf_align.tracing.ops import Trait, does
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def _lost_rows(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> list[
     seen: list[Tensor] = []
     for use in follow(starts, found):
         labels = use.labels
-        if _is_blind(use.user, use.value):
+        if centres(use.user, use.value):
             rows.update((tuple(row), None) for row in labels.reshape(-1, labels.shape[-1]).sort(-1).values.tolist())
         else:
             seen.append(present(labels))
@@ -92,10 +91,3 @@ def _lost_rows(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> list[
         met[entries] += 1
     lost = [torch.tensor(r) for r in rows if r[0] >= 0 and len(set(r)) == len(r) > 1]
     return [row for row in lost if bool((met[row] == 1).all())]
-
-
-def _is_blind(user: fx.Node, node: fx.Node) -> bool:
-    """Whether an op subtracts the mean over the last axis."""
-    if does(user, Trait.CENTRES):
-        return user.args[0] is node and len(user.args[1]) == 1  # type: ignore[arg-type]
-    return does(user, Trait.SOFTMAX) and user.args[1] in (-1, node.meta["val"].dim() - 1)

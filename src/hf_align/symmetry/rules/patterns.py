@@ -76,7 +76,31 @@ def sums_to_one(node: object) -> bool:
         if before.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
             return False
         node = before
-    return isinstance(node, fx.Node) and does(node, Trait.SOFTMAX) and node.args[1] in (-1, node.meta["val"].dim() - 1)
+    return isinstance(node, fx.Node) and is_softmax(node)
+
+
+def is_softmax(node: fx.Node, axis: int = -1) -> bool:
+    """Whether an op is a softmax over an axis, counted from behind."""
+    dim: Any = node.args[1] if does(node, Trait.SOFTMAX) else None
+    return dim is not None and axis in (dim, dim - node.meta["val"].dim())
+
+
+def centres(user: fx.Node, node: fx.Node, axis: int = -1) -> bool:
+    """Whether a norm or a softmax subtracts the mean of a value along an axis, counted from behind."""
+    if does(user, Trait.CENTRES):
+        return user.args[0] is node and axis == -1 and len(user.args[1]) == 1  # type: ignore[arg-type]
+    return is_softmax(user, axis)
+
+
+def scales(user: fx.Node, node: fx.Node, axis: int = -1) -> bool:
+    """Whether an op multiplies or divides a value by one that does not vary along an axis, counted from behind."""
+    if not does(user, Trait.MULTIPLIES | Trait.DIVIDES) or user.args[0] is user.args[1] or user.kwargs:  # or rounded
+        return False
+    (other,) = [a for a in user.args[:2] if a is not node]
+    if does(user, Trait.DIVIDES) and other is user.args[0]:
+        return False
+    shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
+    return len(shape) < -axis or shape[axis] == 1
 
 
 def stored_matrix(node: fx.Node, program: Program) -> tuple[fx.Node, bool] | None:
