@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
-import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.symmetry.bounds import FIXED, Bound
 from hf_align.symmetry.call import tie
 from hf_align.symmetry.gauges.find import Folding, writer_of
