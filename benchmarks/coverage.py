@@ -40,8 +40,8 @@ from transformers.models.auto import modeling_auto
 from hf_align.errors import first_line
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
-from hf_align.symmetry.derive import derive
-from hf_align.symmetry.unseen import without_unseen
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.field_roles import ROOMY, TINY
 from hf_align.tracing.fields import parts

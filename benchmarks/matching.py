@@ -54,7 +54,7 @@ def measure(size: float, alike: bool) -> dict[str, float]:
 
     from hf_align.matching.balanced import Balanced
     from hf_align.matching.weights import match_weights
-    from hf_align.symmetry.spec_cache import derived_spec
+    from hf_align.symmetry.derivation.spec_cache import derived_spec
 
     torch.set_num_threads(1)
     width = 2048 if size > min(LAYERS) else 768

@@ -26,7 +26,7 @@ from huggingface_hub.utils import get_session
 from hf_align.cli import console
 from hf_align.cli.app import main as hf_align
 from hf_align.jobs import aligned, merge  # noqa: F401  (loaded before forks)
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.build import read_config
 
 CHANGES = ("posix_fallocate", "pwrite", "fsync", "replace", "unlink", "write", "mkdir", "rmdir")

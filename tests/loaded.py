@@ -9,7 +9,7 @@ import once  # noqa: F401
 
 from hf_align.cli import app
 from hf_align.jobs import aligned, merge  # noqa: F401
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.build import read_config
 
 app._program()

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from hf_align.publishing import documenting
-from hf_align.symmetry.call import RULES
+from hf_align.symmetry.interpreter.call import RULES
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:

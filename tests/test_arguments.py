@@ -17,10 +17,10 @@ from op_examples import EXAMPLES
 from op_program import Data, OpExample, Statistic, draw_inputs, draw_weights, trace_op
 from torch import Tensor, fx
 
-from hf_align.symmetry.call import Call
 from hf_align.symmetry.certificate.random_copy import random_elements, transform
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.interpreter.call import Call
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.execute import call_wide, execute

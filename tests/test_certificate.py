@@ -11,17 +11,17 @@ import transformers
 from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, fx, nn
 
-from hf_align.symmetry import derive, interpreter
-from hf_align.symmetry.bounds import Scalars, monomial
-from hf_align.symmetry.call import Call
 from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
 from hf_align.symmetry.certificate.random_copy import with_eps, with_tokens
 from hf_align.symmetry.certificate.tangents import _steps, tangents
+from hf_align.symmetry.derivation import derive
 from hf_align.symmetry.gauges import constants
+from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Scaling
-from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.symmetry.values import Value
+from hf_align.symmetry.interpreter.bounds import Scalars, monomial
+from hf_align.symmetry.interpreter.call import RULES, Call, Rule
+from hf_align.symmetry.interpreter.values import Value
 from hf_align.tracing.trace import trace
 
 CASES = {
@@ -74,9 +74,9 @@ def _softmax_as_if_odd(call: Call) -> Value:
         pytest.param("layer_norm", _silu_as_if_linear, marks=pytest.mark.slow),
     ],
 )
-def test_a_weakened_rule_is_caught(op: str, weakened: interpreter.Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weakened_rule_is_caught(op: str, weakened: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     certify(tiny_llama())  # fills the table
-    monkeypatch.setitem(interpreter.RULES, op, weakened)
+    monkeypatch.setitem(RULES, op, weakened)
     config = {"silu": tiny_llama(), "layer_norm": tiny_gpt2(), "gelu": tiny_bert()}[op]
     assert not holds(certify(config))
 
@@ -84,7 +84,7 @@ def test_a_weakened_rule_is_caught(op: str, weakened: interpreter.Rule, monkeypa
 @pytest.mark.quick
 def test_a_removed_rule_pins_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     certify(tiny_llama())
-    monkeypatch.delitem(interpreter.RULES, "mean")
+    monkeypatch.delitem(RULES, "mean")
     certificate = certify(tiny_llama(), traced=trace(with_eps(tiny_llama(), 1e-2), length=10))
     assert certificate.unknown_ops == ("mean",)
     assert certificate.sound
@@ -93,7 +93,7 @@ def test_a_removed_rule_pins_and_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_pinned_gate_leaves_only_the_scale_of_what_it_gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(interpreter.RULES, "silu")
+    monkeypatch.delitem(RULES, "silu")
     spec = derive.derive(trace(tiny_llama()))
     ((factor,),) = spec.parameters["model.layers.0.mlp.down_proj.weight"][1:][0]
     assert isinstance(spec.spaces[str(factor.space)].group, Scaling)

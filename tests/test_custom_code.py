@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from hf_align.symmetry.certificate.certify import certify
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import modes
 from hf_align.tracing.build import read_config
 from hf_align.tracing.trace import trace

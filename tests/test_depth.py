@@ -12,11 +12,11 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from forks import forked
 from transformers import PretrainedConfig
 
-from hf_align.symmetry import depth
-from hf_align.symmetry.depth import IrregularLayersError, derive_by_depth, extend
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation import depth
+from hf_align.symmetry.derivation.depth import IrregularLayersError, derive_by_depth, extend
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing import layers
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.layers import Stack, find_stacks, shorten

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_weights
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.execute import execute
 
 WITH_A_ROOT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -10,7 +10,7 @@ from conftest import tiny_gpt2, tiny_llama
 from typer.testing import CliRunner
 
 from hf_align.cli.app import app
-from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.explain import explain
 
 

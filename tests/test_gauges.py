@@ -12,7 +12,7 @@ from traps.tower import TowerConfig
 
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant, Stored
 from hf_align.symmetry.groups import GeneralLinear

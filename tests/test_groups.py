@@ -12,9 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_align.symmetry import groups as g
-from hf_align.symmetry.bounds import FIXED, FREE, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.interpreter.bounds import (
+    FIXED,
+    FREE,
+    METRIC,
+    ONES,
+    ONES_UP_TO_SIGN,
+    PERMUTATION,
+    Bound,
+    Scalars,
+    monomial,
+)
+from hf_align.symmetry.interpreter.rotations import Rotations
 
 ROTARY = Rotations(6, (((0, 3),), ((1, 4),)), (2, 5))
 TWICE = Rotations(6, (((0, 1), (2, 3)),), (4, 5))

@@ -24,8 +24,8 @@ from hf_align.opening.models import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights
-from hf_align.symmetry.depth import derive_by_depth
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.depth import derive_by_depth
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.groups import RotaryCommutant
 from hf_align.symmetry.spec import SymmetrySpec

@@ -38,10 +38,10 @@ from hf_align.settings.options import Options
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse
-from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.interpreter.bounds import Scalars
+from hf_align.symmetry.interpreter.rotations import Rotations
 from hf_align.symmetry.spec import Factor
 from hf_align.tracing.build import read_config
 

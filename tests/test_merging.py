@@ -27,7 +27,7 @@ from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 from hf_align.settings.options import Options
 from hf_align.symmetry.action import act
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 
 FAMILIES = ("llama", "gpt2", "vit")
 METHODS = (*FROM_WEIGHTS, *FROM_SAMPLES)

@@ -13,12 +13,12 @@ from traps import test_modes as families
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.certify import certify, soundness
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
-from hf_align.symmetry.depth import derive_by_depth
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.depth import derive_by_depth
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.reduce import reduced

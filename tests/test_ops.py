@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the tables)
-from hf_align.symmetry.call import RULES
+from hf_align.symmetry.interpreter.call import RULES
 from hf_align.tracing import ops
 
 KNOWN = RULES.keys() | ops._TRAITS.keys()
@@ -17,8 +17,8 @@ OTHERS = sorted(f for f in SOURCES.rglob("*.py") if ROOM not in f.parents)
 BY_NAME = {
     "tracing/ops.py": "where traits are looked up",
     "tracing/program.py": "evidence names the op",
-    "symmetry/call.py": "what a rule need not ask for is noted with it",
-    "symmetry/interpreter.py": "rules are looked up, and an op without one is named",
+    "symmetry/interpreter/call.py": "what a rule need not ask for is noted with it",
+    "symmetry/interpreter/interpret.py": "rules are looked up, and an op without one is named",
 }
 """Files that may ask for the name of an op, and what for."""
 BUILDS = {
@@ -26,7 +26,7 @@ BUILDS = {
 }
 """Files that may name ops of torch, and what for."""
 WORDS = {
-    "symmetry/call.py": {"cat"},  # a role of evidence
+    "symmetry/interpreter/call.py": {"cat"},  # a role of evidence
     "tracing/arguments.py": {"copy"},  # an argument of many ops
     "tracing/lookups.py": {"index"},  # the same
     "tracing/alike.py": {"index"},  # a name for a size

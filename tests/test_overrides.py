@@ -27,11 +27,11 @@ from hf_align.symmetry.certificate.random_copy import (
     transform,
     with_eps,
 )
-from hf_align.symmetry.depth import derive_by_depth
+from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation, QuarterTurns, Scaling, SignedPermutation
-from hf_align.symmetry.override_file import OverrideFile, read_overrides, shipped
-from hf_align.symmetry.overrides import reviewer, symmetries
+from hf_align.symmetry.overrides.override_file import OverrideFile, read_overrides, shipped
+from hf_align.symmetry.overrides.overrides import reviewer, symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.trace import trace

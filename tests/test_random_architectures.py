@@ -21,7 +21,7 @@ from random_architectures import Plan, distance, fresh, load, logits, plans, rou
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.reduce import reduced

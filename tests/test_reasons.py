@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.certify import certify
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import trace as tracing
 from hf_align.tracing.trace import trace, trace_model
 

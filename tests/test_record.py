@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.execute import execute
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.record import record

@@ -15,7 +15,7 @@ from hf_align.matching.recurrent import meets_itself, nearest_step
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.program import Program

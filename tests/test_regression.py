@@ -26,8 +26,8 @@ from hf_align.merging.selection import costs, eliminated, independent, units
 from hf_align.merging.sites import sites
 from hf_align.running.generate import noise
 from hf_align.running.network import Network, predictions
-from hf_align.symmetry.derive import derive
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.execute import run as run_program
 from hf_align.tracing.inputs import Example

@@ -13,12 +13,12 @@ from op_program import Data, OpExample, trace_op
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.symmetry.bounds import FIXED, Bound
 from hf_align.symmetry.certificate.random_copy import random_elements, transform
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import RotaryCommutant
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.interpreter.bounds import FIXED, Bound
+from hf_align.symmetry.interpreter.rotations import Rotations
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class
 from hf_align.tracing.trace import trace

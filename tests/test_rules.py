@@ -16,12 +16,12 @@ from op_examples import EXAMPLES
 from op_program import OpExample, draw_inputs, draw_weights, trace_op
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the table)
-from hf_align.symmetry.call import RULES, Call
 from hf_align.symmetry.certificate.random_copy import random_elements, transform
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.interpreter.call import RULES, Call
+from hf_align.symmetry.interpreter.values import Value
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.symmetry.values import Value
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.execute import execute
 from hf_align.tracing.ops import op_name

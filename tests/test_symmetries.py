@@ -17,10 +17,9 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.gauges.kept_norms import LevelTable
 from hf_align.symmetry.gauges.level_norms import LevelNorm
@@ -44,6 +43,7 @@ from hf_align.symmetry.groups import (
     SignedPermutation,
     TorusPermutation,
 )
+from hf_align.symmetry.interpreter.bounds import Scalars
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_align.symmetry.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
-from hf_align.symmetry.spaces import fresh
-from hf_align.symmetry.torus import torus
+from hf_align.symmetry.derivation.torus import torus
+from hf_align.symmetry.interpreter.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
+from hf_align.symmetry.interpreter.spaces import fresh
 
 POSITIVE, SIGN, NONZERO = monomial(Scalars.POSITIVE), monomial(Scalars.SIGN), monomial(Scalars.NONZERO)
 BOUNDS = [FIXED, PERMUTATION, POSITIVE, SIGN, NONZERO]

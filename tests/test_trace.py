@@ -12,7 +12,7 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.groups import (
     GeneralLinear,
     Orthogonal,

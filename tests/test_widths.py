@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.models import open_pair
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.widening import WidenedWeights
 from hf_align.tracing.execute import execute
 from hf_align.tracing.trace import trace

@@ -21,9 +21,10 @@ from hf_align.jobs import job, witnessing
 from hf_align.jobs.witnessing import moved_model
 from hf_align.opening.models import Pair, open_pair
 from hf_align.settings.options import Options
-from hf_align.symmetry import alignment, depth
+from hf_align.symmetry import alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.derivation import depth
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes as tracing_modes
 from hf_align.tracing.build import build_as_loaded, model_class

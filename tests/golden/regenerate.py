@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from conftest import ROOT, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from transformers import AutoConfig, PretrainedConfig
 
-from hf_align.symmetry.depth import derive_by_depth
-from hf_align.symmetry.override_file import OverrideFile
+from hf_align.symmetry.derivation.depth import derive_by_depth
+from hf_align.symmetry.overrides.override_file import OverrideFile
 
 GOLDEN = ROOT / "tests" / "golden"
 CONFIGS = {

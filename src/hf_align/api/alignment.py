@@ -21,7 +21,7 @@ from hf_align.publishing.provenance import FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import read_config
 

@@ -29,7 +29,7 @@ from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
 from hf_align.settings.options import Options
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 
 Align = Alignment | Sequence[Alignment] | Match | Literal["none"]
 """Alignments that were found before, or how models are matched now."""

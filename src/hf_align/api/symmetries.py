@@ -20,8 +20,8 @@ from hf_align.symmetry.certificate.certify import Certificate
 from hf_align.symmetry.certificate.certify import certify as measure
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.explain import explain
-from hf_align.symmetry.overrides import reviewer
-from hf_align.symmetry.overrides import symmetries as derived
+from hf_align.symmetry.overrides.overrides import reviewer
+from hf_align.symmetry.overrides.overrides import symmetries as derived
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.reduce import reduced
 from hf_align.tracing.shrink import shrink

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError, IncompatibleModels
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fingerprint import Call, CannotRecord

@@ -25,7 +25,7 @@ from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
 from hf_align.symmetry.gauges.row_means import CentreRows, CentreWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
-from hf_align.symmetry.overrides import symmetries
+from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
 from hf_align.tracing.build import read_config
 

@@ -25,12 +25,12 @@ from hf_align.symmetry.certificate.random_copy import (
     with_eps,
     with_tokens,
 )
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
-from hf_align.symmetry.override_file import OverrideFile
-from hf_align.symmetry.overrides import Review
+from hf_align.symmetry.overrides.override_file import OverrideFile
+from hf_align.symmetry.overrides.overrides import Review
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.execute import run
 from hf_align.tracing.modes import trace_modes

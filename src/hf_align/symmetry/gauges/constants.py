@@ -19,9 +19,9 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, moved_alone, numbered, present, slices_of
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, ShortenConstant, Stored, Taken
+from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_expanded_as, is_sum, multiplies_by_one, sums_to_one, used_only_by
-from hf_align.symmetry.softmax_shift import reaches_softmax
-from hf_align.symmetry.values import Interpretation, LinearUse
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program

@@ -16,6 +16,8 @@ from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
+from hf_align.symmetry.interpreter.spaces import Axis, Kind
+from hf_align.symmetry.interpreter.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.symmetry.rules.patterns import (
     centres,
     gives_only_its_shape,
@@ -25,8 +27,6 @@ from hf_align.symmetry.rules.patterns import (
     subtracts_mean,
     used_only_by,
 )
-from hf_align.symmetry.spaces import Axis, Kind
-from hf_align.symmetry.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program

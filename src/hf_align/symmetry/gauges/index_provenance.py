@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Slices
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_expanded_as, pads_nothing
-from hf_align.symmetry.values import Interpretation, LinearUse
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does
 

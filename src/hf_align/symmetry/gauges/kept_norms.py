@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
-from hf_align.symmetry.values import Interpretation, LinearUse
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 

@@ -17,8 +17,8 @@ from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.folds import Read
 from hf_align.symmetry.gauges.index_provenance import follow
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
-from hf_align.symmetry.values import Interpretation, LinearUse
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.kept_norms import vector_uses
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
-from hf_align.symmetry.values import Interpretation, LinearUse
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, slices_of
+from hf_align.symmetry.interpreter.spaces import Kind
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import centres, used_only_by
-from hf_align.symmetry.spaces import Kind
-from hf_align.symmetry.values import Interpretation, LinearUse
 
 
 @dataclass(frozen=True)

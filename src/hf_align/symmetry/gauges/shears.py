@@ -23,8 +23,8 @@ from hf_align.symmetry.gauges.kept_norms import (
     top_of,
     vector_uses,
 )
+from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import used_only_by
-from hf_align.symmetry.values import Interpretation
 from hf_align.tracing.ops import Trait, does
 
 _Weight = tuple[str, int]

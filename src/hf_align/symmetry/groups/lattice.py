@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hf_align.symmetry.bounds import Bound, Ones, Scalars
 from hf_align.symmetry.groups.dense import GeneralLinear, Orthogonal, OrthogonalFixingOnes, OrthogonalFixingOnesUpToSign
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.groups.monomial import (
@@ -13,6 +12,7 @@ from hf_align.symmetry.groups.monomial import (
     SignedPermutation,
 )
 from hf_align.symmetry.groups.rotary import RotaryCommutant, RotaryUnitary
+from hf_align.symmetry.interpreter.bounds import Bound, Ones, Scalars
 
 _MONOMIAL: dict[Scalars, type[ScaledPermutation]] = {
     g.scalars: g

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.elements import Monomial
 from hf_align.symmetry.groups.fit import Cross, assign, fit, sign, under_signs
 from hf_align.symmetry.groups.group import Group
+from hf_align.symmetry.interpreter.bounds import Scalars
 
 _CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
 _SIGNED = (Scalars.SIGN, Scalars.NONZERO)

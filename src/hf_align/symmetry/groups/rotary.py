@@ -11,7 +11,7 @@ from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
 from hf_align.symmetry.groups.dense import Dense, GeneralLinear
 from hf_align.symmetry.groups.fit import Cross, summed
 from hf_align.symmetry.groups.linear_algebra import geometric_mean_gauge, polar
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.interpreter.rotations import Rotations
 
 
 @dataclass(frozen=True)

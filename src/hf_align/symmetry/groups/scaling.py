@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.elements import Monomial, Power
 from hf_align.symmetry.groups.fit import Cross, fit_by_entry, under_signs
 from hf_align.symmetry.groups.monomial import ScaledPermutation
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.interpreter.bounds import Scalars
+from hf_align.symmetry.interpreter.rotations import Rotations
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.call import Call, rule
+from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
+from hf_align.symmetry.interpreter.call import Call, rule
+from hf_align.symmetry.interpreter.spaces import Axis, product
+from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.patterns import stored_matrix
-from hf_align.symmetry.spaces import Axis, product
-from hf_align.symmetry.values import Value, aligned
 from hf_align.tracing.ops import Trait
 
 

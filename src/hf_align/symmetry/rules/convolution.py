@@ -6,10 +6,10 @@ from collections.abc import Container, Iterable
 
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.call import Call, rule
-from hf_align.symmetry.spaces import Axis, fresh, product, split_product
-from hf_align.symmetry.values import Value
+from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.interpreter.call import Call, rule
+from hf_align.symmetry.interpreter.spaces import Axis, fresh, product, split_product
+from hf_align.symmetry.interpreter.values import Value
 from hf_align.tracing.ops import Trait, does
 
 _STEPS = "stride padding dilation output_padding"

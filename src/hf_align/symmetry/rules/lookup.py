@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
+from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.spaces import Axis, fresh
+from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of
-from hf_align.symmetry.spaces import Axis, fresh
-from hf_align.symmetry.values import Value, aligned
 from hf_align.tracing.ops import Trait, op_name, runs
 
 

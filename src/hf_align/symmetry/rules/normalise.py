@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.call import Call, rule
+from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.interpreter.call import Call, rule
+from hf_align.symmetry.interpreter.spaces import Axis, fresh, split_product
+from hf_align.symmetry.interpreter.values import Gain, Product, Statistics, Value, aligned
 from hf_align.symmetry.rules.patterns import subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
-from hf_align.symmetry.spaces import Axis, fresh, split_product
-from hf_align.symmetry.values import Gain, Product, Statistics, Value, aligned
 from hf_align.tracing.ops import Trait, op_name, runs
 
 

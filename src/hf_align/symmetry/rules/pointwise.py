@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
-from hf_align.symmetry.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
+from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.spaces import Axis, cut, fresh
+from hf_align.symmetry.interpreter.values import Gain, Product, Value, aligned
 from hf_align.symmetry.rules.patterns import subtracts_mean
-from hf_align.symmetry.spaces import Axis, cut, fresh
-from hf_align.symmetry.values import Gain, Product, Value, aligned
 from hf_align.tracing.ops import Trait, describe, op_name, runs
 
 _CONSTANTS_OF_FUNCTIONS = (

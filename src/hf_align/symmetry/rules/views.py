@@ -8,11 +8,19 @@ from typing import Any
 
 from torch import fx
 
-from hf_align.symmetry.bounds import FIXED, ONES
-from hf_align.symmetry.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.bounds import FIXED, ONES
+from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.spaces import (
+    Axis,
+    SpaceMismatchError,
+    cut,
+    direct_sum,
+    fresh,
+    product,
+    split_product,
+)
+from hf_align.symmetry.interpreter.values import Rows, Value
 from hf_align.symmetry.rules.runs import axes_kept, merged_behind, runs_along
-from hf_align.symmetry.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, product, split_product
-from hf_align.symmetry.values import Rows, Value
 from hf_align.tracing.ops import Trait, runs
 
 _SHAPES = "size shape start_dim end_dim dim sizes other"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.bounds import FIXED
-from hf_align.symmetry.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.bounds import FIXED
+from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.spaces import SpaceMismatchError, fresh, product, split_product
+from hf_align.symmetry.interpreter.values import Value
 from hf_align.symmetry.rules.views import dims_of, rearranged
-from hf_align.symmetry.spaces import SpaceMismatchError, fresh, product, split_product
-from hf_align.symmetry.values import Value
 from hf_align.tracing.ops import Trait, runs
 
 

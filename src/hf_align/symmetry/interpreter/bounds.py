@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from hf_align.symmetry.rotations import Rotations
+from hf_align.symmetry.interpreter.rotations import Rotations
 
 
 class Scalars(IntEnum):

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels, first_line
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
-from hf_align.symmetry.unseen import without_unseen
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.join import join

@@ -12,20 +12,20 @@ from operator import and_
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.bounds import Scalars, monomial
-from hf_align.symmetry.call import refine
-from hf_align.symmetry.domains import positive_parameters
+from hf_align.symmetry.derivation.domains import positive_parameters
+from hf_align.symmetry.derivation.gains import resolve_gains
+from hf_align.symmetry.derivation.nested_scales import without_repeated_scales
+from hf_align.symmetry.derivation.torus import AtomicRelation, Torus, torus
 from hf_align.symmetry.elements import PRIMAL, Power, dual
-from hf_align.symmetry.gains import resolve_gains
 from hf_align.symmetry.gauges.find import find_gauges
 from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Scaling, TorusPermutation, group_of
-from hf_align.symmetry.interpreter import interpret
-from hf_align.symmetry.nested_scales import without_repeated_scales
-from hf_align.symmetry.rotations import Rotations
-from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, pair_atoms
+from hf_align.symmetry.interpreter.bounds import Scalars, monomial
+from hf_align.symmetry.interpreter.call import refine
+from hf_align.symmetry.interpreter.interpret import interpret
+from hf_align.symmetry.interpreter.rotations import Rotations
+from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, pair_atoms
+from hf_align.symmetry.interpreter.values import Interpretation, Product, Value, members
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
-from hf_align.symmetry.torus import AtomicRelation, Torus, torus
-from hf_align.symmetry.values import Interpretation, Product, Value, members
 from hf_align.tracing.program import Evidence, Program
 
 

@@ -22,11 +22,12 @@ from hf_align.symmetry.certificate.random_copy import (
     transform,
     with_eps,
 )
-from hf_align.symmetry.derive import derive
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.spec_cache import derived_spec
 from hf_align.symmetry.elements import DUAL, PRIMAL
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Group
-from hf_align.symmetry.override_file import (
+from hf_align.symmetry.overrides.override_file import (
     Call,
     Override,
     OverrideFile,
@@ -40,7 +41,6 @@ from hf_align.symmetry.override_file import (
 )
 from hf_align.symmetry.pin import because, pin, space_of, with_factors
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
-from hf_align.symmetry.spec_cache import derived_spec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.program import Evidence, Program
 from hf_align.tracing.shrink import shrink

@@ -19,7 +19,7 @@ from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
 from hf_align.symmetry.gauges.row_means import CentreWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
-from hf_align.symmetry.override_file import is_named
+from hf_align.symmetry.overrides.override_file import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import AxisActions, SymmetrySpec
 from hf_align.tracing.program import Evidence

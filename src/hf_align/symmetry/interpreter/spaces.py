@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
-from hf_align.symmetry.bounds import FIXED, FREE, METRIC, Bound
+from hf_align.symmetry.interpreter.bounds import FIXED, FREE, METRIC, Bound
 from hf_align.tracing.program import Evidence
 
 _serial = count()

@@ -12,11 +12,11 @@ from torch import SymFloat, Tensor, fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.bounds import FIXED, PERMUTATION, Bound
-from hf_align.symmetry.call import RULES, Call
-from hf_align.symmetry.linear_regions import LinearRegion, find_rotations
-from hf_align.symmetry.spaces import Axis, SpaceMismatchError, fresh, lower
-from hf_align.symmetry.values import Interpretation, Product, Rows, Value, members
+from hf_align.symmetry.interpreter.bounds import FIXED, PERMUTATION, Bound
+from hf_align.symmetry.interpreter.call import RULES, Call
+from hf_align.symmetry.interpreter.linear_regions import LinearRegion, find_rotations
+from hf_align.symmetry.interpreter.spaces import Axis, SpaceMismatchError, fresh, lower
+from hf_align.symmetry.interpreter.values import Interpretation, Product, Rows, Value, members
 from hf_align.tracing.ops import Trait, does, op_name
 from hf_align.tracing.program import Evidence, Program, evidence
 from hf_align.tracing.reasons import NEEDS_NUMBERS

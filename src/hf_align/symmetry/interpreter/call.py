@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from hf_align.symmetry.bounds import FIXED, FREE, ONES, Bound, Scalars, monomial
-from hf_align.symmetry.spaces import (
+from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES, Bound, Scalars, monomial
+from hf_align.symmetry.interpreter.spaces import (
     Axis,
     Kind,
     SpaceMismatchError,
@@ -24,7 +24,7 @@ from hf_align.symmetry.spaces import (
     require_same_order,
     unify,
 )
-from hf_align.symmetry.values import Interpretation, LinearUse, Product, Relation, Rows, Value, aligned
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse, Product, Relation, Rows, Value, aligned
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import NO_TRAITS, Factors, Trait, describe, op_name
 from hf_align.tracing.program import Evidence, evidence

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_align.symmetry.bounds import PERMUTATION
 from hf_align.symmetry.elements import PRIMAL
 from hf_align.symmetry.groups import ScaledPermutation, Scaling, group_of
+from hf_align.symmetry.interpreter.bounds import PERMUTATION
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from hf_align.symmetry.spaces import Axis, fresh
+from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.tracing.program import Program
 
 

@@ -25,9 +25,9 @@ from huggingface_hub import constants
 from transformers import PretrainedConfig
 from transformers.utils.hub import HF_MODULES_CACHE
 
-from hf_align.symmetry.call import RULES
-from hf_align.symmetry.depth import derive_by_depth
-from hf_align.symmetry.plain_data import from_plain, to_plain
+from hf_align.symmetry.derivation.depth import derive_by_depth
+from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
+from hf_align.symmetry.interpreter.call import RULES
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class
 from hf_align.tracing.fields import parts
@@ -40,7 +40,7 @@ _ENTRIES = 256
 """As many specs are kept, those that were written last."""
 _WITH_A_VERSION = ("torch", "builtins", "abc", "typing", "huggingface_hub")
 """Packages whose classes are the same while torch and transformers are."""
-_OWN = {file.parent for room in ("symmetry", "tracing") for file in (Path(__file__).parents[1] / room).rglob("*.py")}
+_OWN = {file.parent for room in ("symmetry", "tracing") for file in (Path(__file__).parents[2] / room).rglob("*.py")}
 """The folders of the code that derives."""
 _SAYS_NOTHING = ("_name_or_path", "transformers_version")
 """Fields of a config that no model reads."""

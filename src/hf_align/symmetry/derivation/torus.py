@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hf_align.symmetry.bounds import Scalars
 from hf_align.symmetry.elements import PRIMAL, Power
-from hf_align.symmetry.spaces import Axis
+from hf_align.symmetry.interpreter.bounds import Scalars
+from hf_align.symmetry.interpreter.spaces import Axis
 
 Vector = dict[int, int]
 """Coefficients by atom."""

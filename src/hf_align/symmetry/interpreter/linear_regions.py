@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.positions import Places
-from hf_align.symmetry.rotations import Rotations, reordering
+from hf_align.symmetry.interpreter.positions import Places
+from hf_align.symmetry.interpreter.rotations import Rotations, reordering
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.layer_code import digest
 from hf_align.tracing.ops import Trait, does

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
-from hf_align.symmetry.bounds import FIXED, Bound
-from hf_align.symmetry.call import tie
 from hf_align.symmetry.gauges.find import Folding, writer_of
 from hf_align.symmetry.gauges.folds import Carried
-from hf_align.symmetry.spaces import Axis, Kind, SpaceMismatchError, lower, unify
-from hf_align.symmetry.values import Gain, Interpretation, Value
+from hf_align.symmetry.interpreter.bounds import FIXED, Bound
+from hf_align.symmetry.interpreter.call import tie
+from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
+from hf_align.symmetry.interpreter.values import Gain, Interpretation, Value
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Evidence
 
