@@ -10,7 +10,7 @@ from conftest import matched
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.matching import weights
+from hf_align.matching import solver
 from hf_align.matching.recurrent import meets_itself, nearest_step
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import AlignedWeights
@@ -81,7 +81,7 @@ def test_matching_never_falls_and_leaves_the_function_alone(
 
 def test_where_both_sides_move_the_nearest_element_may_be_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = derive(trace_model(KINDS["LSTM"]().eval()))  # type: ignore[arg-type]
-    monkeypatch.setattr(weights, "meets_itself", lambda spec, space: [])
+    monkeypatch.setattr(solver, "meets_itself", lambda spec, space: [])
     with pytest.raises(AssertionError, match="lowered"):
         for seed in range(8):
             matched(spec, drawn(spec, 2 * seed), drawn(spec, 2 * seed + 1))

@@ -80,10 +80,10 @@ class Solver:
         return rest + (sum(told.values()) if known else 0.0)
 
     def _moved_whole(self, step: Step) -> set[str]:
-        """The weights of a step if it moves every entry of each, so that its products are all there is of them."""
+        """The weights of a step if it moves every entry of each once, so that its products are all there is of them."""
         names = {name for space in spaces_of(step) for name in self.spec.uses(space)}
         for name in names:
-            moved = [b for b in self.spec.blocks(name) if any(m.space == step for m in b.moves)]
+            moved = [b for b in self.spec.blocks(name) if [m.space for m in b.moves].count(str(step)) == 1]
             if sum(math.prod(f.size for f in b.factors) for b in moved) != math.prod(self.spec.shape(name)):
                 return set()
         return names
