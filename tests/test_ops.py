@@ -22,7 +22,8 @@ BY_NAME = {
 }
 """Files that may ask for the name of an op, and what for."""
 BUILDS = {
-    "tracing/record.py": "writes down ops that the model did not call: a copy, and what is put back after a slice"
+    "tracing/record.py": "writes down ops that the model did not call: a copy",
+    "tracing/memory.py": "and what puts a new value into the place of a view",
 }
 """Files that may name ops of torch, and what for."""
 WORDS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,6 +118,56 @@ def test_what_is_written_into_zeros_is_written_down() -> None:
     ops = [op_name(n) for n in graph.graph.nodes if n.op == "call_function"]
     assert ops.count("linear") == 3
     assert ops.count("softmax") == 1
+
+
+class Views(nn.Module):
+    """Takes views of what it computed and views of those, at random, and writes to some of them in between."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        rng = random.Random(self.seed)
+        views = [rng.choice((self.linear(x), torch.ones(4, 6)))]
+        for _ in range(16):
+            value = rng.choice(views)
+            if rng.random() < 0.6:
+                views.append(rng.choice(TAKES)(value, rng.randrange(max(1, value.dim()))))
+            else:
+                rng.choice(WRITES)(value, self.linear(x[rng.randrange(4)]).sum())
+        return torch.cat([torch.zeros(1), *(v.flatten() for v in views)])
+
+
+TAKES: tuple[Callable[[Tensor, int], Tensor], ...] = (
+    lambda v, axis: v.narrow(axis, v.shape[axis] // 2, v.shape[axis] - v.shape[axis] // 2) if v.dim() else v,
+    lambda v, axis: v[..., ::2] if v.dim() else v,
+    lambda v, axis: v.select(axis, -1) if v.dim() else v,
+    lambda v, axis: v.transpose(axis, -1) if v.dim() else v,
+    lambda v, axis: v.permute([(i + axis) % v.dim() for i in range(v.dim())]),
+    lambda v, axis: v.unsqueeze(axis),
+    lambda v, axis: v.squeeze(),
+    lambda v, axis: v.reshape(-1),
+    lambda v, axis: v.diagonal() if v.dim() > 1 else v,
+    lambda v, axis: v.detach(),
+)
+WRITES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda v, by: v.copy_(by),
+    lambda v, by: v.add_(by),
+    lambda v, by: v.mul_(1.5),
+    lambda v, by: v.fill_(2.0),
+    lambda v, by: v.masked_fill_(torch.ones(v.shape) > 0, 3.0),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_writes_through_views_change_all_that_shows_the_memory(seed: int) -> None:
+    model = Views(seed).requires_grad_(False)
+    graph = recorded(model, "x", x=torch.zeros(4, 6))
+    assert not [n for n in graph.graph.nodes if getattr(getattr(n.target, "_schema", None), "is_mutable", False)]
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(graph(x)[0], model(x))
 
 
 TOWERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -35,6 +35,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, read_families
 from hf_align.tracing.reasons import HELPERS
@@ -42,13 +43,6 @@ from hf_align.tracing.results import Given, Made, behaviour_of, described, kinds
 from hf_align.tracing.state import left_as_found
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
-_PARTS = {
-    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
-    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
-    torch.ops.aten.detach.default: None,
-    torch.ops.aten.alias.default: None,
-}
-"""For ops that show a part of a value, those that put a new one in its place; None if they show all of it."""
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 CPU = torch.device("cpu")
@@ -184,12 +178,15 @@ class _Recorder(ProxyTorchDispatchMode):
             raise
         if not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             return result
+        shown = args[0] if args else None
         args, kwargs = mapped(Tensor, self._node, (args, kwargs))
         if op.is_mutable and self._written_anew(func, result, args, kwargs):
             return result
         node = self._op(func, args, kwargs)
         if isinstance(result, Tensor):
             self._noted(result, node)
+            if isinstance(shown, Tensor) and shown.untyped_storage()._cdata == result.untyped_storage()._cdata:
+                remember_view(node)
         else:
             for i, part in enumerate(result):
                 if isinstance(part, Tensor):
@@ -230,21 +227,20 @@ class _Recorder(ProxyTorchDispatchMode):
         return node
 
     def _written_anew(self, func: Any, result: Any, args: Any, kwargs: Any) -> bool:
-        """Write down an op that writes to memory as one that gives a new value; False where more than one value would
-        have to be given anew: what shows this memory is only the value itself, or it is a slice of one other."""
+        """Write down an op that writes to memory as one that gives a new value, and all that shows this memory anew;
+        False where it is not known how to put the new value back."""
         plain = getattr(torch.ops.aten, func._opname[:-1], None) if func._opname.endswith("_") else None
         overload = getattr(plain, func._overloadname, None)
         if overload is None or overload._schema.is_mutable or not isinstance(result, FakeTensor):
             return False
         memory, view = result.untyped_storage()._cdata, self.nodes[result]
         shown = [t for t in list(self.nodes) if t is not result and t.untyped_storage()._cdata == memory]
-        if len(shown) > 1 or (shown and not (view.target in _PARTS and view.args[0] is self.nodes[shown[0]])):
+        if not can_be_put_back(view) or any(owner(self.nodes[t]) is not owner(view) for t in shown):
             return False
         node = self._noted(result, self._op(overload, args, kwargs))
-        for whole in shown:
-            put = _PARTS[view.target]
-            operands = (view.args[0], node, *view.args[1:])
-            self._noted(whole, self._op(put, operands, view.kwargs) if put else node)
+        anew = written_anew(view, node, [self.nodes[t] for t in shown], self._op)
+        for value in shown:
+            self._noted(value, anew[self.nodes[value]])
         return True
 
     def _noted(self, value: Tensor, node: fx.Node) -> fx.Node:
