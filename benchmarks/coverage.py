@@ -43,13 +43,13 @@ from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inp
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.tracing.build import build_without_weights
-from hf_align.tracing.field_roles import ROOMY, TINY
 from hf_align.tracing.fields import parts
 from hf_align.tracing.join import join
 from hf_align.tracing.modes import Mode, find_modes
 from hf_align.tracing.program import Program
-from hf_align.tracing.reduce import reduced
-from hf_align.tracing.shrink import shallow, shrink
+from hf_align.tracing.small.field_roles import ROOMY, TINY
+from hf_align.tracing.small.reduce import reduced
+from hf_align.tracing.small.shrink import shallow, shrink
 
 MAPPINGS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", None,
             "SEQUENCE_CLASSIFICATION")  # fmt: skip

@@ -21,7 +21,7 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
-from hf_align.tracing.reduce import reduced
+from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.trace import trace
 
 

@@ -24,8 +24,8 @@ from hf_align.symmetry.certificate.random_copy import random_inputs, random_weig
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.modes import trace_modes
-from hf_align.tracing.reduce import reduced
-from hf_align.tracing.shrink import shrink
+from hf_align.tracing.small.reduce import reduced
+from hf_align.tracing.small.shrink import shrink
 
 _SETTINGS = settings(deadline=None, database=None, derandomize=True, phases=(Phase.generate, Phase.shrink),
                      suppress_health_check=list(HealthCheck))  # fmt: skip

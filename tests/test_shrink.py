@@ -10,9 +10,9 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
-from hf_align.tracing.field_roles import TINY
-from hf_align.tracing.reduce import WANTED, media_answered, reduced, run_on_zeros
-from hf_align.tracing.shrink import shrink, small_fields, with_all_stages
+from hf_align.tracing.small.field_roles import TINY
+from hf_align.tracing.small.reduce import WANTED, media_answered, reduced, run_on_zeros
+from hf_align.tracing.small.shrink import shrink, small_fields, with_all_stages
 
 
 def parameters(config: PretrainedConfig) -> int:

@@ -48,7 +48,7 @@ from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.program import Program
-from hf_align.tracing.reduce import reduced
+from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.trace import trace
 
 VOCABULARY = 23

@@ -28,7 +28,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.execute import execute
 from hf_align.tracing.ops import op_name
-from hf_align.tracing.shrink import shrink
+from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
 

@@ -23,8 +23,8 @@ from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import reviewer
 from hf_align.symmetry.overrides.overrides import symmetries as derived
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.reduce import reduced
-from hf_align.tracing.shrink import shrink
+from hf_align.tracing.small.reduce import reduced
+from hf_align.tracing.small.shrink import shrink
 
 Architecture = PretrainedConfig | Model
 

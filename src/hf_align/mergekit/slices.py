@@ -28,7 +28,7 @@ from hf_align.opening.models import Pair
 from hf_align.settings.options import Options
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
-from hf_align.tracing.shrink import with_fields
+from hf_align.tracing.small.shrink import with_fields
 
 
 @dataclass(frozen=True)

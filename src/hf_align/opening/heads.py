@@ -13,7 +13,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fingerprint import Call, CannotRecord
 from hf_align.tracing.inputs import examples
-from hf_align.tracing.shrink import shallow
+from hf_align.tracing.small.shrink import shallow
 
 
 def choose_heads(

@@ -15,8 +15,8 @@ from hf_align.opening.models import Pair
 from hf_align.runtime.progress import waiting
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.overrides.overrides import reviewer
-from hf_align.tracing.reduce import reduced
-from hf_align.tracing.shrink import shrink
+from hf_align.tracing.small.reduce import reduced
+from hf_align.tracing.small.shrink import shrink
 
 Weights = Mapping[str, Tensor]
 

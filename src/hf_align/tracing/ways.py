@@ -206,7 +206,7 @@ def _named(error: Exception, missing: Collection[str], kind: str) -> list[str]:
     """
     texts = [str(error)]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_TORCH) and Path(frame.filename).parent != Path(__file__).parent:
+        if not frame.filename.startswith(_TORCH) and Path(__file__).parent not in Path(frame.filename).parents:
             first = frame.lineno or 0
             lines = range(first, (frame.end_lineno or first) + 1)
             texts.append("".join(linecache.getline(frame.filename, number) for number in lines))

@@ -43,7 +43,7 @@ from hf_align.symmetry.pin import because, pin, space_of, with_factors
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.program import Evidence, Program
-from hf_align.tracing.shrink import shrink
+from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
 _EXACT = 1e-9

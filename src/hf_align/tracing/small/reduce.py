@@ -22,7 +22,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory, quiet
-from hf_align.tracing.config_sizes import (
+from hf_align.tracing.inputs import examples, media
+from hf_align.tracing.mode import Mode
+from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
     Path,
@@ -36,10 +38,8 @@ from hf_align.tracing.config_sizes import (
     smaller_sizes,
     with_changes,
 )
-from hf_align.tracing.field_roles import ROOMY, TINY
-from hf_align.tracing.inputs import examples, media
-from hf_align.tracing.mode import Mode
-from hf_align.tracing.shrink import (
+from hf_align.tracing.small.field_roles import ROOMY, TINY
+from hf_align.tracing.small.shrink import (
     declared_fields,
     shallow_fields,
     shallow_parts_fields,

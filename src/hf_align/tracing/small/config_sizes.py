@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hf_align.tracing.shrink import keep_tokens_inside
+from hf_align.tracing.small.shrink import keep_tokens_inside
 
 GONE = object()
 Fields = dict[str, Any]

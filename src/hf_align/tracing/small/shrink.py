@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from hf_align.tracing.build import quiet
-from hf_align.tracing.field_roles import (
+from hf_align.tracing.small.field_roles import (
     AT_MOST,
     CLAMPS,
     DERIVED,
