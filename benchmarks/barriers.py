@@ -29,12 +29,12 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import separated, with_heads, with_residual
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean
 from hf_align.opening.models import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator, lambdas
 from hf_align.running.network import Batch, Network
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.alignment import AlignedWeights, distance
 from hf_align.symmetry.spec import SymmetrySpec
 

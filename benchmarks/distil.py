@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hf_align.jobs.descending import written_by
 from hf_align.jobs.opened import Basis, Opened
-from hf_align.matching.schedule import Schedule
 from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.merging.regression import mean_of, regression_of
 from hf_align.merging.samples import MORE, Samples
@@ -25,6 +24,7 @@ from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 ROOT = Path(__file__).parent.parent
 MODELS, TEXT = ROOT / "examples" / "models", ROOT / "examples" / "data" / "eval_lm_kjv.safetensors"

@@ -30,7 +30,6 @@ from hf_align.matching.features import compare
 from hf_align.matching.find import Search, own
 from hf_align.matching.learned import learn
 from hf_align.matching.objectives import TowardsSources
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.weights import match_weights
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
@@ -38,6 +37,7 @@ from hf_align.merging.samples import MOST, Samples
 from hf_align.opening.models import Pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Network, batches
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Monomial
 from hf_align.symmetry.spec import SymmetrySpec

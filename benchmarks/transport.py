@@ -17,12 +17,12 @@ from torch import Tensor
 
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
-from hf_align.matching.schedule import Schedule
 from hf_align.merging.distil import TowardsMix, distilled
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS, KNOWN = ("jargon", "py"), "kjv"

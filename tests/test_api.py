@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 import hf_align
 from hf_align.api.examples import examples
 from hf_align.api.given import take
-from hf_align.matching.schedule import LAMBDA, Schedule
 from hf_align.merging.methods import CURVE, DISTIL, FROM_SAMPLES, FROM_WEIGHTS
 from hf_align.running.data import with_labels
 from hf_align.settings import choices as choice
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import LAMBDA, Schedule
 
 Model = PreTrainedModel
 

@@ -18,13 +18,13 @@ from hf_align.jobs import job, merge
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.descent import State
 from hf_align.matching.objectives import TowardsSources
-from hf_align.matching.schedule import Schedule
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.curve import _Offset, along, learn_curve
 from hf_align.opening.models import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 SHORT = Schedule(steps=6, rows=8, checkpoint_every=2)
 

@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 
 from hf_align.matching import descent
 from hf_align.matching.descent import Descent, State
-from hf_align.matching.schedule import Schedule
 from hf_align.merging.curve import _Offset
+from hf_align.settings.schedule import Schedule
 
 
 class Clock:

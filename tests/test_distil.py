@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 import hf_align
 from hf_align.jobs import descending
 from hf_align.matching.descent import State
-from hf_align.matching.schedule import Schedule
 from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.merging.regression import Regressed
 from hf_align.running.network import Network
+from hf_align.settings.schedule import Schedule
 
 SHORT = Schedule(steps=6, rows=8, checkpoint_every=2)
 

@@ -25,7 +25,6 @@ from hf_align.matching.find import Search, find
 from hf_align.matching.latent import Arranging, Stretching, Turning
 from hf_align.matching.learned import learn
 from hf_align.matching.objectives import OnLabels, TowardsSources
-from hf_align.matching.schedule import LAMBDA, Schedule
 from hf_align.matching.steepest import Steepest, even
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
@@ -35,6 +34,7 @@ from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Network, batches
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import LAMBDA, Schedule
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse

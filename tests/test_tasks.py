@@ -14,7 +14,7 @@ from conftest import MODELS, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_align
-from hf_align.jobs.scoring import score_lines
+from hf_align.cli.scoring import score_lines
 
 LLAMA = MODELS / "llama" / "0"
 QUESTIONS = [("And God said, Let there be", [" light", " xqz"]), ("In the beginning", [" zzkw", " God created"])]

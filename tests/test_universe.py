@@ -18,12 +18,12 @@ from hf_align.jobs.writing import record
 from hf_align.matching import universe
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import Search, find
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import Mean, match_universe
 from hf_align.opening.models import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import act
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.certificate.random_copy import random_elements

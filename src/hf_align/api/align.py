@@ -17,13 +17,13 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.find import Search, find
 from hf_align.matching.objectives import Objective, drawn
-from hf_align.matching.schedule import Schedule
 from hf_align.opening.agreement import require_alike
 from hf_align.opening.heads import choose_heads
 from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Heads, Match, Residual, checked, whole
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.witness.witness import Moved, hold_all

@@ -60,7 +60,7 @@ def evaluate(
         result = found.as_json()
         lines = [*console.comparison_lines(result), "", *console.wrapped(verdict(found))]
     if names:
-        from hf_align.jobs.scoring import score_line, score_lines
+        from hf_align.cli.scoring import score_line, score_lines
 
         scores = score_line(a, b, names, options, say, num_fewshot=num_fewshot, limit=limit, include_path=include_path)
         result["tasks"] = scores

@@ -18,9 +18,9 @@ import typer
 
 from hf_align.cli import words
 from hf_align.errors import OptionError
-from hf_align.matching.schedule import Schedule
 from hf_align.settings import choices
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 MATCHING, MOVING = "How models are matched", "What may move"
 MERGING, JUDGING = "How they are merged", "How the result is judged"

@@ -11,9 +11,9 @@ import torch
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.errors import HfAlignError
 from hf_align.jobs.plain import Same
-from hf_align.matching.schedule import Schedule
 from hf_align.settings.choices import AnyMethod, Effort
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 METHODS: dict[Effort, AnyMethod] = {"quick": "linear", "good": "regression", "best": "distil"}
 """Of models that were trained apart (`benchmarks/regression.py`, `benchmarks/distil.py`)."""

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from hf_align.errors import HfAlignError
-from hf_align.matching.schedule import Schedule
+from hf_align.settings.schedule import Schedule
 
 _AT_STAKE = 30.0
 """Seconds of work that a kill may cost, or one step where that takes longer."""

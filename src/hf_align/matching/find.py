@@ -20,12 +20,12 @@ from hf_align.matching.features import Site, compare, watch
 from hf_align.matching.heads import PAIRINGS, best_fit
 from hf_align.matching.learned import learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.running.generate import noise, own_inputs, writes
 from hf_align.running.network import Batch, Network, batches
 from hf_align.runtime.processes import ALONE
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.alignment import compose, inverse
 from hf_align.symmetry.elements import Element
 from hf_align.tracing.build import build_without_weights

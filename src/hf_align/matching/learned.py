@@ -17,9 +17,9 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.latent import Arranging, Latent, Stretching, Turning
 from hf_align.matching.objectives import Objective
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.steepest import Steepest
 from hf_align.running.network import Network
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.groups import Group, ScaledPermutation

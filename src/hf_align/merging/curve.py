@@ -16,11 +16,11 @@ from torch import Generator, Tensor
 
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.merging.aligned import Aligned, Mix, Weights
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Network
+from hf_align.settings.schedule import Schedule
 
 
 def along(models: Aligned, offsets: Mapping[str, Tensor]) -> Mix:

@@ -16,9 +16,9 @@ from torch import Generator, Tensor
 
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective, drawn
-from hf_align.matching.schedule import Schedule
 from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.running.network import Batch, Network, Weights, predictions
+from hf_align.settings.schedule import Schedule
 
 RATE = 1e-3
 """How far an entry goes in a step whose gradient is like those before."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from hf_align.errors import OptionError
-from hf_align.matching.schedule import Schedule
 from hf_align.settings.choices import (
     BASELINES,
     BY_SITE,
@@ -22,6 +21,7 @@ from hf_align.settings.choices import (
     checked,
     present_method,
 )
+from hf_align.settings.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
