@@ -88,3 +88,15 @@ def test_values_lose_what_outputs_do_not_see_if_nothing_else_does(part: str, wid
 @pytest.mark.parametrize("part", biases.PARTS)
 def test_canonical_weights_compute_the_same_where_constants_are_seen(part: str) -> None:
     gauges(part.removesuffix("Tower"))
+
+
+def test_the_gain_of_a_norm_without_bias_is_no_constant() -> None:
+    """Its ε is not torch's, so that the bias which it has not is written down before it."""
+    config = hf.ModernBertConfig(
+        vocab_size=13, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, norm_eps=1e-6,
+        pad_token_id=0, architectures=["ModernBertForMaskedLM"],
+    )  # fmt: skip
+    program = trace(config)
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert not [g for g in spec.gauges if isinstance(g, MoveConstant) and g.source.parameter == "head.norm.weight"]
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9

@@ -155,8 +155,8 @@ def _sources(
             source, labels = own, numbered(reading)
         elif does(node, Trait.LOOKS_UP_ROWS) and operands[0] in names:
             source, labels = Constant(names[operands[0]], Stored.TABLE), _along_last(node)
-        elif does(node, Trait.CENTRES) and len(node.args) > 3 and operands[-1] in names:
-            source, labels = Constant(names[operands[-1]]), _along_last(node)
+        elif does(node, Trait.CENTRES) and (bias := Arguments(node).ask("bias", None)) in names:
+            source, labels = Constant(names[bias]), _along_last(node)
         elif node in names and names[node] not in attached and _is_vector(node) and node.users and _is_added(node):
             source, labels = Constant(names[node]), _along_last(node)
         else:
