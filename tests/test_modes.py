@@ -194,6 +194,7 @@ def small(model_type: str, architecture: str) -> PretrainedConfig:
         (lambda: tiny_bert(), "input_ids with token_type_ids"),
         (lambda: tiny_gpt2(add_cross_attention=True), "input_ids with encoder_hidden_states"),
         (lambda: small("llava", "LlavaForConditionalGeneration"), "input_ids with image"),
+        pytest.param(lambda: small("minimax", "MiniMaxForCausalLM"), "a step with a cache", marks=pytest.mark.slow),
         pytest.param(lambda: small("t5", "T5ForConditionalGeneration"), "a step with a cache", marks=pytest.mark.slow),
         pytest.param(lambda: small("xlnet", "XLNetLMHeadModel"), "input_ids with perm_mask", marks=pytest.mark.slow),
     ],

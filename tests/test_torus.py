@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_align.symmetry.derivation.derive import _by_atoms
 from hf_align.symmetry.derivation.torus import torus
 from hf_align.symmetry.interpreter.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.interpreter.spaces import fresh
@@ -25,6 +26,17 @@ def test_a_gated_unit(gate: Bound, up: Bound, kinds: list[Scalars]) -> None:
     product, left, right = fresh(4, NONZERO), fresh(4, gate), fresh(4, up)
     found = torus([product, left, right], [(product, left, right)])
     assert list(found.kinds) == kinds
+
+
+def test_what_stands_still_may_be_beside_several_atoms() -> None:
+    """It may be cut anywhere without being split, so that a product and its factors are cut elsewhere."""
+    whole, rest = fresh(3, FIXED), fresh(9, FIXED)
+    left, right = [fresh(n, FIXED) for n in (2, 1, 9)], [fresh(n, NONZERO) for n in (2, 1, 9)]
+    found = _by_atoms(list(zip(left, right, strict=True)), [(whole, left[0]), (rest, left[2])])
+    products = (whole, whole, rest)
+    assert [tuple(a.root.space.serial for a in atoms) for atoms in found] == [
+        tuple(a.space.serial for a in atoms) for atoms in zip(products, left, right, strict=True)
+    ]
 
 
 def test_a_square_has_the_square_of_a_scale() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -357,8 +358,17 @@ def _atomic_relations(found: Interpretation) -> Iterable[AtomicRelation]:
         pair_atoms(relation.left, relation.right, lambda x, y, into=pairs: into.append((x, y)))  # type: ignore[misc]
         results: list[tuple[Axis, Axis]] = []
         pair_atoms(relation.product, relation.left, lambda x, y, into=results: into.append((x, y)))  # type: ignore[misc]
-        for (x, y), (z, _) in zip(pairs, results, strict=True):
-            yield z.root, x.root, y.root
+        yield from _by_atoms(pairs, results)
+
+
+def _by_atoms(pairs: list[tuple[Axis, Axis]], results: list[tuple[Axis, Axis]]) -> Iterable[AtomicRelation]:
+    """The atoms of products beside those of their factors. What stands still may be cut anywhere without being split:
+    then one atom is beside several."""
+    factors, products = (list(itertools.accumulate(first.size for first, _ in atoms)) for atoms in (pairs, results))
+    assert factors[-1:] == products[-1:], "a product is of another size than its factors"
+    for end in sorted({*factors, *products}):
+        (x, y), (z, _) = pairs[bisect_left(factors, end)], results[bisect_left(products, end)]
+        yield z.root, x.root, y.root
 
 
 def _common_module(names: list[str]) -> str:
