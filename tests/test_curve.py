@@ -142,18 +142,27 @@ def test_a_killed_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models that write short sequences."""
+    """Two models that write short sequences, with opinions that their mean does not share."""
     folders = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
     for seed, folder in enumerate(folders):
         torch.manual_seed(seed)
-        transformers.GPT2LMHeadModel(tiny_gpt2()).save_pretrained(folder)
+        transformers.GPT2LMHeadModel(tiny_gpt2(initializer_range=0.5)).save_pretrained(folder)
     return folders
+
+
+def written(folder: Path, rows: int) -> list[list[int]]:
+    """What a model writes."""
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    start = torch.randint(11, (rows, 1))
+    whole = model.generate(start, do_sample=True, min_new_tokens=9, max_new_tokens=9, pad_token_id=0)
+    return whole.tolist()  # type: ignore[no-any-return, union-attr]
 
 
 def test_the_command_says_what_the_curve_gains(
     tiny: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ids = torch.randint(11, (64, 10), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = [row for folder in tiny for row in written(folder, 32)]
     (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"input_ids": row}) for row in ids))
     arguments = ("merge", *tiny, "--method", "curve", "--steps", "20", "--data", tmp_path / "data.jsonl", "--json")
     assert run(*arguments, "-o", tmp_path / "out") == 0
