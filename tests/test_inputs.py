@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.trace import trace
 
 
 class Asks(nn.Module):
@@ -83,3 +84,16 @@ CASES: dict[str, tuple[Asks, dict[str, Any]]] = {
 def test_what_is_asked_for_together_is_offered(case: str) -> None:
     model, wanted = CASES[case]
     assert wanted in shapes(model)
+
+
+@pytest.mark.parametrize(("source", "target"), [(11, 17), (17, 11)])
+def test_tokens_are_in_every_table_in_which_they_are_looked_up(source: int, target: int) -> None:
+    config = transformers.FSMTConfig(
+        langs=["a", "b"], src_vocab_size=source, tgt_vocab_size=target, d_model=8, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=6, decoder_ffn_dim=6, pad_token_id=1,
+        tie_word_embeddings=False, architectures=["FSMTForConditionalGeneration"],
+    )  # fmt: skip
+    example = trace(config).example
+    for name, rows in (("input_ids", source), ("decoder_input_ids", target)):
+        assert example.tokens[name].max() < rows
+        assert example.arguments[name].max() < rows

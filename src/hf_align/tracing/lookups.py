@@ -1,14 +1,16 @@
-"""Whether a call looks up what is not there: recorded without values, a table seems to have any row."""
+"""Lookups of what is not there: recorded without values, a table seems to have any row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, fx
 
 from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.inputs import Example
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
+from hf_align.tracing.record import value_shown
 
 
 def looks_outside(program: Program) -> bool:
@@ -20,6 +22,24 @@ def looks_outside(program: Program) -> bool:
                 if isinstance(known, Tensor) and known.numel() and not -size <= known.min() <= known.max() < size:
                     return True
     return False
+
+
+def within_tables(example: Example, graph: fx.Graph, arguments: Mapping[fx.Node, str]) -> Example:
+    """The same call in tokens that are in every table in which they are looked up.
+
+    Args:
+        arguments: placeholders of the graph -> the names of free arguments.
+    """
+    tokens = dict(example.tokens)
+    for node in graph.nodes:
+        if does(node, Trait.LOOKS_UP_ROWS):
+            table, index = node.args[:2]
+            name = arguments.get(value_shown(index)) if isinstance(index, fx.Node) else None
+            if name in tokens:
+                tokens[name] = tokens[name][tokens[name] < table.meta["val"].shape[0]]
+    fewer = {name: allowed for name, allowed in tokens.items() if len(allowed) < len(example.tokens[name])}
+    given = {n: fewer[n][t % len(fewer[n])] if n in fewer else t for n, t in example.arguments.items()}
+    return Example(given, tokens) if fewer else example
 
 
 def _lookups(node: fx.Node) -> Iterator[tuple[int, object]]:

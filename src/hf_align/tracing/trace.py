@@ -23,6 +23,7 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, reason
@@ -222,6 +223,7 @@ def _program(
         found = evidence(next(iter(foreign.users)), "")
         raise IncompatibleModels(f"{found.line or found.module} {NOT_ITS_OWN}")
     _evaluate_constants(graph, constants)
+    example = within_tables(example, graph, arguments)
     return Program(model.config, graph, {n: parameters[n] for n in read}, arguments, saved.shapes, saved.ties,
                    saved.buffers, constants, example, opened=opened)  # fmt: skip
 
