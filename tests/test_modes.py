@@ -104,6 +104,31 @@ hf.AutoConfig.register("moody", Config)
 hf.AutoModel.register(Config, Moody)
 
 
+class CutConfig(PretrainedConfig):
+    model_type = "cut"
+
+
+class Cut(PreTrainedModel):
+    """Its tables have sixteen places, and are cut to the length of the text."""
+
+    config_class = CutConfig
+
+    def __init__(self, config: CutConfig) -> None:
+        super().__init__(config)
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.places, self.mix = nn.Parameter(torch.randn(16, 8)), nn.Parameter(torch.randn(16, 16))
+        self.post_init()
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        length = input_ids.shape[1]
+        x = self.embed(input_ids) + self.places[:length]
+        return {"logits": self.head(x + self.mix[:length, :length] @ x)}
+
+
+hf.AutoConfig.register("cut", CutConfig)
+hf.AutoModel.register(CutConfig, Cut)
+
+
 def in_all_modes(config: PretrainedConfig) -> SymmetrySpec:
     return without_unseen(derive(trace_modes(build_without_weights(config))))
 
@@ -175,6 +200,15 @@ def test_what_no_call_reads_stands_still_and_so_does_what_it_may_meet() -> None:
     ids = torch.arange(7)[None]
     answers = [m(ids, note=object())["logits"] for m in (before, after)]
     torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [10, 11, 16])
+def test_places_that_no_traced_call_reaches_stand_still(length: int) -> None:
+    config = CutConfig(architectures=["Cut"])
+    spec = derive(trace(config, length=10))
+    assert group(spec, "places", 1) is not None
+    longer, rng = trace(config, length=length), Generator().manual_seed(0)
+    assert soundness(longer, spec, random_weights(spec, rng), random_inputs(longer, rng), rng) < 1e-9
 
 
 def small(model_type: str, architecture: str) -> PretrainedConfig:

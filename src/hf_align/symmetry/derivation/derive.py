@@ -17,6 +17,7 @@ from hf_align.symmetry.derivation.domains import positive_parameters
 from hf_align.symmetry.derivation.gains import resolve_gains
 from hf_align.symmetry.derivation.nested_scales import without_repeated_scales
 from hf_align.symmetry.derivation.torus import AtomicRelation, Torus, torus
+from hf_align.symmetry.derivation.unread_parts import pin_unread_parts
 from hf_align.symmetry.elements import PRIMAL, Power, dual
 from hf_align.symmetry.gauges.find import find_gauges
 from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Scaling, TorusPermutation, group_of
@@ -47,6 +48,7 @@ def derive(program: Program) -> SymmetrySpec:
 
 def _derive(program: Program) -> SymmetrySpec:
     found = interpret(program)
+    pin_unread_parts(found)
     folded = resolve_gains(found)
     classes = _Classes(found)
     spaces = classes.spaces()
