@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from transformers import PretrainedConfig, PreTrainedModel
@@ -20,6 +19,8 @@ from hf_align.tracing import trace as tracing
 from hf_align.tracing.trace import trace, trace_model
 
 _WIDTH = 6
+_BUILT_BY = "hf_align.tracing.build.transformers"
+"""The module that classes are looked up in: peft replaces that of the same name when it is imported."""
 
 
 class Between(nn.Module):
@@ -112,7 +113,7 @@ class Normed(PreTrainedModel):
 
 @pytest.fixture
 def normed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PretrainedConfig]:
-    monkeypatch.setattr(transformers, "NormedForTests", Normed, raising=False)
+    monkeypatch.setattr(f"{_BUILT_BY}.NormedForTests", Normed, raising=False)
     return lambda how: NormedConfig(how, architectures=["NormedForTests"])
 
 
@@ -138,7 +139,7 @@ class InAList(Normed):
 
 
 def test_weights_that_are_not_saved_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "InAListForTests", InAList, raising=False)
+    monkeypatch.setattr(f"{_BUILT_BY}.InAListForTests", InAList, raising=False)
     with pytest.raises(IncompatibleModels, match=r"test_reasons.py:\d+ .*reads weights .*ModuleList"):
         trace(NormedConfig("weight", architectures=["InAListForTests"]))
 
