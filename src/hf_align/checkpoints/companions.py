@@ -64,9 +64,21 @@ def require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
         IncompatibleModels: they do not.
         CheckpointError: a tokenizer is damaged.
     """
+    if not same_vocabulary(folders):
+        raise IncompatibleModels(
+            f"{refs[0]} and {refs[1]} have different vocabularies, so their tokens do not correspond; --retokenize "
+            f"brings {refs[1]} into that of {refs[0]}"
+        )
+
+
+def same_vocabulary(folders: list[Path]) -> bool:
+    """Whether token ids mean the same in two models, as far as both have a tokenizer.
+
+    Raises:
+        CheckpointError: a tokenizer is damaged.
+    """
     first, second = (_vocabulary(folder) for folder in folders)
-    if first is not None and second is not None and first != second:
-        raise IncompatibleModels(f"{refs[0]} and {refs[1]} have different vocabularies; their tokens do not correspond")
+    return first is None or second is None or first == second
 
 
 def _vocabulary(folder: Path) -> Any:

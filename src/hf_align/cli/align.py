@@ -29,6 +29,7 @@ def align(
     spaces: opt.Spaces = None,
     baseline: opt.AllowInexact = False,
     untie: opt.Untie = None,
+    retokenize: opt.Retokenize = False,
     specs: opt.Specs = None,
     strict: opt.Strict = False,
     overwrite: opt.Overwrite = False,

@@ -27,6 +27,7 @@ def evaluate(
     spaces: opt.Spaces = None,
     baseline: opt.AllowInexact = False,
     untie: opt.Untie = None,
+    retokenize: opt.Retokenize = False,
     alignment: opt.AlignmentFile = None,
     specs: opt.Specs = None,
     revision: opt.Revision = None,

@@ -35,6 +35,7 @@ def merge(
     spaces: opt.Spaces = None,
     baseline: opt.AllowInexact = False,
     untie: opt.Untie = None,
+    retokenize: opt.Retokenize = False,
     alignment: opt.AlignmentFile = None,
     specs: opt.Specs = None,
     strict: opt.Strict = False,

@@ -123,6 +123,10 @@ Untie = Annotated[
         help="Whether a head that shares the embedding's weights gets its own.",
     ),
 ]
+Retokenize = Annotated[
+    bool,
+    _moving("--retokenize", help="Bring models with another tokenizer into the tokens of A, which changes them."),
+]
 Specs = Annotated[
     Path | None, _moving(metavar="DIR", help="Reviewed overrides of derived symmetries, before those that ship.")
 ]

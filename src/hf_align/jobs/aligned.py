@@ -50,7 +50,7 @@ class OpenedJob(Job[B]):
         first, options, matches = self.models.first, self.options, match.matches
         report = Report(str(output), first.spec.model_type, untied=first.untied,
                         pinned_by_unknown_ops=dict(first.spec.unknown_ops))  # fmt: skip
-        report.notes += [f"{m.source.name} {m.widened}" for m in self.models.models if m.widened is not None]
+        report.notes += [f"{m.source.name} {change}" for m in self.models.models for change in m.changes]
         if first.spec.unread and matches:
             report.notes.append(standing_still(first.spec))
         if len(matches) == 1:

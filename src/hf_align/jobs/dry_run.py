@@ -98,7 +98,7 @@ def _aligned(a: str, b: str, output: Path, options: Options) -> DryRun:
     from hf_align.runtime.devices import Devices
     from hf_align.witness.effort import memory
 
-    pair = open_models(a, b, options, silent)
+    pair = open_models(a, b, options, silent, lambda respelled, _: respelled)
     spec = pair.spec
     plan = draft_of(pair, pair.layout(pair.a), options).plan
     groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())

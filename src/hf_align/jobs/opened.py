@@ -13,6 +13,7 @@ from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.hub import Source
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
+from hf_align.jobs.respelling import refitted
 from hf_align.jobs.witnessing import moved_model
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen, separated
@@ -20,7 +21,7 @@ from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
 from hf_align.merging.methods import RUNNING
-from hf_align.opening.models import Model, Pair, open_pair
+from hf_align.opening.models import Model, Pair, Respell, open_pair
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for
@@ -63,7 +64,8 @@ class Opened:
             HfAlignError: as `open_models`; a choice that the architecture does not have, a device that is not there.
         """
         first, *others = named.values()
-        pairs = tuple(open_models(first, other, options, say) for other in others or [first])
+        respell = partial(refitted, options=options)
+        pairs = tuple(open_models(first, other, options, say, respell) for other in others or [first])
         opened = cls(pairs, options, tuple(named), jointly)
         if len(pairs) > 1 or not jointly:
             for pair in pairs:
@@ -208,16 +210,20 @@ class Basis:
                 for name, model, elements in (*others, first)]  # fmt: skip
 
 
-def open_models(a: str, b: str, options: Options, say: Say) -> Pair:
+def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) -> Pair:
     """Two models, and what must be said of their architecture before anything is done.
+
+    Args:
+        respell: what is done further to a model that the options bring into another vocabulary.
 
     Raises:
         HfAlignError: as `open_pair`; an op without a rule under --strict.
     """
-    pair = open_pair(a, b, untie=options.untie, specs=options.specs, trust_remote_code=options.trust_remote_code)
+    pair = open_pair(a, b, untie=options.untie, specs=options.specs, respell=respell if options.retokenize else None,
+                     trust_remote_code=options.trust_remote_code)  # fmt: skip
     for model in (pair.a, pair.b):
-        if model.widened is not None:
-            say(f"{model.ref} {model.widened}")
+        for change in model.changes:
+            say(f"{model.ref} {change}")
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:

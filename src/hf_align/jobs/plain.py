@@ -20,7 +20,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import require_same_vocabulary
+from hf_align.checkpoints.companions import same_vocabulary
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.own_files import own_json
@@ -64,7 +64,8 @@ class Same:
         configs = [own_json(folder, "config.json") for folder in folders]
         if configs[0] is None or configs[1] is None or _kind(configs[0]) != _kind(configs[1]):
             return None
-        require_same_vocabulary((a, b), folders)
+        if not same_vocabulary(folders):
+            return None
         if configs[0].get(_TIED) != configs[1].get(_TIED):
             return None
         first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)

@@ -8,7 +8,7 @@ changed of A's (arXiv 2401.08565). Every weight is free. Matrices take steps tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,20 +114,23 @@ def distilled(
     objective: Objective,
     schedule: Schedule,
     *,
+    only: Collection[str] | None = None,
     state: State | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The weights at the end of the descent, float32 on the CPU, by name.
+    """The weights that moved at the end of the descent, float32 on the CPU, by name.
 
     Args:
         start: weights by name in memory, placed for the network.
+        only: those that move; all without.
         state: an interrupted run resumes from there.
         progress: called after each step with its number and the loss.
 
     Raises:
         HfAlignError: the loss is not finite.
     """
-    free = {n: _Free.at(start[n]) for n in sorted(network.trained & start.keys())}
+    moving = network.trained & (start.keys() if only is None else set(only))
+    free = {n: _Free.at(start[n]) for n in sorted(moving)}
 
     def loss(rng: Generator) -> Tensor:
         merged = {n: free[n].value if n in free else start[n] for n in start}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,12 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.opening.agreement import require_alike
 from hf_align.opening.heads import choose_heads, is_tied, loses_ties
+from hf_align.opening.vocabularies import (
+    RespelledWeights,
+    Respelling,
+    require_same_number_of_tokens,
+    respelling_of,
+)
 from hf_align.opening.widths import Architecture, described, widen
 from hf_align.runtime.progress import waiting
 from hf_align.symmetry.spec import SymmetrySpec
@@ -38,6 +44,7 @@ class Model:
         names: its tensors on disk against those of the architecture.
         weights: by name in memory, in the sizes of the architecture of the pair.
         widened: what grew, in words that follow a name, where the checkpoint is of a smaller size.
+        respelled: what brought it into the vocabulary of the first, likewise, where it has another.
     """
 
     source: Source
@@ -46,6 +53,7 @@ class Model:
     names: Names
     weights: Mapping[str, Tensor]
     widened: str | None = None
+    respelled: str | None = None
 
     @property
     def ref(self) -> str:
@@ -53,9 +61,18 @@ class Model:
         return self.source.reference
 
     @property
+    def changes(self) -> list[str]:
+        """What was done to it so that it fits, in words that follow its name."""
+        return [change for change in (self.respelled, self.widened) if change is not None]
+
+    @property
     def folder(self) -> Path:
         """Config, tokenizer, and whatever else is no weights."""
         return self.source.folder
+
+
+Respell = Callable[[Model, Model], Model]
+"""A model in the vocabulary of another, and that other -> the model."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +91,8 @@ class Pair:
     untied: bool
 
     def layout(self, preferred: Model) -> Model:
-        """The model whose files a result is written like: the preferred one, or the other if that was widened."""
-        if preferred.widened is None:
+        """The model whose files a result is written like: the preferred one, or the other if that was changed."""
+        if not preferred.changes:
             return preferred
         return self.b if preferred is self.a else self.a
 
@@ -103,39 +120,54 @@ def open_pair(
     *,
     untie: bool | None = None,
     specs: Path | None = None,
+    respell: Respell | None = None,
     trust_remote_code: bool = False,
 ) -> Pair:
     """Open two models and derive the symmetries of their architecture; the narrower one is widened.
 
     Args:
         a, b: folders or Hub references.
+        respell: what is done further to B in the vocabulary of A, where it has another; without it such are refused.
         untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
         specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
-        IncompatibleModels: other vocabularies, models that compute differently, or sizes that cannot be brought
-            together.
+        IncompatibleModels: other vocabularies, models that compute differently, or sizes, that nothing brings together.
         CheckpointError: weights that are missing, damaged or not finite.
     """
     sources = [resolve(a), resolve(b)]
     folders = [source.folder for source in sources]
     configs = [read_config(f, trust_remote_code=trust_remote_code) for f in folders]
-    require_same_vocabulary((a, b), folders)
+    if respell is None:
+        require_same_vocabulary((a, b), folders)
     stored = [Checkpoint.open(source.folder, source.shards) for source in sources]
     configs = [_with_buffers(*each) for each in zip(configs, sources, stored, strict=True)]
+    respelling = None if respell is None else respelling_of(folders, configs)
+    if respelling is not None:
+        configs[1] = respelling.config
     with waiting("comparing the configs"):
         alike = require_alike((a, b), configs[0], configs[1], untie)
+        require_same_number_of_tokens((a, b), alike, folders)
     with waiting("deriving the symmetries"):
         config, spec, _ = choose_heads(alike[0], untie, specs)
         first = second = Architecture(config, spec)
         if _shapes(alike[0]) != _shapes(alike[1]):
             second = Architecture(*choose_heads(alike[1], is_tied(alike[1]) and not is_tied(config), specs)[:2])
     untied = any(loses_ties(own, config) for own in configs)
-    models = _in_one_precision([_open(*each) for each in zip(sources, stored, configs, (first, second), strict=True)])
+    opened = zip(sources, stored, configs, (first, second), (None, respelling), strict=True)
+    models = _in_one_precision([_open(*each) for each in opened])
+    if respell is not None and respelling is not None:
+        if not is_wider(spec, second.spec):
+            raise IncompatibleModels(f"{b} is wider and has another tokenizer: name it first, so that its own is kept")
+        models[1] = respell(models[1], models[0])
     if second is first:
         return Pair(models[0], models[1], config, spec, untied)
     if is_wider(spec, second.spec):
         return Pair(models[0], _widened(models[1], second, first), config, spec, untied)
+    if respelling is not None:
+        raise IncompatibleModels(
+            f"{b} is the wider one and has other tokens: name it first, for the result has its own"
+        )
     return Pair(_widened(models[0], first, second), models[1], second.config, second.spec, untied)
 
 
@@ -168,7 +200,13 @@ def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
     return replace(model, weights=weights, widened=what)
 
 
-def _open(source: Source, stored: Checkpoint, own: PretrainedConfig, architecture: Architecture) -> Model:
+def _open(
+    source: Source,
+    stored: Checkpoint,
+    own: PretrainedConfig,
+    architecture: Architecture,
+    respelling: Respelling | None,
+) -> Model:
     ref = source.reference
     aliases = inventory(build_without_weights(own)).ties if loses_ties(own, architecture.config) else {}
     names = match_names(build_without_weights(architecture.config), stored, architecture.spec.ties, aliases)
@@ -178,8 +216,10 @@ def _open(source: Source, stored: Checkpoint, own: PretrainedConfig, architectur
     checkpoint = adapted(stored, source, names.alone())
     _require_tied(ref, checkpoint, names)
     weights = NamedWeights(checkpoint, names)
-    _require_shapes(ref, weights, architecture.spec)
-    return Model(source, own, checkpoint, names, weights)
+    fitting = weights if respelling is None else RespelledWeights(weights, respelling)
+    _require_shapes(ref, fitting, architecture.spec)
+    return Model(source, own, checkpoint, names, fitting,
+                 respelled=None if respelling is None else respelling.described)  # fmt: skip
 
 
 def _with_buffers(config: PretrainedConfig, source: Source, stored: Checkpoint) -> PretrainedConfig:
@@ -224,7 +264,7 @@ def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
             )
 
 
-def _require_shapes(ref: str, weights: NamedWeights, spec: SymmetrySpec) -> None:
+def _require_shapes(ref: str, weights: NamedWeights | RespelledWeights, spec: SymmetrySpec) -> None:
     for name in spec.parameters:
         stored, expected = weights.stored(name), spec.shape(name)
         if not stored.dtype.is_floating_point:

@@ -50,6 +50,7 @@ class Options:
         points: mixing weights at which losses are measured.
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
+        retokenize: bring models with another vocabulary into that of the first.
         witness: see that what is aligned answers as before, before it is written.
         drop_cache: take shards from the Hub off the disk as soon as they have been read.
         quiet: no progress bars.
@@ -68,6 +69,7 @@ class Options:
     device: str | None = None
     offload: bool | None = None
     untie: bool | None = None
+    retokenize: bool = False
     method: AnyMethod = "linear"
     weight: float = 0.5
     points: int = 21

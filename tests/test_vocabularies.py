@@ -1,0 +1,258 @@
+"""Models with other tokenizers: what their tokens spell, and the rows that stand for them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MODELS, run
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders
+from tokenizers import models as kinds
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, GPT2Config, LlamaConfig, PreTrainedModel
+
+from hf_align.jobs import respelling
+from hf_align.jobs.opened import Opened
+from hf_align.opening.vocabularies import Vocabulary, vocabulary_axes
+from hf_align.settings.options import Options
+
+LLAMA = MODELS / "llama"
+
+
+def tokenizer(folder: Path, words: Sequence[str], decoder: Any, special: Sequence[str] = ()) -> Vocabulary:
+    """A tokenizer that has these tokens in this order."""
+    made = Tokenizer(kinds.WordPiece({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    made.decoder = decoder
+    made.add_special_tokens(list(special))
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    return Vocabulary.read(folder)
+
+
+FALLING_BACK = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "token", "text"),
+    [
+        (decoders.ByteLevel(), "Ġthe", b" the"),
+        (decoders.ByteLevel(), "Ãł", b"\xc3\xa0"),
+        (decoders.ByteLevel(), "Ã", b"\xc3"),
+        (decoders.WordPiece(), "##ing", b"ing"),
+        (decoders.WordPiece(), "sing", b" sing"),
+        (decoders.Metaspace(), "▁the", b" the"),
+        (FALLING_BACK, "▁the", b" the"),
+        (FALLING_BACK, "<0x41>", b"A"),
+        (FALLING_BACK, "à", "à".encode()),
+        (decoders.Metaspace(), "<0x41>", b"<0x41>"),
+    ],
+)
+def test_tokens_spell_bytes(decoder: Any, token: str, text: bytes, tmp_path: Path) -> None:
+    assert tokenizer(tmp_path, ["[UNK]", token], decoder).spell(token) == text
+
+
+def test_a_text_is_spelled_by_the_fewest_tokens(tmp_path: Path) -> None:
+    words = ["[UNK]", *"aehtn", "th", "the", "ent"]
+    vocabulary = tokenizer(tmp_path, words, decoders.Metaspace(), ["[UNK]"])
+    named = {i: word for word, i in vocabulary.names.items()}
+    assert [named[i] for i in vocabulary.pieces(b"then")] == ["the", "n"]
+    assert [named[i] for i in vocabulary.pieces(b"thent")] == ["th", "ent"]
+    assert vocabulary.pieces(b"thx") == ()
+    assert vocabulary.pieces(b"[UNK]") == ()  # what stands for no text spells none
+
+
+def test_a_letter_is_its_token_before_it_is_a_byte_that_a_tokenizer_falls_back_to(tmp_path: Path) -> None:
+    vocabulary = tokenizer(tmp_path, ["[UNK]", "<0x41>", "A"], FALLING_BACK)
+    assert vocabulary.pieces(b"A") == (2,)
+
+
+def small(kind: str, size: int) -> Any:
+    if kind == "bert":
+        return BertConfig(vocab_size=size, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                          intermediate_size=12, architectures=["BertForMaskedLM"])  # fmt: skip
+    if kind == "gpt2":
+        return GPT2Config(vocab_size=size, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0,
+                          eos_token_id=0, architectures=["GPT2LMHeadModel"])  # fmt: skip
+    return LlamaConfig(vocab_size=size, hidden_size=size, intermediate_size=size, num_hidden_layers=1,
+                       num_attention_heads=2, architectures=["LlamaForCausalLM"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "axes"),
+    [
+        (
+            "bert",
+            30,
+            {
+                "bert.embeddings.word_embeddings.weight": 0,
+                "cls.predictions.bias": 0,
+                "cls.predictions.decoder.weight": 0,
+                "cls.predictions.decoder.bias": 0,
+            },
+        ),
+        ("gpt2", 30, {"transformer.wte.weight": 0, "lm_head.weight": 0}),
+        ("llama", 16, {"model.embed_tokens.weight": 0, "lm_head.weight": 0}),  # as wide as it has tokens
+    ],
+)
+def test_the_axes_of_tokens_are_those_that_grow_with_the_vocabulary(
+    kind: str, size: int, axes: Mapping[str, int]
+) -> None:
+    assert vocabulary_axes(small(kind, size)) == axes
+
+
+def with_tokens_in_another_order(folder: Path, to: Path) -> None:
+    """The same model: every token, and its row, is in another place."""
+    shutil.copytree(folder, to)
+    said = json.loads((to / "tokenizer.json").read_text())
+    words, order = said["model"]["vocab"], torch.randperm(512, generator=torch.Generator().manual_seed(0))
+    said["model"]["vocab"] = {word: int(order[i]) for word, i in words.items()}
+    for token in said["added_tokens"]:
+        token["id"] = int(order[token["id"]])
+    (to / "tokenizer.json").write_text(json.dumps(said))
+    weights = load_file(to / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.empty_like(weights[name]).index_copy_(0, order, weights[name])
+    save_file(weights, to / "model.safetensors", {"format": "pt"})
+    config = json.loads((to / "config.json").read_text())
+    config |= {f"{kind}_token_id": int(order[0]) for kind in ("bos", "eos", "pad")}
+    (to / "config.json").write_text(json.dumps(config))
+
+
+def test_the_same_tokens_in_another_order_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_tokens_in_another_order(LLAMA / "1", tmp_path / "b")
+    assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "plain", "--method", "linear", "-q") == 0
+    capsys.readouterr()
+    assert run("merge", LLAMA / "0", tmp_path / "b", "-o", tmp_path / "out", "--method", "linear", "-q",
+               "--retokenize") == 0  # fmt: skip
+    assert "512 tokens are its own, 0 are made of several; it reads what it writes as before" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    expected, found = (load_file(tmp_path / f / "model.safetensors") for f in ("plain", "out"))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
+
+
+def other_tokens(folder: Path, size: int, model: PreTrainedModel | None = None) -> Path:
+    """A model with a byte-level tokenizer of its own, of fewer tokens than the examples have."""
+    given = json.loads((LLAMA / "0" / "tokenizer.json").read_text())
+    fewer = {word: i for word, i in given["model"]["vocab"].items() if i < size}
+    given["model"] |= {"vocab": fewer, "merges": [m for m in given["model"]["merges"] if "".join(m) in fewer]}
+    if model is None:
+        shutil.copytree(LLAMA / "1", folder)
+        weights = load_file(folder / "model.safetensors")
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights[name] = weights[name][:size].clone()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    else:
+        model.save_pretrained(folder)
+        shutil.copy(LLAMA / "0" / "tokenizer_config.json", folder)
+    (folder / "tokenizer.json").write_text(json.dumps(given))
+    return folder
+
+
+def test_a_model_with_other_tokens_is_brought_into_those_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b, out = other_tokens(tmp_path / "b", 300), tmp_path / "out"
+    assert run("merge", LLAMA / "0", b, "-o", out, "-q") == 2
+    error = capsys.readouterr().err
+    assert "different vocabularies" in error and "--retokenize brings" in error and not out.exists()
+    monkeypatch.setattr(respelling, "_WRITTEN", 64), monkeypatch.setattr(respelling, "_STEPS", 20)
+    assert run("merge", LLAMA / "0", b, "-o", out, "-q", "--retokenize", "--method", "linear", "--json") == 0
+    notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert "300 tokens are its own, 212 are made of several" in notes
+    before, after = nats(notes)
+    assert 0 < before < after < 8
+    merged = AutoModelForCausalLM.from_pretrained(out)
+    assert merged.config.vocab_size == 512
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == AutoTokenizer.from_pretrained(LLAMA / "0").get_vocab()
+    assert "gets the tokenizer of the first" in (out / "README.md").read_text()
+
+
+def nats(said: str) -> tuple[float, float]:
+    """What a byte takes a model in its own tokens, and in those that it is given."""
+    return float(said.split("these tokens, ")[1].split()[0]), float(said.split("a byte takes it ")[1].split()[0])
+
+
+def test_fitting_its_tables_helps_a_model_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = other_tokens(tmp_path / "b", 300)
+    monkeypatch.setattr(respelling, "_WRITTEN", 512)
+
+    def after(steps: int) -> float:
+        monkeypatch.setattr(respelling, "_STEPS", steps)
+        models = Opened.open({"A": str(LLAMA / "0"), "B": str(b)}, Options(retokenize=True, quiet=True))
+        return nats(models.first.b.changes[0])[1]
+
+    assert after(60) < after(1) - 0.05
+
+
+def test_a_tied_head_is_fitted_with_its_embedding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respelling, "_WRITTEN", 64), monkeypatch.setattr(respelling, "_STEPS", 3)
+    models = [AutoModelForCausalLM.from_config(small("gpt2", size)) for size in (512, 300)]
+    models[0].save_pretrained(tmp_path / "a")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(LLAMA / "0" / name, tmp_path / "a")
+    b = other_tokens(tmp_path / "b", 300, models[1])
+    for tied in ("--tie-word-embeddings", "--untie-word-embeddings"):
+        assert run("merge", tmp_path / "a", b, "-o", tmp_path / "out", "-q", "--retokenize", "--method", "linear",
+                   "--weight", 1, tied, "--match", "none", "--overwrite") == 0  # fmt: skip
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        head, table = merged.get_output_embeddings().weight, merged.get_input_embeddings().weight
+        assert torch.equal(head, table) and head.shape == (512, 16)
+        assert not torch.equal(table[300], models[1].get_input_embeddings().weight[:2].mean(0))
+    capsys.readouterr()
+
+
+def test_more_rows_than_tokens_are_no_other_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(LLAMA / "1", tmp_path / "b")
+    weights = load_file(tmp_path / "b" / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.cat([weights[name], torch.zeros(64, 128)])
+    save_file(weights, tmp_path / "b" / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config | {"vocab_size": 576}))
+    assert run("merge", LLAMA / "0", tmp_path / "b", "-o", tmp_path / "out", "-q", "--method", "linear") == 2
+    assert "has 512 tokens and" in capsys.readouterr().err
+    assert run("merge", LLAMA / "0", tmp_path / "b", "-o", tmp_path / "out", "-q", "--method", "linear",
+               "--retokenize") == 0  # fmt: skip
+    assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "plain", "-q", "--method", "linear") == 0
+    expected, found = (load_file(tmp_path / f / "model.safetensors") for f in ("plain", "out"))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
+
+
+def test_the_wider_model_must_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    b = other_tokens(tmp_path / "b", 300)
+    assert run("merge", b, MODELS / "llama-wide" / "3", "-o", tmp_path / "out", "-q", "--method", "linear",
+               "--retokenize") == 2  # fmt: skip
+    assert "name it first" in capsys.readouterr().err
+
+
+def test_a_dry_run_fits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = other_tokens(tmp_path / "b", 300)
+    monkeypatch.setattr(respelling, "distilled", None)
+    assert run("merge", LLAMA / "0", b, "--dry-run", "--retokenize", "-o", tmp_path / "out") == 0
+
+
+def test_a_model_that_does_not_write_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bert = MODELS / "bert"
+    shutil.copytree(bert / "1", tmp_path / "b")
+    said = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
+    words = said["model"]["vocab"]
+    first, second = list(words)[10:12]
+    words[first], words[second] = words[second], words[first]
+    (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(said))
+    assert run("merge", bert / "0", tmp_path / "b", "-o", tmp_path / "out", "-q", "--method", "linear",
+               "--retokenize") == 0  # fmt: skip
+    assert "it does not write, so nothing tells what that changes" in " ".join(capsys.readouterr().out.split())
+    before, after = (load_file(f / "model.safetensors") for f in (bert / "1", tmp_path / "out"))
+    assert before.keys() == after.keys()
