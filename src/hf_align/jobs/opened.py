@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.hub import Source
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.jobs.respelling import refitted
@@ -174,12 +175,16 @@ class Basis:
 
     @cached_property
     def weights(self) -> tuple[Weights, ...]:
-        """Of all models, tensor by tensor."""
-        raw = [model.weights for model in self.models.models]
-        if not self.matches:
-            return tuple(raw)
-        device = Devices.choose(self.models.options.device).running
-        return tuple(AlignedWeights(w, self.models.spec, e, device) for w, e in zip(raw, self._elements, strict=True))
+        """Of all models, tensor by tensor; where nothing depends on a weight of one, it is that of the other."""
+        models = self.models.models
+        found: list[Weights] = [model.weights for model in models]
+        if self.matches:
+            device = Devices.choose(self.models.options.device).running
+            found = [AlignedWeights(w, self.models.spec, e, device) for w, e in zip(found, self._elements, strict=True)]
+        return tuple(
+            _with_others(weights, model.idle, found[0] if i else found[-1])
+            for i, (model, weights) in enumerate(zip(models, found, strict=True))
+        )
 
     @property
     def of_first(self) -> Basis:
@@ -208,6 +213,10 @@ class Basis:
         first, *others = zip(names, models, self._elements, strict=True)
         return [moved_model(name, model, pair, self.models.spec, elements, pair.layout(pair.a), self.models.options)
                 for name, model, elements in (*others, first)]  # fmt: skip
+
+
+def _with_others(weights: Weights, idle: frozenset[str], others: Weights) -> Weights:
+    return Computed(weights, lambda name: others[name] if name in idle else weights[name]) if idle else weights
 
 
 def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) -> Pair:

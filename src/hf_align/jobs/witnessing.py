@@ -39,7 +39,7 @@ def moved_model(
     own, config = pair.config if model.widened is not None else model.config, copy.deepcopy(like.config)
     if pair.untied:
         config.tie_word_embeddings = False
-    wide = any(stored(model, name) == torch.float64 for name in spec.parameters)
+    wide = any(stored(model, name) == torch.float64 for name in model.names.by_memory())
     written = {name: options.torch_dtype or stored(like, name) for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,
                  torch.float64 if wide else torch.float32, written)  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from hf_align.checkpoints.naming import NamedWeights, Names, match_names
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import CheckpointError, IncompatibleModels
 from hf_align.opening.agreement import require_alike
+from hf_align.opening.depths import Deepening, Places, deepening_of, is_unchanged, places_for
 from hf_align.opening.heads import choose_heads, is_tied, loses_ties
 from hf_align.opening.vocabularies import (
     RespelledWeights,
@@ -44,6 +46,7 @@ class Model:
         names: its tensors on disk against those of the architecture.
         weights: by name in memory, in the sizes of the architecture of the pair.
         widened: what grew, in words that follow a name, where the checkpoint is of a smaller size.
+        idle: weights of layers that were added to it, on which nothing depends.
         respelled: what brought it into the vocabulary of the first, likewise, where it has another.
     """
 
@@ -53,6 +56,7 @@ class Model:
     names: Names
     weights: Mapping[str, Tensor]
     widened: str | None = None
+    idle: frozenset[str] = frozenset()
     respelled: str | None = None
 
     @property
@@ -105,12 +109,12 @@ class Pair:
         """For what takes models in the sizes in which they are stored.
 
         Raises:
-            IncompatibleModels: one of the two was widened.
+            IncompatibleModels: one of the two was made larger.
         """
         for model in (self.a, self.b):
             if model.widened is not None:
                 raise IncompatibleModels(
-                    f"{model.ref} is narrower than the others; merge widens it, two models at a time"
+                    f"{model.ref} is smaller than the others; merge makes it larger, two models at a time"
                 )
 
 
@@ -123,7 +127,7 @@ def open_pair(
     respell: Respell | None = None,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Open two models and derive the symmetries of their architecture; the narrower one is widened.
+    """Open two models and derive the symmetries of their architecture; the smaller one is made larger.
 
     Args:
         a, b: folders or Hub references.
@@ -145,30 +149,86 @@ def open_pair(
     respelling = None if respell is None else respelling_of(folders, configs)
     if respelling is not None:
         configs[1] = respelling.config
+    deep = [deepening_of(*each) for each in (configs, configs[::-1])]
+    deeper = [c if d is None else d.config for c, d in zip(configs, deep, strict=True)]
     with waiting("comparing the configs"):
-        alike = require_alike((a, b), configs[0], configs[1], untie)
+        alike = require_alike((a, b), deeper[0], deeper[1], untie)
+    if respell is None:
         require_same_number_of_tokens((a, b), alike, folders)
     with waiting("deriving the symmetries"):
         config, spec, _ = choose_heads(alike[0], untie, specs)
         first = second = Architecture(config, spec)
         if _shapes(alike[0]) != _shapes(alike[1]):
             second = Architecture(*choose_heads(alike[1], is_tied(alike[1]) and not is_tied(config), specs)[:2])
+        stored_as = [x if d is None else _shallow(own, x, specs)
+                     for own, x, d in zip(configs, (first, second), deep, strict=True)]  # fmt: skip
     untied = any(loses_ties(own, config) for own in configs)
-    opened = zip(sources, stored, configs, (first, second), (None, respelling), strict=True)
+    narrow = None if second is first else int(is_wider(spec, second.spec))
+    changed = {narrow, *(i for i, d in enumerate(deep) if d is not None), *([] if respelling is None else [1])} - {None}
+    if len(changed) > 1:
+        raise IncompatibleModels(
+            f"neither {a} nor {b} has the layers, the widths and the tokenizer of the result: name the larger one first"
+        )
+    opened = zip(sources, stored, configs, stored_as, (None, respelling), strict=True)
     models = _in_one_precision([_open(*each) for each in opened])
     if respell is not None and respelling is not None:
-        if not is_wider(spec, second.spec):
-            raise IncompatibleModels(f"{b} is wider and has another tokenizer: name it first, so that its own is kept")
         models[1] = respell(models[1], models[0])
-    if second is first:
-        return Pair(models[0], models[1], config, spec, untied)
-    if is_wider(spec, second.spec):
-        return Pair(models[0], _widened(models[1], second, first), config, spec, untied)
-    if respelling is not None:
-        raise IncompatibleModels(
-            f"{b} is the wider one and has other tokens: name it first, for the result has its own"
-        )
-    return Pair(_widened(models[0], first, second), models[1], second.config, second.spec, untied)
+    sizes = _Sizes(models, stored_as, (first, second), deep, narrow)
+    fitted = sizes.fitted(sizes.places)
+    wide = first if narrow != 0 else second
+    return Pair(fitted[0], fitted[1], wide.config, wide.spec, untied)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Two models of which one may be smaller.
+
+    Attributes:
+        stored_as: their architectures on disk.
+        architectures: the same at the depth of the deeper one.
+        deepenings: what makes a model as deep as the other, where it is not.
+        narrow: which one is narrower.
+    """
+
+    models: Sequence[Model]
+    stored_as: Sequence[Architecture]
+    architectures: Sequence[Architecture]
+    deepenings: Sequence[Deepening | None]
+    narrow: int | None
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the layers of the shallower one belong; none where both are as deep."""
+        for model, own, deepening in zip(self.models, self.stored_as, self.deepenings, strict=True):
+            if deepening is not None:
+                wide = self.architectures[0 if self.narrow is None else 1 - self.narrow]
+                with waiting("looking for layers that correspond"):
+                    return places_for(
+                        deepening, wide.spec, lambda places: [each.weights for each in self.fitted(places)],
+                        partial(is_unchanged, model.weights, own.config, deepening),
+                    )  # fmt: skip
+        return ()
+
+    def fitted(self, places: Places) -> list[Model]:
+        """Both in one size, the layers of the shallower one in some places."""
+        made = [
+            model if deepening is None else _deepened(model, deepening, places)
+            for model, deepening in zip(self.models, self.deepenings, strict=True)
+        ]
+        if self.narrow is not None:
+            own, wide = self.architectures[self.narrow], self.architectures[1 - self.narrow]
+            made[self.narrow] = _widened(made[self.narrow], own, wide)
+        return made
+
+
+def _shallow(own: PretrainedConfig, deep: Architecture, specs: Path | None) -> Architecture:
+    """The architecture of a checkpoint that will be made deeper, its head tied or not as it will be."""
+    return Architecture(*choose_heads(own, is_tied(own) and not is_tied(deep.config), specs)[:2])
+
+
+def _deepened(model: Model, deepening: Deepening, places: Places) -> Model:
+    return replace(model, weights=deepening.spread(places, model.weights), config=deepening.config,
+                   widened=deepening.described(places), idle=deepening.idle(places))  # fmt: skip
 
 
 def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -197,7 +257,7 @@ def config_of(model: str, *, trust_remote_code: bool = False) -> PretrainedConfi
 def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
     weights, change = widen(model.weights, own, wide)
     what = f"is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
-    return replace(model, weights=weights, widened=what)
+    return replace(model, weights=weights, widened=what if model.widened is None else f"{model.widened}, and {what}")
 
 
 def _open(

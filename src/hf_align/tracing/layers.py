@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +169,23 @@ def _digest(buffer: Tensor) -> Hashable:
     if buffer.device.type == "meta":
         return tuple(buffer.shape)
     return tuple(buffer.shape), hashlib.sha256(buffer.detach().contiguous().flatten().numpy().tobytes()).hexdigest()
+
+
+def kinds_of(path: str, models: Sequence[PreTrainedModel]) -> list[list[Hashable]]:
+    """What tells the layers of a list from one another, for each of some models that differ in how many they have.
+
+    The last model has at least two; what numbers the layers there is no difference.
+    """
+    lists = [module for model in models if isinstance(module := model.get_submodule(path), nn.ModuleList)]
+    counters = _counters(lists[-1])
+    entries = [{k: e for config in _configs(model) for k, e in _lists(config) if len(e) == len(layers)}
+               for model, layers in zip(models, lists, strict=True)]  # fmt: skip
+    common = set.intersection(*(set(each) for each in entries))
+    return [
+        [(frozenset(_signature(layer, counters)), frozenset((k, _plain(each[k][i])) for k in common))
+         for i, layer in enumerate(layers)]
+        for layers, each in zip(lists, entries, strict=True)
+    ]  # fmt: skip
 
 
 def _counters(layers: nn.ModuleList) -> dict[Place, int]:
