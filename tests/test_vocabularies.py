@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers import models as kinds
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, GPT2Config, LlamaConfig, PreTrainedModel
 
+import hf_align
+from hf_align.errors import HfAlignError
 from hf_align.jobs import respelling
 from hf_align.jobs.opened import Opened
 from hf_align.opening.vocabularies import Vocabulary, vocabulary_axes
@@ -256,3 +258,14 @@ def test_a_model_that_does_not_write_says_so(tmp_path: Path, capsys: pytest.Capt
     assert "it does not write, so nothing tells what that changes" in " ".join(capsys.readouterr().out.split())
     before, after = (load_file(f / "model.safetensors") for f in (bert / "1", tmp_path / "out"))
     assert before.keys() == after.keys()
+
+
+def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = other_tokens(tmp_path / "b", 300)
+    monkeypatch.setattr(respelling, "_WRITTEN", 64), monkeypatch.setattr(respelling, "_STEPS", 3)
+    with pytest.raises(ValueError, match="retokenize and dtype need output_dir"):
+        hf_align.merge([LLAMA / "0", b], retokenize=True)
+    with pytest.raises(HfAlignError, match="different vocabularies"):
+        hf_align.merge([LLAMA / "0", b], output_dir=tmp_path / "out")
+    report = hf_align.merge([LLAMA / "0", b], output_dir=tmp_path / "out", retokenize=True)
+    assert any("300 tokens are its own" in note for note in report.notes)

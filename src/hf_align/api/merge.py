@@ -52,6 +52,7 @@ def merge(
     config: PretrainedConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     witness: bool = True,
+    retokenize: bool = False,
 ) -> Any:
     """One model out of several, all in the basis of the first.
 
@@ -69,6 +70,7 @@ def merge(
         config: of state dicts.
         tokenizer: for data that is text.
         witness: run every model before and after it is aligned, and refuse what changed.
+        retokenize: with `output_dir`, bring models with another tokenizer into the tokens of the first.
 
     Returns:
         The same kind of thing as the first model, a live model for a folder or an id; with `output_dir` the report.
@@ -80,7 +82,8 @@ def merge(
     checked("method", method, Method)
     if isinstance(align, str):
         checked("align", align, AnyMatch)
-    checked("witness", witness, (True, False)), checked("overwrite", overwrite, (True, False))
+    for name, flag in (("witness", witness), ("overwrite", overwrite), ("retokenize", retokenize)):
+        checked(name, flag, (True, False))
     stored = _named(dtype)
     if isinstance(models, (str, os.PathLike, Mapping)):
         raise ValueError("models is one model; a list of two or more is needed")
@@ -91,8 +94,8 @@ def merge(
     if method not in OF_MANY and len(models) > 2:
         raise ValueError(f'method="{method}" merges two models; more are merged by "linear" or "regression"')
     if output_dir is None:
-        if push_to_hub is not None or overwrite or dtype is not None:
-            raise ValueError("push_to_hub, overwrite and dtype need output_dir")
+        if push_to_hub is not None or overwrite or retokenize or dtype is not None:
+            raise ValueError("push_to_hub, overwrite, retokenize and dtype need output_dir")
         if data is not None and method not in FROM_SAMPLES and align not in ("activation", "learned"):
             raise ValueError(f'data is used neither by method="{method}" nor by this way to align')
         given = [take(m, config, called=f"model {i}") for i, m in enumerate(models, start=1)]
@@ -100,7 +103,7 @@ def merge(
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
     of_two = shares[1] if len(shares) == 2 else 0.5
     options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=stored,
-                      overwrite=overwrite, witness=witness, quiet=True)  # fmt: skip
+                      overwrite=overwrite, witness=witness, retokenize=retokenize, quiet=True)  # fmt: skip
     return _to_disk(models, options, Path(output_dir), data, push_to_hub, shares)
 
 
