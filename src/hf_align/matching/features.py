@@ -110,9 +110,9 @@ class Moments:
 
     @property
     def second_moment(self) -> Tensor:
-        """E[x yᵀ] / √(E|x|² E|y|²), [n, n]."""
+        """E[x yᵀ] / √(E|x|² E|y|²), [n, n]; zero where one of them is always zero."""
         size = torch.sqrt(torch.as_tensor(self.square_a).sum() * torch.as_tensor(self.square_b).sum())
-        return self.product.value / size.cpu()
+        return self.product.value / size.cpu().clamp_min(1e-300)
 
     @property
     def correlation(self) -> Tensor:

@@ -113,7 +113,10 @@ class DeepenedWeights(OnDemand):
     """The weights of a shallow model in the depth of another, made when they are asked for."""
 
     def __init__(self, weights: Mapping[str, Tensor], deepening: Deepening, places: Places) -> None:
-        super().__init__(inventory(build_without_weights(deepening.config)).shapes)
+        layers = deepening.layers
+        inside = {rest for name in weights for _, rest in [layers.inside(name) or (0, "")] if rest}
+        everywhere = [layers.named(layer, rest) for layer in range(layers.deep) for rest in sorted(inside)]
+        super().__init__(dict.fromkeys([*(name for name in weights if layers.inside(name) is None), *everywhere]))
         self._weights = weights
         self._deepening = deepening
         self._places = places
@@ -223,7 +226,9 @@ def corresponding(scores: Sequence[Mapping[int, float]]) -> Places:
     return best[max(best)][1]
 
 
-def is_unchanged(raw: Mapping[str, Tensor], before: PretrainedConfig, deepening: Deepening, places: Places) -> bool:
+def is_unchanged(
+    raw: Mapping[str, Tensor], before: PretrainedConfig, after: PretrainedConfig, deepening: Deepening, places: Places
+) -> bool:
     """Whether silent layers leave a model as it is.
 
     Layers must be of the kind that they were (windows that no short input reaches beyond), and both depths are run once
@@ -231,16 +236,16 @@ def is_unchanged(raw: Mapping[str, Tensor], before: PretrainedConfig, deepening:
 
     Args:
         raw: weights of the shallow model by name in memory, which must fit into memory.
-        before: its config.
+        before, after: its config, and that of the deeper model.
     """
-    models = [build_without_weights(config) for config in (before, deepening.config)]
+    models = [build_without_weights(config) for config in (before, after)]
     shallow, deep = kinds_of(deepening.layers.path, models)
     if any(place is not None and shallow[place] != deep[i] for i, place in enumerate(places)):
         return False
     inputs = noise(trace(before))
     first = _outputs(before, raw, inputs)
-    after = _outputs(deepening.config, deepening.spread(places, raw), inputs)
-    return float((after - first).abs().max()) < _UNCHANGED * float(first.abs().max())
+    second = _outputs(after, deepening.spread(places, raw), inputs)
+    return float((second - first).abs().max()) < _UNCHANGED * float(first.abs().max())
 
 
 def _silent(config: PretrainedConfig) -> frozenset[str]:
@@ -284,8 +289,8 @@ def _of_layer(layers: Layers, number: int, names: Collection[str]) -> dict[str, 
 
 @torch.no_grad()
 def _outputs(config: PretrainedConfig, weights: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-    network = Network(config)
-    return predictions(network({n: weights[n] for n in weights}, inputs))
+    names = inventory(build_without_weights(config)).shapes
+    return predictions(Network(config)({name: weights[name] for name in names}, inputs))
 
 
 def _counts(value: object, count: int) -> bool:

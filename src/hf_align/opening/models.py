@@ -199,13 +199,14 @@ class _Sizes:
     @cached_property
     def places(self) -> Places:
         """Where the layers of the shallower one belong; none where both are as deep."""
-        for model, own, deepening in zip(self.models, self.stored_as, self.deepenings, strict=True):
+        parts = zip(self.models, self.stored_as, self.architectures, self.deepenings, strict=True)
+        for model, own, made, deepening in parts:
             if deepening is not None:
                 wide = self.architectures[0 if self.narrow is None else 1 - self.narrow]
                 with waiting("looking for layers that correspond"):
                     return places_for(
                         deepening, wide.spec, lambda places: [each.weights for each in self.fitted(places)],
-                        partial(is_unchanged, model.weights, own.config, deepening),
+                        partial(is_unchanged, model.weights, own.config, made.config, deepening),
                     )  # fmt: skip
         return ()
 
