@@ -102,6 +102,20 @@ def test_tables_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert lines and max(map(len, lines)) <= 80, max(lines, key=len)
 
 
+@pytest.mark.parametrize(("given", "spins"), [(None, "1000"), ("7", "7")])
+def test_threads_do_not_spin_for_long_on_cores_that_others_use(given: str | None, spins: str) -> None:
+    code = """
+        import atexit, os, sys
+        sys.argv = ["hf-align", "--version"]
+        atexit.register(lambda: print("torch" in sys.modules, os.environ["GOMP_SPINCOUNT"]))
+        from hf_align.__main__ import main
+        main()
+    """
+    env = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | ({"GOMP_SPINCOUNT": given} if given else {})
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=env)
+    assert done.stdout.splitlines()[-1] == f"False {spins}"
+
+
 def without_libraries(arguments: list[str], env: dict[str, str] | None = None) -> tuple[int, str, str]:
     """A command that must end before anything large is loaded: its status, and what it said."""
     code = f"""

@@ -1,10 +1,17 @@
 """`python -m hf_align`, and the command `hf-align`."""
 
+import os
 import sys
+
+_SPINS = "1000"
+"""How long threads of libgomp wait actively: what it takes itself where it knows that cores are scarce (libgomp manual,
+GOMP_SPINCOUNT). By default they spin 300 times as long, and on cores that others use as well, work takes nine times as
+long as it would."""
 
 
 def main() -> None:
     """Run the command line; loading its libraries takes seconds, in which it may be interrupted."""
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read once, when torch is loaded
     try:
         from hf_align.cli.app import main as run
     except KeyboardInterrupt:
