@@ -30,7 +30,7 @@ from hf_align.matching.choices import separated, with_heads, with_residual
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
 from hf_align.matching.universe import Mean
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator, lambdas
 from hf_align.running.network import Batch, Network

@@ -39,7 +39,7 @@ from torch import Tensor
 from hf_align.matching.find import Search, towards
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.curve import along, learn_curve
-from hf_align.opening.models import Pair
+from hf_align.opening.pairs import Pair
 from hf_align.running.evaluate import Evaluator, Path1D, lambdas
 from hf_align.running.network import Network
 from hf_align.settings.schedule import Schedule

@@ -264,7 +264,7 @@ def move(model: list[Path], folder: Path) -> None:
     from hf_align.checkpoints.claim import claimed
     from hf_align.jobs.job import silent
     from hf_align.jobs.writing import draft_of, entries_of
-    from hf_align.opening.models import open_pair
+    from hf_align.opening.pairs import open_pair
     from hf_align.settings.options import Options
     from hf_align.symmetry.alignment import AlignedWeights
 
@@ -321,7 +321,7 @@ def products(pair: list[Path], folder: Path) -> None:
     import torch
 
     from hf_align.matching.match import Match
-    from hf_align.opening.models import open_pair
+    from hf_align.opening.pairs import open_pair
     from hf_align.symmetry.alignment import AlignedWeights
     from hf_align.symmetry.elements import Matrix
 

@@ -34,7 +34,7 @@ from hf_align.matching.weights import match_weights
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS
 from hf_align.merging.samples import MOST, Samples
-from hf_align.opening.models import Pair
+from hf_align.opening.pairs import Pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Network, batches
 from hf_align.settings.schedule import Schedule

@@ -20,7 +20,7 @@ from hf_align.merging.fusion import fused
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.samples import Samples
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs

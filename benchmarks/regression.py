@@ -23,7 +23,7 @@ from hf_align.merging.methods import FROM_WEIGHTS
 from hf_align.merging.regmean import regression_mean
 from hf_align.merging.regression import Regressed, mean_of, regress, sequential_regression
 from hf_align.merging.samples import MORE, MOST, Samples
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Network

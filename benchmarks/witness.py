@@ -41,7 +41,7 @@ def measure(a: str, b: str) -> dict[str, float]:
     from hf_align.jobs.witnessing import moved_model
     from hf_align.matching.balanced import Balanced
     from hf_align.matching.weights import match_weights
-    from hf_align.opening.models import open_pair
+    from hf_align.opening.pairs import open_pair
     from hf_align.settings.options import Options
     from hf_align.witness.witness import hold
 

@@ -13,7 +13,7 @@ from elsewhere import NAME, Elsewhere, Held
 from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.runtime.devices import CPU, Devices
 from hf_align.settings.options import Options
 

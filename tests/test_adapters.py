@@ -19,7 +19,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import resolve
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 from hf_align.publishing.provenance import Provenance
 
 peft = pytest.importorskip("peft", reason="pip install hf-align[mergekit]")

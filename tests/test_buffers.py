@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import configuration_auto, modeling_auto
 
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 from hf_align.running.network import Network
 
 UNITS = 6

@@ -20,7 +20,7 @@ from hf_align.matching.descent import State
 from hf_align.matching.objectives import TowardsSources
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.curve import _Offset, along, learn_curve
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 from hf_align.settings.options import Options

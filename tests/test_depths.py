@@ -19,7 +19,7 @@ from transformers import (
 
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.depths import corresponding, deepening_of
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 from hf_align.running.network import Network
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements

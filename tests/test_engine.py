@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.memory import of_matching
 from hf_align.matching.weights import steps_of
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 from hf_align.settings.options import Options
 
 LLAMA = MODELS / "llama"

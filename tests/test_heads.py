@@ -20,7 +20,7 @@ from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
 from hf_align.matching.tables import products_of_tables
 from hf_align.matching.weights import match_weights, start_streams
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights

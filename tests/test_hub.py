@@ -22,7 +22,7 @@ from hf_align.checkpoints import hub as hub_module
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import resolve
 from hf_align.errors import CheckpointError, HfAlignError
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 
 LLAMA = MODELS / "llama"
 

@@ -28,7 +28,7 @@ from hf_align.matching.objectives import OnLabels, TowardsSources
 from hf_align.matching.steepest import Steepest, even
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs

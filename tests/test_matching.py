@@ -20,7 +20,7 @@ from hf_align.matching.memory import Step
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import _moves, descend, match_weights, steps_of
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.settings.options import Options
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.alignment import AlignedWeights, compose, distance

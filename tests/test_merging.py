@@ -22,7 +22,7 @@ from hf_align.merging.fusion import fused, fused_by_activations, semi_permuted
 from hf_align.merging.methods import FROM_SAMPLES, FROM_WEIGHTS, INEXACT, mix_of
 from hf_align.merging.regmean import OFF_DIAGONAL, grams, regress, regression_mean
 from hf_align.merging.samples import Samples
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 from hf_align.settings.options import Options

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import compare, watch
 from hf_align.merging.regmean import grams
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running import offload
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import noise, own_inputs
@@ -115,7 +115,7 @@ import sys
 from pathlib import Path
 import torch
 from hf_align.matching.features import compare, watch
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 from hf_align.running.network import Network, batches
 from hf_align.running.offload import OffloadedNetwork
 

@@ -19,7 +19,7 @@ from hf_align.matching import universe
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.find import Search, find
 from hf_align.matching.universe import Mean, match_universe
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
 from hf_align.settings.options import Options

@@ -13,7 +13,7 @@ from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
-from hf_align.opening.models import open_pair
+from hf_align.opening.pairs import open_pair
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.widening import WidenedWeights

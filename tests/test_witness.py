@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from hf_align.errors import HfAlignError
 from hf_align.jobs import job, witnessing
 from hf_align.jobs.witnessing import moved_model
-from hf_align.opening.models import Pair, open_pair
+from hf_align.opening.pairs import Pair, open_pair
 from hf_align.settings.options import Options
 from hf_align.symmetry import alignment
 from hf_align.symmetry.action import Elements

@@ -22,7 +22,8 @@ from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match
 from hf_align.merging.methods import RUNNING
-from hf_align.opening.models import Model, Pair, Respell, open_pair
+from hf_align.opening.models import Model
+from hf_align.opening.pairs import Pair, Respell, open_pair
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch, Network
 from hf_align.running.offload import network_for

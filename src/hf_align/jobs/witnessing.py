@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.opening.models import Model, Pair
+from hf_align.opening.models import Model
+from hf_align.opening.pairs import Pair
 from hf_align.publishing.provenance import FOLDER
 from hf_align.runtime.devices import Devices
 from hf_align.runtime.progress import waiting

@@ -14,7 +14,8 @@ from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source, whole
 from hf_align.jobs.job import Draft, Say
 from hf_align.jobs.opened import Opened
-from hf_align.opening.models import Model, Pair
+from hf_align.opening.models import Model
+from hf_align.opening.pairs import Pair
 from hf_align.running.network import Batch
 from hf_align.settings.options import Options
 from hf_align.symmetry.spec import SymmetrySpec

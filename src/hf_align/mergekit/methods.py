@@ -22,7 +22,7 @@ from hf_align.jobs.job import Draft, Say, silent
 from hf_align.jobs.opened import Basis
 from hf_align.jobs.writing import draft_of, entries_of
 from hf_align.mergekit.extra import dtype_of
-from hf_align.opening.models import Pair
+from hf_align.opening.pairs import Pair
 from hf_align.settings.options import Options
 
 

@@ -34,7 +34,7 @@ from hf_align.mergekit.folders import Command, run_command, run_moe, write_input
 from hf_align.mergekit.loaders import is_planned, renamed, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.slices import stack_here
-from hf_align.opening.models import Pair
+from hf_align.opening.pairs import Pair
 from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.data import with_labels

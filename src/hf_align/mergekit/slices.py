@@ -24,7 +24,7 @@ from hf_align.jobs.job import Draft
 from hf_align.jobs.opened import Basis
 from hf_align.jobs.writing import untied
 from hf_align.mergekit.methods import Loop, Settings, fitting, layer_of, layers_of, mixed, names_of, require_bound
-from hf_align.opening.models import Pair
+from hf_align.opening.pairs import Pair
 from hf_align.settings.options import Options
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory

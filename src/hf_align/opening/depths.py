@@ -140,6 +140,18 @@ class DeepenedWeights(OnDemand):
         return nearest
 
 
+def deepenings_of(configs: Sequence[PretrainedConfig]) -> tuple[Deepening | None, Deepening | None]:
+    """What makes the shallower one of two models as deep as the other; None for a model that is no shallower.
+
+    Raises:
+        IncompatibleModels: as `deepening_of`.
+    """
+    first, second = configs
+    if not any(type(n) in (int, list) for values in differences(first, second).values() for n in values):
+        return None, None  # no entry counts anything
+    return deepening_of(first, second), deepening_of(second, first)
+
+
 def deepening_of(shallow: PretrainedConfig, deep: PretrainedConfig) -> Deepening | None:
     """What makes a model as deep as another; None where it is no shallower.
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError, IncompatibleModels
-from hf_align.opening.models import Pair
+from hf_align.opening.pairs import Pair
 from hf_align.runtime.progress import waiting
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.overrides.overrides import reviewer

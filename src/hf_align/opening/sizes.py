@@ -1,0 +1,127 @@
+"""Two models of other sizes: the smaller one is made as deep and as wide as the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from hf_align.errors import IncompatibleModels
+from hf_align.opening.depths import Deepening, Places, is_unchanged, places_for
+from hf_align.opening.heads import choose_heads, is_tied
+from hf_align.opening.models import Model
+from hf_align.opening.widths import Architecture, described, widen
+from hf_align.runtime.progress import waiting
+from hf_align.symmetry.widening import is_wider
+from hf_align.tracing.build import build_without_weights
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The architectures of two models, of which one may be smaller.
+
+    Attributes:
+        stored_as: on disk.
+        architectures: the same at the depth of the deeper one.
+        deepenings: what makes a model as deep as the other, where it is not.
+        narrow: which one is narrower; None where both are as wide.
+    """
+
+    stored_as: Sequence[Architecture]
+    architectures: Sequence[Architecture]
+    deepenings: Sequence[Deepening | None]
+    narrow: int | None
+
+    @classmethod
+    def of(
+        cls,
+        stored: Sequence[PretrainedConfig],
+        alike: Sequence[PretrainedConfig],
+        deepenings: Sequence[Deepening | None],
+        untie: bool | None,
+        specs: Path | None,
+    ) -> Sizes:
+        """Derive the symmetries of both.
+
+        Args:
+            stored: their configs on disk.
+            alike: those at the depth of the deeper one, with heads that are tied alike.
+            untie, specs: as for `choose_heads`.
+        """
+        config, spec, _ = choose_heads(alike[0], untie, specs)
+        first = second = Architecture(config, spec)
+        if _shapes(alike[0]) != _shapes(alike[1]):
+            second = _tied_as(first, alike[1], specs)
+        both = first, second
+        stored_as = [x if d is None else _tied_as(first, own, specs)
+                     for own, x, d in zip(stored, both, deepenings, strict=True)]  # fmt: skip
+        return cls(stored_as, both, deepenings, None if second is first else int(is_wider(spec, second.spec)))
+
+    @property
+    def large(self) -> Architecture:
+        """That of both when they are as deep and as wide."""
+        return self.architectures[0 if self.narrow is None else 1 - self.narrow]
+
+    def require_one_small(self, refs: tuple[str, str], *, respelled: bool) -> None:
+        """Refuse two models of which each has something that the other lacks: a result is written like one of them.
+
+        Args:
+            respelled: whether the second is brought into the vocabulary of the first.
+
+        Raises:
+            IncompatibleModels: they are such.
+        """
+        small = {i for i, deepening in enumerate(self.deepenings) if deepening is not None}
+        small |= ({1} if respelled else set()) | (set() if self.narrow is None else {self.narrow})
+        if len(small) > 1:
+            raise IncompatibleModels(
+                f"neither {refs[0]} nor {refs[1]} has the layers, the widths and the tokenizer of the result: name the "
+                "larger one first"
+            )
+
+    def places(self, models: Sequence[Model]) -> Places:
+        """Where the layers of the shallower one belong; none where both are as deep."""
+        for model, own, made, deepening in zip(
+            models, self.stored_as, self.architectures, self.deepenings, strict=True
+        ):
+            if deepening is not None:
+                with waiting("looking for layers that correspond"):
+                    return places_for(
+                        deepening, self.large.spec,
+                        lambda places: [each.weights for each in self.fitted(models, places)],
+                        partial(is_unchanged, model.weights, own.config, made.config, deepening),
+                    )  # fmt: skip
+        return ()
+
+    def fitted(self, models: Sequence[Model], places: Places) -> list[Model]:
+        """Both in one size, the layers of the shallower one in some places."""
+        made = [
+            model if deepening is None else _deepened(model, deepening, places)
+            for model, deepening in zip(models, self.deepenings, strict=True)
+        ]
+        if self.narrow is not None:
+            made[self.narrow] = _widened(made[self.narrow], self.architectures[self.narrow], self.large)
+        return made
+
+
+def _tied_as(other: Architecture, config: PretrainedConfig, specs: Path | None) -> Architecture:
+    """An architecture whose head is untied where that of another is."""
+    return Architecture(*choose_heads(config, is_tied(config) and not is_tied(other.config), specs)[:2])
+
+
+def _deepened(model: Model, deepening: Deepening, places: Places) -> Model:
+    return replace(model, weights=deepening.spread(places, model.weights), config=deepening.config,
+                   widened=deepening.described(places), idle=deepening.idle(places))  # fmt: skip
+
+
+def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
+    weights, change = widen(model.weights, own, wide)
+    what = f"is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
+    return replace(model, weights=weights, widened=what if model.widened is None else f"{model.widened}, and {what}")
+
+
+def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(p.shape) for n, p in build_without_weights(config).named_parameters()}
