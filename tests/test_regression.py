@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 import hf_align
 from hf_align.errors import HfAlignError
-from hf_align.merging import fits
+from hf_align.merging import experts, fits
 from hf_align.merging.aligned import Aligned
+from hf_align.merging.experts import expert_sites
 from hf_align.merging.fits import ridge
 from hf_align.merging.lockstep import divided, program_of, require_same
 from hf_align.merging.regression import Regressed, mean_of, regress, regression_of
 from hf_align.merging.samples import Samples
-from hf_align.merging.selection import costs, eliminated, independent, units
-from hf_align.merging.sites import sites
+from hf_align.merging.selection import costs, eliminated, independent, units, without
+from hf_align.merging.sites import arrivals, sites
 from hf_align.running.generate import noise
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.derivation.derive import derive
@@ -226,6 +227,67 @@ def test_the_command_says_what_keeps_the_mean(tmp_path: Path, capsys: pytest.Cap
     assert "Regression solves 8 of 12 weights" in card
 
 
+# Experts ------------------------------------------------------------------------------------------------------------
+
+
+def test_products_with_experts_go_into_their_sums() -> None:
+    config = tiny_mixtral()
+    program = trace(config, batch=3, length=8)
+    weights, inputs = weights_of(config, 0), noise(program)
+    values = run_program(program, weights, inputs)
+    first, second = expert_sites(program)
+    for site in (first, second):
+        weight, numbers, value = weights[site.parameter], values[site.numbers], values[site.value]
+        torch.testing.assert_close(site.product(weight, numbers, value), values[site.node])
+        rows, results = site.rows(value).flatten(0, 1), site.rows(values[site.node]).flatten(0, 1)
+        assert rows.shape[1] == site.inputs and site.experts == 3
+        matrices = torch.randn(3, rows.shape[1], results.shape[1], generator=torch.Generator().manual_seed(0))
+        given = site.product(site.stored(matrices), numbers, value)
+        torch.testing.assert_close(site.rows(given).flatten(0, 1), (rows[:, None] @ matrices[numbers])[:, 0])
+    assert not first.way and second.way and second.beside
+    result, end = values[second.node], values[second.way[-1]]
+    factors, places = arrivals(second.way, result, second.node, {**weights_by_node(program, weights), **values}.get)
+    sums = torch.zeros(end.numel()).double().index_add(0, places.flatten(), (factors * result).flatten())
+    torch.testing.assert_close(sums.view_as(end).float(), end)
+
+
+def weights_by_node(program: Program, weights: Mapping[str, Tensor]) -> dict[fx.Node, Tensor]:
+    return {node: weights[name] for node, name in program.parameters.items()}
+
+
+@pytest.mark.parametrize(("columns", "least", "most"), [(1, 0.1, 0.28), (experts.COLUMNS, 0.0, 0.02)],
+                         ids=["one by one", "together"])  # fmt: skip
+def test_experts_make_up_for_what_their_sums_lack(
+    columns: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models apart in what experts write: starting at the one, the other is found again, if all are found
+    together."""
+    monkeypatch.setattr(experts, "COLUMNS", columns)
+    config, written = tiny_mixtral(), "model.layers.0.mlp.experts.down_proj"
+    samples = samples_of(config, 250)
+    start = weights_of(config, 0)
+    aim = {**start, written: weights_of(config, 1)[written]}
+    found: dict[str, Tensor] = {}
+    regress((start, aim), (0.0, 1.0), samples, start, found)
+    apart = [outputs(Network(config).module(w), config) for w in ({**start, **found}, start, aim)]
+    missing, before = (float((out - apart[2]).norm()) for out in apart[:2])
+    assert least * before <= missing < most * before
+
+
+def test_an_expert_that_no_token_chooses_keeps_the_mean() -> None:
+    config = tiny_mixtral()
+    config.num_experts_per_tok = 1
+    models = [weights_of(config, seed) for seed in (0, 1)]
+    router = "model.layers.0.mlp.gate.weight"
+    for model in models:
+        model[router][1], model[router][2] = -model[router][0], 0
+    mean = mean_of(models, (0.5, 0.5))
+    found = regression_of(models, (0.5, 0.5), samples_of(config, 250), symmetries(config))
+    for name in (n for n in mean if "experts" in n):
+        torch.testing.assert_close(found[name][2], mean[name][2])
+        assert not torch.allclose(found[name][:2], mean[name][:2], atol=1e-2)
+
+
 # Units chosen out of both -------------------------------------------------------------------------------------------
 
 
@@ -292,9 +354,15 @@ def test_the_costs_are_those_of_the_least_squares() -> None:
         part = h[:, kept]
         return float((y - part @ torch.linalg.lstsq(part, y).solution).square().sum())
 
-    found = costs(h.T @ h, h.T @ y, columns, torch.tensor([6]))
-    for unit, cost in zip(columns.tolist(), found.tolist(), strict=True):
+    inverse = torch.linalg.inv(h.T @ h)
+    coefficients = inverse @ h.T @ y
+    for unit, cost in zip(columns.tolist(), costs(inverse, coefficients, columns).tolist(), strict=True):
         assert cost == pytest.approx(squares([i for i in range(7) if i not in unit]) - squares(list(range(7))))
+    fewer, solution = without(inverse, coefficients, columns[1])
+    assert float(fewer[2:4].abs().max()) < 1e-12 and float(solution[2:4].abs().max()) < 1e-12
+    rest = [0, 1, 4, 5, 6]
+    torch.testing.assert_close(fewer[rest][:, rest], torch.linalg.inv(h[:, rest].T @ h[:, rest]))
+    torch.testing.assert_close(solution[rest], torch.linalg.lstsq(h[:, rest], y).solution)
 
 
 def test_heads_and_units_are_chosen_in_every_architecture() -> None:

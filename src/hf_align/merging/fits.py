@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.merging.aligned import Weights
 from hf_align.merging.lockstep import Lockstep, Lookup
-from hf_align.merging.sites import Site
+from hf_align.merging.sites import Beside, Site, brought_back
 from hf_align.running.network import Network
 from hf_align.tracing.execute import call_wide
 
@@ -52,16 +52,17 @@ def names_of(site: Site) -> frozenset[str]:
 
 
 def missing_to_target(
-    site: Site, result: Tensor, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]
-) -> Tensor:
-    """What a result [as the op gives it] lacks to the mean of the models' results, and what lacks to the mean in all
-    that is added to it."""
+    node: fx.Node, beside: Iterable[Beside], result: Tensor, lookups: Sequence[Lookup], steps: Lockstep,
+    shares: Sequence[float],
+) -> Tensor:  # fmt: skip
+    """What the result of a node lacks to the mean of the models' results, and what lacks to the mean in all that is
+    added to it."""
     *models, merged = lookups
-    missing = _mean([lookup(site.node) for lookup in models], shares) - result
-    for beside in site.beside:
-        if steps.is_known(beside.value):
-            apart = _mean([lookup(beside.value) for lookup in models], shares) - merged(beside.value)
-            missing = missing + beside.brought_back(apart, result, merged)
+    missing = mean_of_values([lookup(node) for lookup in models], shares) - result
+    for other in beside:
+        if steps.is_known(other.value):
+            apart = mean_of_values([lookup(other.value) for lookup in models], shares) - merged(other.value)
+            missing = missing + brought_back(other.way, apart, result, node, merged)
     return missing
 
 
@@ -80,7 +81,9 @@ class WeightFit(Fit):
     def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
         site, merged = self._site, lookups[-1]
         args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
-        missing = missing_to_target(site, call_wide(site.node, args, kwargs), lookups, steps, self._shares)
+        missing = missing_to_target(
+            site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, self._shares
+        )
         rows, missing = site.rows(merged(site.value)).double(), site.results(missing).double()
         if site.bias is not None:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
@@ -97,7 +100,7 @@ class WeightFit(Fit):
         return {n: self._merged[n].float().cpu() + step for n, step in steps.items()}
 
 
-def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """Σ s·x, which is x where all are."""
     first, *others = values
     return sum((s * (x - first) for s, x in zip(shares[1:], others, strict=True)), first)

@@ -9,6 +9,8 @@ what is never read is averaged, and copies of one model merge to it.
 Where units (of MLPs, or heads) are permuted and one weight reads them, they are not averaged but chosen out of both
 models (`selection.py`, `choice.py`): between two seeds, many units have no counterpart.
 
+Of experts (`experts.py`), those of a layer are found together, for what they add up to.
+
 The program is run once, in stages, with all models side by side. What is held is the values that some later node
 reads, and the statistics of the weights of one stage.
 """
@@ -24,6 +26,7 @@ from torch import Tensor, fx
 from hf_align.checkpoints.ondemand import Computed, OnDemand
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.choice import Candidates, Choice
+from hf_align.merging.experts import ExpertFit, expert_sites
 from hf_align.merging.fits import Fit, WeightFit
 from hf_align.merging.lockstep import Lockstep, divided, program_of, require_same
 from hf_align.merging.samples import Samples
@@ -132,6 +135,7 @@ def regress(
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
     single = sites(program)
     found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, shares) for s in single}
+    found |= {s.choosing: ExpertFit(s, network, merged, shares) for s in expert_sites(program)}
     together = () if choosing is None else units(program, choosing, single)
     for chosen in independent(together, models, program, network, parts[0]):
         candidates = Candidates(chosen, network, models)

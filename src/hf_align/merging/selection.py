@@ -212,29 +212,40 @@ def eliminated(gram: Tensor, product: Tensor, start: Tensor, columns: Tensor, ke
     """
     held = _HELD * gram.diagonal().mean().clamp_min(1e-30)
     regular = gram + held * torch.eye(len(gram), dtype=gram.dtype)
-    aim = product + regular @ start
-    always = torch.arange(columns.numel(), len(gram))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
+    coefficients = start + inverse @ product
     left = torch.arange(len(columns))
     while len(left) > keep:
-        cost = costs(regular, aim, columns[left], always)
         take = max(1, min(len(left) - keep, len(left) // _AT_ONCE))
-        left = _without(left, cost.argsort(), take, keep)
+        kept = _kept(left, costs(inverse, coefficients, columns[left]).argsort(), take, keep)
+        inverse, coefficients = without(inverse, coefficients, columns[left[~kept]].flatten())
+        left = left[kept]
     return left
 
 
-def costs(regular: Tensor, aim: Tensor, columns: Tensor, always: Tensor) -> Tensor:
-    """By how much the squares grow without each unit, [units]: tr Xᵤᵀ (G⁻¹)ᵤᵤ⁻¹ Xᵤ."""
-    kept = torch.cat([columns.flatten(), always])
-    inverse = torch.linalg.inv(regular[kept][:, kept])
-    count, size = columns.shape
-    coefficients = (inverse @ aim[kept])[: count * size].unflatten(0, (count, size))
-    own = inverse[: count * size, : count * size].unflatten(0, (count, size)).unflatten(2, (count, size))
-    blocks = own.diagonal(dim1=0, dim2=2).movedim(-1, 0)
-    return (coefficients * torch.linalg.solve(blocks, coefficients)).sum((1, 2))
+def costs(inverse: Tensor, coefficients: Tensor, columns: Tensor) -> Tensor:
+    """By how much the squares grow without each unit, [units]: tr Xᵤᵀ (G⁻¹)ᵤᵤ⁻¹ Xᵤ.
+
+    Args:
+        inverse: G⁻¹, the inverse of the Gram matrix [n, n].
+        coefficients: X, those of the least squares [n, m].
+        columns: of each unit, [units, entries].
+    """
+    blocks = inverse[columns[:, :, None], columns[:, None, :]]
+    own = coefficients[columns]
+    return (own * torch.linalg.solve(blocks, own)).sum((1, 2))
 
 
-def _without(left: Tensor, order: Tensor, take: int, n: int) -> Tensor:
-    """Without the cheapest, but of counterparts never two at once: each would be cheap for the other's sake."""
+def without(inverse: Tensor, coefficients: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse and the coefficients of the least squares without some columns, in whose places zeros stand: by the
+    inverse of a block matrix, G⁻¹ - G⁻¹ₛ (G⁻¹ₛₛ)⁻¹ G⁻¹ₛᵀ."""
+    apart = torch.linalg.solve(inverse[gone][:, gone], inverse[gone]).mT
+    return inverse - apart @ inverse[gone], coefficients - apart @ coefficients[gone]
+
+
+def _kept(left: Tensor, order: Tensor, take: int, n: int) -> Tensor:
+    """Which of the units are kept: all but the cheapest. Of counterparts two never go at once, for each would be cheap
+    for the other's sake."""
     gone: dict[int, int] = {}
     for place in order.tolist():
         pair = int(left[place]) % n
@@ -244,4 +255,4 @@ def _without(left: Tensor, order: Tensor, take: int, n: int) -> Tensor:
             break
     kept = torch.ones(len(left), dtype=torch.bool)
     kept[list(gone.values())] = False
-    return left[kept]
+    return kept

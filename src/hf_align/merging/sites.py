@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,8 @@ from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program, operand
 
-_ORDERS = Trait.SAME | Trait.REORDERS_AXES
-_LAYS_OUT = _ORDERS | Trait.RESHAPES | Trait.ADDS_UNIT_AXES
+ORDERS = Trait.SAME | Trait.REORDERS_AXES
+LAYS_OUT = ORDERS | Trait.RESHAPES | Trait.ADDS_UNIT_AXES
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,47 @@ class Beside:
     value: fx.Node
     way: tuple[fx.Node, ...]
 
-    def brought_back(self, added: Tensor, result: Tensor, lookup: Callable[[fx.Node], Any]) -> Tensor:
-        """What is added, [as the sum], laid out as the result of the site."""
 
-        def forward(y: Tensor) -> Tensor:
-            for node in self.way:
-                y = _laid_out(node, y, lookup)
-            return y
+def carried(way: Sequence[fx.Node], value: Tensor, start: fx.Node, lookup: Callable[[fx.Node], Any]) -> Tensor:
+    """What ops, one after the other, make of a value in place of that of `start`; all else is looked up."""
+    found = {start: value}
 
-        back: Tensor = torch.func.vjp(forward, result)[1](added)[0]
-        return back
+    def known(node: fx.Node) -> Any:
+        return found[node] if node in found else lookup(node)
+
+    for node in way:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known)
+        found = {node: call_wide(node, args, kwargs)}
+    return next(iter(found.values()))
 
 
-def _laid_out(node: fx.Node, value: Tensor, lookup: Callable[[fx.Node], Any]) -> Tensor:
-    """What an op makes of a value in place of its first operand."""
-    first = node.all_input_nodes[0]
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: value if n is first else lookup(n))
-    made: Tensor = call_wide(node, args, kwargs)
-    return made
+def brought_back(
+    way: Sequence[fx.Node], change: Tensor, value: Tensor, start: fx.Node, lookup: Callable[[fx.Node], Any]
+) -> Tensor:
+    """A change at the end of a way [as there] that only lays a value out anew, laid out as the value."""
+    back: Tensor = torch.func.vjp(lambda y: carried(way, y, start, lookup), value)[1](change)[0]
+    return back
+
+
+def arrivals(
+    way: Sequence[fx.Node], value: Tensor, start: fx.Node, lookup: Callable[[fx.Node], Any]
+) -> tuple[Tensor, Tensor]:
+    """The factor with which each entry of a value goes into the end of a way that is linear, and the entry of the end,
+    counted in row-major order, that it goes into: both [as the value], float64 and int64. Where the factor is zero,
+    so is the number.
+
+    Each entry goes into one: of the matrix L of the way, every column has one factor. So Lᵀ 1 has the factors, and Lᵀ
+    of the entries' numbers those numbers times the factors.
+    """
+
+    def known(node: fx.Node) -> Any:
+        found = lookup(node)
+        return found.double() if isinstance(found, Tensor) and found.is_floating_point() else found
+
+    end, transposed = torch.func.vjp(lambda y: carried(way, y, start, known), value.double())[:2]
+    (factors,) = transposed(torch.ones_like(end))
+    (numbers,) = transposed(torch.arange(end.numel(), dtype=end.dtype, device=end.device).view_as(end))
+    return factors, torch.where(factors == 0, 0, numbers / factors).round().long()
 
 
 @dataclass(frozen=True)
@@ -123,7 +146,7 @@ class Site:
 
 def sites(program: Program) -> list[Site]:
     """All sites in the order of the graph, of weights and biases that are read once."""
-    readers = _readers(program)
+    readers = readers_of(program)
     found = []
     for node in program.graph.nodes:
         site = _site(node, program, readers) if node.op == "call_function" else None
@@ -132,13 +155,13 @@ def sites(program: Program) -> list[Site]:
     return found
 
 
-def _readers(program: Program) -> Mapping[str, list[fx.Node]]:
+def readers_of(program: Program) -> Mapping[str, list[fx.Node]]:
     """The ops that read each parameter, behind those that only lay it out."""
     found: dict[str, list[fx.Node]] = {}
 
     def follow(node: fx.Node, name: str) -> None:
         for user in node.users:
-            if does(user, _ORDERS) and user.all_input_nodes == [node]:
+            if does(user, ORDERS) and user.all_input_nodes == [node]:
                 follow(user, name)
             else:
                 found.setdefault(name, []).append(user)
@@ -167,7 +190,7 @@ def _site(node: fx.Node, program: Program, readers: Mapping[str, list[fx.Node]])
     if added is not None and (readers[added] != [node] or math.prod(program.shapes[added]) != _width(node)):
         added = None
     flipped_there = does(node, Trait.OUTPUTS_FIRST) != flipped
-    return Site(node, value, program.parameters[stored], added, shape, tuple(_beside(node, program)), flipped_there)
+    return Site(node, value, program.parameters[stored], added, shape, tuple(besides(node, program)), flipped_there)
 
 
 def _width(node: fx.Node) -> int:
@@ -196,12 +219,12 @@ def _plain_parameter(node: fx.Node, program: Program) -> str | None:
     return program.parameters.get(node)
 
 
-def _beside(node: fx.Node, program: Program) -> Iterator[Beside]:
+def besides(node: fx.Node, program: Program) -> Iterator[Beside]:
     """The summands that meet a value before anything else happens to it."""
     way: list[fx.Node] = []
     while len(node.users) == 1:
         (user,) = node.users
-        if does(user, _LAYS_OUT) and user.all_input_nodes[0] is node:
+        if does(user, LAYS_OUT) and user.all_input_nodes[0] is node:
             way.append(user)
         elif does(user, Trait.ADDS) and len(user.all_input_nodes) == 2 and not user.kwargs:
             other = next(n for n in user.all_input_nodes if n is not node)
