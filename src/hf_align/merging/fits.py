@@ -109,4 +109,5 @@ def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
     """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ a share of the mean of the diagonal of XᵀX [n, n]; zero where X is."""
     held = share * gram.diagonal().mean().clamp_min(1e-30)
-    return torch.linalg.solve(gram + held * torch.eye(len(gram), dtype=gram.dtype), product)
+    factor = torch.linalg.cholesky(gram + held * torch.eye(len(gram), dtype=gram.dtype))
+    return torch.cholesky_solve(product, factor)

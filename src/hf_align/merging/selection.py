@@ -214,12 +214,14 @@ def eliminated(gram: Tensor, product: Tensor, start: Tensor, columns: Tensor, ke
     regular = gram + held * torch.eye(len(gram), dtype=gram.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
     coefficients = start + inverse @ product
-    left = torch.arange(len(columns))
+    left, places = torch.arange(len(columns)), columns
     while len(left) > keep:
         take = max(1, min(len(left) - keep, len(left) // _AT_ONCE))
-        kept = _kept(left, costs(inverse, coefficients, columns[left]).argsort(), take, keep)
-        inverse, coefficients = without(inverse, coefficients, columns[left[~kept]].flatten())
-        left = left[kept]
+        kept = _kept(left, costs(inverse, coefficients, places).argsort(), take, keep)
+        gone = torch.zeros(len(inverse), dtype=torch.bool)
+        gone[places[~kept]] = True
+        inverse, coefficients = without(inverse, coefficients, gone)
+        left, places = left[kept], ((~gone).cumsum(0) - 1)[places[kept]]
     return left
 
 
@@ -237,10 +239,12 @@ def costs(inverse: Tensor, coefficients: Tensor, columns: Tensor) -> Tensor:
 
 
 def without(inverse: Tensor, coefficients: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse and the coefficients of the least squares without some columns, in whose places zeros stand: by the
-    inverse of a block matrix, G⁻¹ - G⁻¹ₛ (G⁻¹ₛₛ)⁻¹ G⁻¹ₛᵀ."""
-    apart = torch.linalg.solve(inverse[gone][:, gone], inverse[gone]).mT
-    return inverse - apart @ inverse[gone], coefficients - apart @ coefficients[gone]
+    """The inverse and the coefficients of the least squares without some columns, bool [n], by the inverse of a block
+    matrix: G⁻¹ - G⁻¹ₛ (G⁻¹ₛₛ)⁻¹ G⁻¹ₛᵀ for those that are left."""
+    across = inverse[gone]
+    apart = torch.linalg.solve(across[:, gone], across[:, ~gone]).mT
+    fewer = inverse[~gone][:, ~gone].addmm_(apart, across[:, ~gone], alpha=-1)
+    return fewer, coefficients[~gone] - apart @ coefficients[gone]
 
 
 def _kept(left: Tensor, order: Tensor, take: int, n: int) -> Tensor:
