@@ -26,7 +26,7 @@ from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.derivation.derive import derive
-from hf_align.symmetry.elements import DUAL, PRIMAL
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element
 from hf_align.symmetry.groups import RotaryCommutant
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
@@ -227,6 +227,42 @@ def test_pairs_of_heads_compared_a_few_at_a_time_give_the_same(case: str, monkey
     assert found.keys() == expected.keys()
     for name, element in found.items():
         torch.testing.assert_close(element.as_matrix(), expected[name].as_matrix(), rtol=1e-12, atol=1e-12)
+
+
+def test_each_of_many_experts_is_compared_with_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are told by what does not depend on the order of their units, and the same are found as among all pairs."""
+    sizes = {**SMALL, "hidden_size": 24, "intermediate_size": 16}
+    spec = derive(
+        trace(transformers.MixtralConfig(**sizes, num_local_experts=12, architectures=["MixtralForCausalLM"]))
+    )
+    rng = torch.Generator().manual_seed(0)
+    a = random_weights(spec, rng)
+    copy = dict(AlignedWeights(a, spec, random_elements(spec, rng)))
+    noise = {n: torch.randn(x.shape, generator=rng, dtype=x.dtype) for n, x in copy.items()}
+    router = next(n for n in copy if n.endswith("mlp.gate.weight"))
+    b = {n: x + 0.5 * x.std() * noise[n] if x.dim() == 3 else x for n, x in copy.items()} | {router: noise[router]}
+    models = Balanced.of(spec, a, b)
+    compared: list[int] = []
+    pairs = heads._LaidOut.pairs
+
+    def counted(block: heads._LaidOut, rows: slice, columns: slice | torch.Tensor) -> heads.Pairs:
+        found = pairs(block, rows, columns)
+        compared.append(found.fit.shape[0] * found.fit.shape[1])
+        return found
+
+    monkeypatch.setattr(heads._LaidOut, "pairs", counted)
+
+    def matched() -> tuple[dict[str, Element], int]:
+        compared.clear()
+        found, sweeps = match_weights(models)
+        return found, sum(compared) // sweeps
+
+    expected, all_pairs = matched()
+    monkeypatch.setattr(heads, "_MOST_NUMBERS", 0)
+    found, some = matched()
+    (experts,) = (tree.heads for tree in head_families(spec) if spec.spaces[tree.heads].size == 12)
+    assert torch.equal(found[experts].as_matrix(), expected[experts].as_matrix())
+    assert some < 0.6 * all_pairs
 
 
 def test_memory_of_experts_is_that_of_a_few_pairs() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,11 @@ _ALTERNATIONS = 4
 """Between the order of sub-heads and their inner elements, each the best for the other."""
 _MOST_NUMBERS = 2**27
 """Numbers in memory at once, about, of the comparison of heads: 1 GiB."""
+LISTED = 3
+"""Heads of B that a large head of A is compared with for each way of seeing them, so that the cost grows as the number
+of heads, and not as its square."""
+_PROJECTIONS = 64
+"""Random directions in which the units of heads are seen: they tell lengths to an eighth."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +120,26 @@ def match_heads(
 ) -> dict[str, Element]:
     """The best elements of a tree's spaces, all others held at `elements`.
 
-    What is inside large heads (the units of experts) is compared for a few pairs at a time, and once more for those
-    that go together.
+    What is inside large heads (the units of experts) is compared for a few pairs at a time, and of many heads only for
+    those that seem alike (`likely`); then once more for those that go together.
     """
     laid = list(_laid_out(spec, tree, a, b, elements))
     count, most = spec.spaces[tree.heads].size, pairs_at_once(spec, tree)
 
-    def solved(rows: slice, columns: slice) -> _Solved:
+    def solved(rows: slice, columns: slice | Tensor) -> _Solved:
         return _Solved.of(spec, tree, [block.pairs(rows, columns) for block in laid], pairing)
 
     if count**2 <= most:
         everything = solved(slice(None), slice(None))
         return everything.elements(spec, tree, assign(everything.fits.amax(0)))
-    rows, columns = _runs(count, max(1, most // count)), _runs(count, most)
-    fit = torch.cat([torch.cat([solved(r, c).fits.amax(0) for c in columns], 1) for r in rows])
-    heads = assign(fit)
+    current = elements.get(tree.heads)
+    listed = likely(laid, current.order if isinstance(current, Monomial) else torch.arange(count))
+    fit = torch.full((count, count), -torch.inf, dtype=torch.float64)
+    for row, numbers in enumerate(listed):
+        for some in numbers.split(most):
+            fit[row, some] = solved(slice(row, row + 1), some).fits.amax(0)[0]
+    finite = fit.isfinite()
+    heads = assign(fit.where(finite, fit[finite].min() - count * fit[finite].aminmax().max.abs()))
     first = torch.zeros(1, dtype=torch.long)
     parts = [solved(slice(h, h + 1), slice(i, i + 1)).elements(spec, tree, first) for h, i in enumerate(heads.tolist())]
     signs = torch.cat([part[tree.heads].tensors()["scale"] for part in parts], -1)
@@ -149,8 +159,37 @@ def numbers_of_pair(spec: SymmetrySpec, tree: HeadFamily) -> int:
     return sum(size**2 for size in sizes)
 
 
-def _runs(count: int, step: int) -> list[slice]:
-    return [slice(at, min(count, at + step)) for at in range(0, count, step)]
+def likely(laid: Sequence[_LaidOut], current: Tensor) -> list[Tensor]:
+    """For each head of A the numbers of those of B that are compared with it, its `current` one among them.
+
+    Seen from outside, heads are compared as they are. Inside, units come in any order or basis, which the second
+    moments of their weights do not depend on: of random projections, so that a pair of heads costs next to nothing.
+    Either may say nothing, so that each names as many.
+    """
+    kinds = dict.fromkeys((block.inner, block.a.shape[1]) for block in laid)
+    views = [[block for block in laid if (block.inner, block.a.shape[1]) == kind] for kind in kinds]
+    found = [_outside_alike(blocks) if blocks[0].inner is None else _inside_alike(blocks) for blocks in views]
+    named = [view.topk(min(LISTED, len(current)), 1).indices for view in found]
+    return [row.unique() for row in torch.cat([current[:, None], *named], 1)]
+
+
+def _outside_alike(blocks: Sequence[_LaidOut]) -> Tensor:
+    """⟨a, b⟩ of every two heads [h, h']."""
+    a, b = (torch.cat([getattr(block, side).flatten(1) for block in blocks], 1) for side in ("a", "b"))
+    return (a @ b.mT).double().cpu()
+
+
+def _inside_alike(blocks: Sequence[_LaidOut]) -> Tensor:
+    """cos(XᵀX, YᵀY) of every two heads [h, h'], without the mean of all heads in either."""
+    rng = torch.Generator().manual_seed(0)
+    moments = []
+    maps = [torch.randn(block.a.shape[-1], _PROJECTIONS, generator=rng) for block in blocks]
+    for side in ("a", "b"):
+        weights = [getattr(block, side).flatten(1, 2) for block in blocks]
+        units = sum(w.float() @ m.to(w.device) for w, m in zip(weights, maps, strict=True)).double().cpu()
+        moment = (units.mT @ units).flatten(1)
+        moments.append(torch.nn.functional.normalize(moment - moment.mean(0), dim=1))
+    return moments[0] @ moments[1].mT
 
 
 def _one_after_the_other(parts: list[dict[str, Element]]) -> dict[str, Element]:
@@ -176,7 +215,7 @@ class _LaidOut:
     a: Tensor
     b: Tensor
 
-    def pairs(self, rows: slice, columns: slice) -> Pairs:
+    def pairs(self, rows: slice, columns: slice | Tensor) -> Pairs:
         x, y = self.a[rows], self.b[columns]
         fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
         return Pairs(self.inner, self.power, self.heads_power, x.shape[1] > 1, fit, (x, y))

@@ -9,8 +9,10 @@ residual stream, the weights are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -35,7 +37,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 _SWEEPS = 50
 """Visits of all spaces at most: a stop for what would not converge."""
 _CONVERGED = 1e-5
-"""A sweep that changes the objective by a smaller part of it is the last."""
+"""A sweep that changes the objective by a smaller part of it is the last, unless that is more than is left to gain: of
+copies, all is found."""
 _STILL = 1e-7
 """An element that changes by a smaller part of its square has not moved: the objective changes by less."""
 _SLACK = 1e-6
@@ -123,6 +126,7 @@ def descend(
     solver = Solver(spec, a, b, tables, pairing, processes, device, room(spec, steps))
     due, solved = set(steps), dict[Step, Solution]()
     best, sweep = float("-inf"), 0
+    limit = cache(partial(_limit, spec, a, b, processes))
     for sweep in range(1, _SWEEPS + 1):
         for run in runs:
             together = [step for step in run if step in due]
@@ -136,10 +140,21 @@ def descend(
         assert pairing is not best_fit or objective >= best - _SLACK * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
-        if not due or abs(objective - best) <= _CONVERGED * abs(objective):
+        gained = abs(objective - best)
+        if not due or (gained <= _CONVERGED * abs(objective) and gained <= limit() - objective):
             break
         best = objective
     return elements, sweep
+
+
+def _limit(spec: SymmetrySpec, a: Weights, b: Weights, processes: Processes) -> float:
+    """(|A|² + |B|²) / 2, the objective where both are the same."""
+    squares = processes.spread(
+        list(spec.parameters),
+        lambda name: math.prod(spec.shape(name)),
+        lambda own: [float(a[name].square().sum() + b[name].square().sum()) for name in own],
+    )
+    return sum(squares) / 2
 
 
 def _moves(before: Element | None, after: Element) -> bool:
