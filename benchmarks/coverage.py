@@ -1,4 +1,4 @@
-"""Every architecture that transformers registers, in all of its modes: is it traced, known, sound?
+"""Every architecture that transformers registers, in all of its modes: is it traced, known, sound, complete?
 
     .venv/bin/python benchmarks/coverage.py            # all, two at a time; writes coverage.md
     .venv/bin/python benchmarks/coverage.py llama t5   # some model types or classes, printed
@@ -39,9 +39,11 @@ from transformers.models.auto import modeling_auto
 
 from hf_align.errors import first_line
 from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
+from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.fields import parts
 from hf_align.tracing.join import join
@@ -57,6 +59,11 @@ LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
 WANTED = 200_000
 """Parameters that a copy may have: smaller ones are not looked for."""
+COUNTED = 8000
+"""Parameters up to which null directions are counted: cost grows with their cube."""
+DRAWS = 3
+"""Random weights at which they are, while some are open."""
+KINDS = ("moved", "fixed", "flat", "open")
 EPSILON = 1e-2
 """What every norm's epsilon is raised to: where it is forgotten, that shows."""
 EXACT = 1e-9
@@ -71,6 +78,7 @@ class Row:
         copy: how the copy was made; empty if nothing could be traced.
         modes: name of each mode -> largest change of an output under a random element, over the largest output.
         unread: parameters that no mode reads.
+        counted: dimensions of the null space that are moved, fixed, flat and open; empty if they were not counted.
         seconds: of processor time.
         reason: why it went no farther.
     """
@@ -85,6 +93,7 @@ class Row:
     unread: list[str] = field(default_factory=list)
     spaces: int = 0
     groups: list[str] = field(default_factory=list)
+    counted: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     reason: str = ""
 
@@ -131,8 +140,12 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
             yield kind, config
 
 
-def measure(row: Row) -> Iterator[Row]:
-    """Fill a row in, as far as it gets; it is given out at every stage."""
+def measure(row: Row, *, count: bool) -> Iterator[Row]:
+    """Fill a row in, as far as it gets; it is given out at every stage.
+
+    Args:
+        count: null directions, too.
+    """
     for kind, config in copies(row):
         found = _traced(row, config)
         if not found:
@@ -143,7 +156,7 @@ def measure(row: Row) -> Iterator[Row]:
             kind, found = ("reduced", again) if again else (kind, found)
         row.copy, row.reason, row.modes = kind, "", {mode.name: None for mode, _ in found}
         yield row
-        yield from _analyse(row, found)
+        yield from _analyse(row, found, count=count)
         return
 
 
@@ -155,7 +168,7 @@ def _traced(row: Row, config: PretrainedConfig) -> list[tuple[Mode, Program]]:
         return []
 
 
-def _analyse(row: Row, found: list[tuple[Mode, Program]]) -> Iterator[Row]:
+def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: bool) -> Iterator[Row]:
     modes = {mode.name: raise_epsilons(program, EPSILON) for mode, program in found}
     spec = without_unseen(derive(join(modes)))
     row.parameters = sum(torch.Size(spec.shape(name)).numel() for name in spec.parameters)
@@ -170,13 +183,27 @@ def _analyse(row: Row, found: list[tuple[Mode, Program]]) -> Iterator[Row]:
         rng = torch.Generator().manual_seed(1)
         row.modes[name] = soundness(program, spec, weights, random_inputs(program, rng), rng)
     yield row
+    if count and row.parameters <= COUNTED and row.sound:
+        directions = _counted(join(modes), spec)
+        row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
+        yield row
+
+
+def _counted(program: Program, spec: SymmetrySpec) -> NullDirections:
+    """The null directions at the random weights that have fewest: what is gone at others is none of the model."""
+    drawn: list[NullDirections] = []
+    for seed in range(DRAWS):
+        drawn.append(null_directions(program, spec, torch.Generator().manual_seed(seed), thorough=bool(drawn)))
+        if not len(drawn[-1].open):
+            break
+    return min(drawn, key=lambda found: found.nullity)
 
 
 class _OutOfTimeError(BaseException):
     """No `except Exception` of a model may swallow it."""
 
 
-def _worker(row: Row, pipe: Any, limit: int, memory: int) -> None:
+def _worker(row: Row, pipe: Any, limit: int, memory: int, count: bool) -> None:
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # which comes again every second
         raise _OutOfTimeError(f"not done in {limit} s of processor time")
@@ -190,7 +217,7 @@ def _worker(row: Row, pipe: Any, limit: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(before) + limit, int(before) + limit + 10))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
-        for so_far in measure(row):
+        for so_far in measure(row, count=count):
             row.seconds = round(time.process_time() - before, 1)
             pipe.send(so_far)
     except _OutOfTimeError as error:
@@ -202,7 +229,7 @@ def _worker(row: Row, pipe: Any, limit: int, memory: int) -> None:
     pipe.send(row)
 
 
-def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int) -> Iterator[Row]:
+def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int, *, count: bool) -> Iterator[Row]:
     """Measure rows in processes, so many at a time."""
     context = multiprocessing.get_context("fork")
     waiting = list(rows)
@@ -211,7 +238,7 @@ def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int) -> Iterator[R
         while waiting and len(running) < jobs:
             row = waiting.pop(0)
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_worker, args=(row, send, limit, memory))
+            process = context.Process(target=_worker, args=(row, send, limit, memory, count))
             process.start()
             send.close()
             running[receive] = process, row
@@ -230,7 +257,7 @@ def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int) -> Iterator[R
 def preload() -> None:
     """Import, once for all children, what tracing and measuring import when they are first used."""
     for name, model_type in (("BertForMaskedLM", "bert"), ("ViTForImageClassification", "vit")):
-        for _ in measure(Row(name, model_type, "")):
+        for _ in measure(Row(name, model_type, ""), count=False):
             pass
 
 
@@ -240,6 +267,8 @@ def render(rows: list[Row], revision: str) -> str:
     traced = [r for r in measured if r.copy]
     known = [r for r in traced if not r.unknown]
     sound = [r for r in known if r.sound]
+    counted = [r for r in sound if r.counted]
+    complete = [r for r in counted if not r.counted["open"]]
     modes = [len(r.modes) for r in traced]
     lines = [
         "# Coverage",
@@ -249,15 +278,18 @@ def render(rows: list[Row], revision: str) -> str:
         f"{statistics.median(r.seconds for r in measured):.1f} s of processor time each (median), "
         f"{sum(r.seconds for r in measured) / 60:.0f} minutes together.",
         "",
-        "| classes measured | traced | and no unknown op | and sound below 1e-9 in every mode | modes, together |",
-        "| --- | --- | --- | --- | --- |",
-        f"| {len(measured)} | {len(traced)} | {len(known)} | {len(sound)} | {sum(modes)} |",
+        "| classes measured | traced | and no unknown op | and sound below 1e-9 in every mode | and counted "
+        "| and none open | modes, together |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| {len(measured)} | {len(traced)} | {len(known)} | {len(sound)} | {len(counted)} | {len(complete)} "
+        f"| {sum(modes)} |",
         "",
         "Each class is derived from all of its modes together; a random element of the whole group is then held "
         "against every mode alone, in float64, on the copy. *reduced* copies are tiny ones (width 8), or have sizes "
         "that were lowered by trying (`reduce.py`); *tiny*, *roomy* (width 32) and *shallow* ones (default sizes in "
-        "two layers) could not be lowered. A weight that no mode reads stands still. Completeness, which `certify` "
-        "counts, is no part of this table.",
+        "two layers) could not be lowered. A weight that no mode reads stands still. Of copies with at most "
+        f"{COUNTED} parameters the null directions of the weights are counted, as `certify` does: *moved* by groups, "
+        "*fixed* by the canonical form, *flat* (they change no mean), and *open*.",
         "",
     ]  # fmt: skip
     waiting = [r.model_type for r in rows if not r.seconds]
@@ -269,17 +301,20 @@ def render(rows: list[Row], revision: str) -> str:
         ("Not traced", [r for r in measured if not r.copy]),
         ("Ops without a rule (what they touch is pinned)", [r for r in traced if r.unknown]),
         ("Not shown to be sound", [r for r in known if not r.sound]),
+        ("With open directions", [r for r in counted if r.counted["open"]]),
     ):
         lines += [f"## {title} ({len(chosen)})", "", *(f"* {_line(r)}" for r in chosen), ""]
     unread = [r for r in traced if r.unread]
     lines += [f"## Weights that no mode reads ({len(unread)})", "",
               *(f"* {r.model_type}: {_some(r.unread)}" for r in unread), "",
               "## All", "",
-              "| model type | class | copy | parameters | modes | error | unread | spaces | groups | s |",
-              "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+              "| model type | class | copy | parameters | modes | error | moved | fixed | flat | open | unread "
+              "| spaces | groups | s |",
+              f"|{' --- |' * 14}"]  # fmt: skip
     for r in measured:
         error = f"{r.error:.0e}" if r.error is not None else ""
-        lines.append(f"| {r.model_type} | {r.name} | {r.copy} | {r.parameters} | {len(r.modes)} | {error} "
+        counts = " | ".join(str(r.counted.get(kind, "")) for kind in KINDS)
+        lines.append(f"| {r.model_type} | {r.name} | {r.copy} | {r.parameters} | {len(r.modes)} | {error} | {counts} "
                      f"| {len(r.unread)} | {r.spaces} | {', '.join(r.groups)} | {r.seconds} |")  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -289,6 +324,8 @@ def _line(row: Row) -> str:
         return f"{row.model_type} ({row.name}){f': {row.reason}' if row.reason else ''}"
     if row.unknown:
         return f"{row.model_type}: {', '.join(row.unknown)} (error {row.error:.0e})"
+    if row.counted.get("open"):
+        return f"{row.model_type}: {', '.join(f'{n} {kind}' for kind, n in row.counted.items())}"
     if row.sound:
         return f"{row.model_type}: sound in {len(row.modes)} modes, {len(row.unread)} weights unread"
     worst = {name: e for name, e in row.modes.items() if e is None or not e < EXACT}
@@ -312,6 +349,16 @@ def _kept(path: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
+def fill(done: dict[str, Row], rows: list[Row], chosen: argparse.Namespace, *, count: bool) -> None:
+    """Measure rows, and keep each as soon as it is there."""
+    chosen.results.parent.mkdir(parents=True, exist_ok=True)
+    for row in sweep(rows, chosen.jobs, chosen.limit, int(chosen.memory * 2**30), count=count):
+        done[row.name] = row
+        with chosen.results.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        print(f"{row.name:40} {row.copy:8} {_line(row)} [{row.seconds} s]", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="model types or classes, measured in any case; all if none is given")
@@ -321,6 +368,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=120, help="seconds of processor time for each class")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB for each class")
     parser.add_argument("--revision", default=_revision(), help="what the rows are kept under")
+    parser.add_argument("--count", action="store_true", help="count null directions after that, small copies first")
     parser.add_argument("--only-report", action="store_true", help="measure nothing, write the table again")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -331,14 +379,13 @@ def main() -> None:
     todo = [r for r in everything.values() if (r.name not in done and not chosen.only) or
             {r.name, r.model_type} & {*chosen.only}]  # fmt: skip
     todo.sort(key=lambda row: before.get(row.name, 0.0))
-    chosen.results.parent.mkdir(parents=True, exist_ok=True)
-    if todo and not chosen.only_report:
+    if not chosen.only_report:
         preload()
-        for row in sweep(todo, chosen.jobs, chosen.limit, int(chosen.memory * 2**30)):
-            done[row.name] = row
-            with chosen.results.open("a") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
-            print(f"{row.name:40} {row.copy:8} {_line(row)} [{row.seconds} s]", flush=True)
+        fill(done, todo, chosen, count=bool(chosen.only))
+    if chosen.count and not chosen.only_report:
+        due = [r for r in done.values() if r.sound and r.parameters <= COUNTED and not r.counted and not r.reason]
+        due.sort(key=lambda row: row.parameters)
+        fill(done, [Row(r.name, r.model_type, r.revision) for r in due], chosen, count=True)
     if not chosen.only:
         chosen.report.write_text(render([done.get(r.name, r) for r in everything.values()], chosen.revision))
 
