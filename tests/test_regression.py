@@ -44,6 +44,14 @@ def tiny_mixtral() -> PretrainedConfig:
         architectures=["MixtralForCausalLM"])  # fmt: skip
 
 
+def tiny_qwen2_moe() -> PretrainedConfig:
+    """An expert that all tokens share is added before what all of them write is laid out anew."""
+    return transformers.Qwen2MoeConfig(
+        vocab_size=11, hidden_size=8, moe_intermediate_size=6, shared_expert_intermediate_size=5, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_experts=3, num_experts_per_tok=2, max_position_embeddings=16,
+        architectures=["Qwen2MoeForCausalLM"])  # fmt: skip
+
+
 def tiny_convnext() -> PretrainedConfig:
     return transformers.ConvNextConfig(num_channels=1, hidden_sizes=[4, 6], depths=[1, 1], num_stages=2, patch_size=2,
                                        image_size=16, num_labels=3,
@@ -57,6 +65,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "bert": tiny_bert,
     "vit": tiny_vit,
     "mixtral": tiny_mixtral,
+    "shared expert": tiny_qwen2_moe,
     "convnext": tiny_convnext,
 }
 

@@ -33,16 +33,17 @@ class Beside:
 
 
 def carried(way: Sequence[fx.Node], value: Tensor, start: fx.Node, lookup: Callable[[fx.Node], Any]) -> Tensor:
-    """What ops, one after the other, make of a value in place of that of `start`; all else is looked up."""
-    found = {start: value}
+    """What ops, one after the other, make of a value in place of that of `start`; all else is looked up.
 
-    def known(node: fx.Node) -> Any:
-        return found[node] if node in found else lookup(node)
-
+    Sums between them are no part of the way: behind one, an op takes the value in place of its first operand.
+    """
+    before = start
     for node in way:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known)
-        found = {node: call_wide(node, args, kwargs)}
-    return next(iter(found.values()))
+        along = before if before in node.all_input_nodes else node.all_input_nodes[0]
+        found = {along: value}
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: found[n] if n in found else lookup(n))  # noqa: B023
+        value, before = call_wide(node, args, kwargs), node
+    return value
 
 
 def brought_back(
