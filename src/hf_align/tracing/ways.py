@@ -59,7 +59,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
             continue
         modes = (Mode(f"{main} with {name}", _with(model, base, {name: value}), sure=sure, adds=((name, i),))
                  for i, value in enumerate(values))  # fmt: skip
-        _first_that_runs(model, modes, attempt)
+        (_first_that_runs if sure else _first_guess_that_runs)(model, modes, attempt)
     if has_text:
         try_media(model, attempt)
 
@@ -152,6 +152,18 @@ def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attem
             if error is None:
                 return
             waiting = [*_mended(model, mode, error), *waiting]
+
+
+def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> None:
+    """Try guesses until one is a mode: all as they are before any with what it turns out to lack, for a wrong one
+    seems to lack much."""
+    failed = list[tuple[Mode, Exception]]()
+    for guess in guesses:
+        error = attempt(guess)
+        if error is None:
+            return
+        failed.append((guess, error))
+    _first_that_runs(model, (mended for guess, error in failed for mended in _mended(model, guess, error)), attempt)
 
 
 def _mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
