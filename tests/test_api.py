@@ -135,7 +135,7 @@ def test_an_alignment_is_saved_and_found(tmp_path: Path) -> None:
         assert torch.equal(x, y)
     with pytest.raises(hf_align.HfAlignError, match="holds no alignment"):
         hf_align.Alignment.from_pretrained(MODELS / "llama" / "0")
-    with pytest.raises(hf_align.HfAlignError, match="is no folder"):
+    with pytest.raises(hf_align.HfAlignError, match="is not a folder"):
         hf_align.Alignment.from_pretrained(tmp_path / "nowhere")
 
 

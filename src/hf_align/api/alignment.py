@@ -127,7 +127,7 @@ class Alignment:
                 folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
             except (HFValidationError, HfHubHTTPError, OSError) as error:
                 raise HfAlignError(
-                    f"{source} is no folder, and the Hub does not give it: {first_line(error)}"
+                    f"{source} is not a folder or an accessible repository: {first_line(error)}"
                 ) from error
         file = next((f for f in (folder / _FILE, folder / FOLDER / _FILE) if f.is_file()), None)
         if file is None:

@@ -33,6 +33,6 @@ def report(
     from hf_align.runtime.progress import waiting
 
     page = output or folder / "report.html"
-    with waiting("drawing", quiet=quiet):
+    with waiting("drawing the report", quiet=quiet):
         write_report(folder, page, specs=specs, trust_remote_code=trust_remote_code)
     console.emit({"output": str(page)}, as_json, [f"{page} is written"])

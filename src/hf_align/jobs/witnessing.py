@@ -55,7 +55,7 @@ def witnessed(moved: Sequence[Moved], options: Options) -> dict[str, Any] | None
     if not options.witness or not moved or options.changes_function:
         return None
     device = Devices.choose(options.device).running
-    with waiting("asking the witness", quiet=options.quiet):
+    with waiting("checking that outputs stay the same", quiet=options.quiet):
         return hold_all(moved, device, options.offload).as_json()
 
 

@@ -33,7 +33,7 @@ def read_documents(path: Path) -> list[Any]:
         HfAlignError: it is not valid YAML, or stands for more than anyone writes.
     """
     if path.exists() and not path.is_file():
-        raise HfAlignError(f"{path} is no file")
+        raise HfAlignError(f"{path} is not a file")
     if path.stat().st_size > _LONGEST:
         raise HfAlignError(f"{path} is larger than {_LONGEST >> 20} MiB")
     try:
