@@ -1,4 +1,8 @@
-"""Reading checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for."""
+"""Reading checkpoints: a folder of safetensors as a mapping. Only headers are read until a tensor is asked for.
+
+Headers are parsed here, not by `safetensors.safe_open`: it maps the file, it tells no offsets, so that a tensor could
+not be read in slices, and it takes no header that came from the Hub without its file.
+"""
 
 from __future__ import annotations
 

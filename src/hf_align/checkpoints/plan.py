@@ -1,4 +1,8 @@
-"""Which tensor goes into which file: a plan of shards made from shapes alone."""
+"""Which tensor goes into which file: a plan of shards made from shapes alone.
+
+`huggingface_hub.split_state_dict_into_shards_factory` gives a tensor that is larger than a shard a file before those of
+its neighbours. Here files follow the order of the tensors, in which they are computed.
+"""
 
 from __future__ import annotations
 
