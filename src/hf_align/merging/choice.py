@@ -111,8 +111,9 @@ class Choice(Fit):
         chosen = eliminated(gram, product, start, columns, len(units.columns))
         taken = torch.cat([entries_of(units.columns, columns[chosen]), torch.arange(behind, len(start))])
         full = _standing_for_all(start, columns, chosen, len(units.columns))
-        missing = product[taken] + gram[taken] @ start - gram[taken][:, taken] @ full[taken]
-        found = (full[taken] + ridge(gram[taken][:, taken], missing)).float()
+        across = gram[taken]
+        own = across[:, taken]
+        found = (full[taken] + ridge(own, product[taken] + across @ start - own @ full[taken])).float()
         weights = {n: put_together([w[n] for w in self._candidates.weights], n, units, chosen) for n in units.carried}
         weights[reader.parameter] = reader.stored(found[None, : reader.inputs])
         if reader.bias is not None and self._bias is not None:

@@ -107,7 +107,12 @@ def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
-    """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ a share of the mean of the diagonal of XᵀX [n, n]; zero where X is."""
-    held = share * gram.diagonal().mean().clamp_min(1e-30)
-    factor = torch.linalg.cholesky(gram + held * torch.eye(len(gram), dtype=gram.dtype))
-    return torch.cholesky_solve(product, factor)
+    """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ as in `raised`; zero where X is."""
+    return torch.cholesky_solve(product, torch.linalg.cholesky(raised(gram, share)))
+
+
+def raised(gram: Tensor, share: float) -> Tensor:
+    """XᵀX + λ, [n, n], with λ a share of the mean of the diagonal of XᵀX."""
+    held = gram.clone()
+    held.diagonal().add_(share * gram.diagonal().mean().clamp_min(1e-30))
+    return held

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.merging.fits import raised
 from hf_align.merging.lockstep import Lockstep, Lookup
 from hf_align.merging.sites import Site
 from hf_align.running.network import Batch, Network, Weights
@@ -210,9 +211,7 @@ def eliminated(gram: Tensor, product: Tensor, start: Tensor, columns: Tensor, ke
         columns: of each unit of all, one model after the other, [models · units, entries].
         keep: how many are left, as many as each model has.
     """
-    held = _HELD * gram.diagonal().mean().clamp_min(1e-30)
-    regular = gram + held * torch.eye(len(gram), dtype=gram.dtype)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(raised(gram, _HELD)))
     coefficients = start + inverse @ product
     left, places = torch.arange(len(columns)), columns
     while len(left) > keep:
@@ -243,7 +242,8 @@ def without(inverse: Tensor, coefficients: Tensor, gone: Tensor) -> tuple[Tensor
     matrix: G⁻¹ - G⁻¹ₛ (G⁻¹ₛₛ)⁻¹ G⁻¹ₛᵀ for those that are left."""
     across = inverse[gone]
     apart = torch.linalg.solve(across[:, gone], across[:, ~gone]).mT
-    fewer = inverse[~gone][:, ~gone].addmm_(apart, across[:, ~gone], alpha=-1)
+    (left,) = (~gone).nonzero(as_tuple=True)  # rows and columns in one step: a matrix less in memory
+    fewer = inverse[left[:, None], left].addmm_(apart, across[:, left], alpha=-1)
     return fewer, coefficients[~gone] - apart @ coefficients[gone]
 
 
