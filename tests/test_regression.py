@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from hf_align.merging.samples import Samples
 from hf_align.merging.selection import costs, eliminated, independent, units, without
 from hf_align.merging.sites import arrivals, sites
 from hf_align.running.generate import noise
-from hf_align.running.network import Network, predictions
+from hf_align.running.network import Gram, Network, predictions
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.build import build_without_weights, inventory
@@ -208,6 +209,29 @@ def test_a_model_at_either_end(family: str = "llama") -> None:
         mix = solved(models, samples_of(config), weight)
         for name, tensor in own.items():
             torch.testing.assert_close(mix[name], tensor, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_statistics_of_one_layer_are_held(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(depth: int) -> int:
+        """The most entries of statistics that are alive at once."""
+        config = CONFIGS[family]()
+        config.num_hidden_layers = depth
+        alive, most = WeakSet[Gram](), 0
+
+        class Counted(Gram):
+            def add(self, x: Tensor, y: Tensor) -> None:
+                nonlocal most
+                super().add(x, y)
+                alive.add(self)
+                most = max(most, sum(gram.value.numel() for gram in alive))
+
+        monkeypatch.setattr(Network, "gram", lambda _: Counted())
+        models = [weights_of(config, seed) for seed in (0, 1)]
+        regression_of(models, (0.5, 0.5), samples_of(config), derive(trace(config)))
+        return most
+
+    assert held(4) == held(2) > 0
 
 
 @pytest.mark.parametrize("half", [0, 1], ids=["between weights", "between a weight and its bias"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, fx
@@ -69,8 +70,7 @@ class Choice(Fit):
         self._units, self._candidates, self._shares = units, candidates, shares
         self._nodes = {n: name for n, name in program.parameters.items() if name in units.carried}
         self._gram, self._product = network.gram(), network.gram()
-        reader = units.reader
-        self._start = torch.cat([share * self._read(w) for share, w in zip(shares, models, strict=True)])
+        reader, self._models = units.reader, models
         self._bias = start[reader.bias].float().cpu() if reader.bias is not None else None
         self.names = units.names
         self.reads = candidates.reads
@@ -78,6 +78,11 @@ class Choice(Fit):
         self.ahead = (*units.between, reader.node)
         self.looked_up = frozenset((*units.given, *(b.value for b in reader.beside)))
         self.makes_up = True
+
+    @cached_property
+    def _start(self) -> Tensor:
+        """What all units together are read with, [n, m], float64: made once the fit begins, for it is large."""
+        return torch.cat([share * self._read(w) for share, w in zip(self._shares, self._models, strict=True)])
 
     def _read(self, weights: Weights) -> Tensor:
         """The reader's weight, [n, m], float64."""

@@ -18,7 +18,7 @@ reads, and the statistics of the weights of one stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from functools import cache
 
 from torch import Tensor, fx
@@ -30,11 +30,12 @@ from hf_align.merging.experts import ExpertFit, expert_sites
 from hf_align.merging.fits import Fit, WeightFit
 from hf_align.merging.lockstep import Lockstep, divided, program_of, require_same
 from hf_align.merging.samples import Samples
-from hf_align.merging.selection import independent, units
+from hf_align.merging.selection import Units, independent, units
 from hf_align.merging.sites import sites
 from hf_align.merging.tensors import linear
-from hf_align.running.network import Weights
+from hf_align.running.network import Network, Weights
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.program import Program
 
 _SHOWN = 12
 """Kinds of weights that a line names."""
@@ -133,17 +134,9 @@ def regress(
     program = program_of(network, parts[0])
     require_same(program, network, models[0], parts[0])
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
-    single = sites(program)
-    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, shares) for s in single}
-    found |= {s.choosing: ExpertFit(s, network, merged, shares) for s in expert_sites(program)}
-    together = () if choosing is None else units(program, choosing, single)
-    for chosen in independent(together, models, program, network, parts[0]):
-        candidates = Candidates(chosen, network, models)
-        for site in chosen.sites:
-            del found[site.node]
-        found[chosen.writers[0].node] = candidates
-        found[chosen.reader.node] = Choice(chosen, candidates, program, network, models, shares, start)
-    left = [found[n] for n in program.graph.nodes if n in found]
+    together = () if choosing is None else units(program, choosing, sites(program))
+    chosen = list(independent(together, models, program, network, parts[0]))
+    left = _fits(program, network, models, shares, start, merged, chosen)
     for half in (fit.names for fit in left if not fit.names <= solved.keys()):  # a run was killed between two
         for name in half & solved.keys():
             del solved[name]
@@ -160,6 +153,22 @@ def regress(
         for fit in fits:
             for name, weight in fit.solved().items():
                 solved[name] = weight
+
+
+def _fits(
+    program: Program, network: Network, models: Sequence[Weights], shares: Sequence[float], start: Weights,
+    merged: Weights, together: Iterable[Units],
+) -> list[Fit]:  # fmt: skip
+    """All fits, in the order of the graph. Nothing else holds them, for each has the statistics of its weights."""
+    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, shares) for s in sites(program)}
+    found |= {s.choosing: ExpertFit(s, network, merged, shares) for s in expert_sites(program)}
+    for chosen in together:
+        candidates = Candidates(chosen, network, models)
+        for site in chosen.sites:
+            del found[site.node]
+        found[chosen.writers[0].node] = candidates
+        found[chosen.reader.node] = Choice(chosen, candidates, program, network, models, shares, start)
+    return [found[n] for n in program.graph.nodes if n in found]
 
 
 def _looked_up(left: Sequence[Fit]) -> set[fx.Node]:
