@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.tracing import record, trace
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program
 
 _INPUTS = 3

@@ -9,7 +9,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import examples
 from hf_align.tracing.trace import trace
 
 

@@ -31,8 +31,8 @@ from hf_align.running.network import Gram, Network, predictions
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.example import Example
 from hf_align.tracing.execute import run as run_program
-from hf_align.tracing.inputs import Example
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace

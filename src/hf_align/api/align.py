@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -11,25 +11,26 @@ from torch import Generator, Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_align.api.alignment import Alignment
-from hf_align.api.examples import Data, examples
+from hf_align.api.examples import Data, called_with, examples_and_loss
 from hf_align.api.given import Given, Model, take
+from hf_align.api.module_data import reusable
+from hf_align.errors import OptionError
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.find import Search, find
 from hf_align.matching.objectives import Objective, drawn
 from hf_align.opening.agreement import require_alike
 from hf_align.opening.heads import choose_heads
-from hf_align.running.network import Batch, Network
+from hf_align.running.network import Batch, Loss, Network
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Heads, Match, Residual, checked, whole
 from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.module_calls import Inputs
+from hf_align.tracing.modules import ModuleConfig
 from hf_align.witness.witness import Moved, hold_all
-
-Loss = Callable[[Any, Batch], Tensor]
-"""From what the merged model answers, and the batch that it was given, to a scalar."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     heads: Heads = "two-stage",
     spaces: str | Sequence[str] = (),
     untie: bool | None = None,
+    inputs: Inputs | None = None,
     device: str | None = None,
     config: PretrainedConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -72,13 +74,17 @@ def align(  # type: ignore[misc]  # the options are listed once, here
         model: what is aligned; a list of models is matched together, through a basis that favours none of them.
         to: the reference. Models are live ones, state dicts, folders or Hub ids.
         match: "weight" (no data), "activation", or "learned": gradient descent on the loss of the merged model.
-        data: for "activation" and "learned"; without it the models write their own.
-        objective: the loss that "learned" lowers, on `data`; the model's own by default.
+        data: for "activation" and "learned"; without it the models write their own. Plain modules take a DataLoader, a
+            dataset or a list of batches as for training; without data they are given noise.
+        objective: the loss that "learned" lowers, on `data`: a function of outputs and a batch as the data has it. By
+            default the model's own, or cross-entropy where a plain module comes with labels.
         steps: of "learned".
         residual: the group that is searched for the residual stream.
         heads: how attention heads are paired.
         spaces: patterns of the names of the spaces that may move; all of them without one.
         untie: align the head apart from the embedding that it is tied to; None decides by what that gains.
+        inputs: what plain modules are called with: a tensor, a tuple of arguments, a dict of named ones, or a list of
+            such calls; by default it is taken from the first batch of `data`.
         device: where models run; an accelerator if there is one.
         config: of state dicts.
         tokenizer: for data that is text.
@@ -103,21 +109,22 @@ def align(  # type: ignore[misc]  # the options are listed once, here
         raise ValueError('data is not used by match="weight"; it needs "activation" or "learned"')
     whole("seed", seed), whole("steps", 1 if steps is None else steps, 1)
     checked("untie", untie, (None, True, False)), checked("witness", witness, (True, False))
-    several = isinstance(model, (list, tuple))
+    several, data = isinstance(model, (list, tuple)), reusable(data)
     given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]
-    reference = take(to, config, called="A")
-    others = [take(m, config, called=name) for m, name in zip(given, names, strict=True)]
-    if not others:
+    if not given:
         raise ValueError("there is no model to align")
+    inputs = called_with(inputs, data, to)
+    reference = take(to, config, inputs=inputs, called="A")
+    others = [take(m, config, inputs=inputs, called=name) for m, name in zip(given, names, strict=True)]
     common = _in_common(reference, others, untie)
     aligned_config, spec, _ = choose_heads(common, untie)
     spec = as_chosen(spec, residual, heads, (spaces,) if isinstance(spaces, str) else tuple(spaces))
     devices = Devices.choose(device)
     network = network_for(aligned_config, devices.running)
-    batch = examples(data, reference, tokenizer)
+    batch, loss = examples_and_loss(data, objective, reference, tokenizer)
     schedule = replace(Schedule(), steps=steps or Schedule().steps, seed=seed)
-    own = None if objective is None or batch is None else _OfTheCaller(objective, batch)
+    own = None if loss is None or batch is None else _OfTheCaller(loss, batch)
     search = Search(match, schedule, residual=residual, heads=heads, objective=own)
     models = Balanced.of(spec, reference.weights, *(other.weights for other in others), device=devices.solving)
     found, sweeps = find(models, network, search, batch)
@@ -139,6 +146,8 @@ def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) ->
         IncompatibleModels: they compute differently.
     """
     config = reference.config
+    if isinstance(config, ModuleConfig) and untie:
+        raise OptionError("untie is for models that a config unties; shared weights of a plain module stay shared")
     for other in others:
         refs = (reference.called, other.called)
         config, _ = require_alike(refs, reference.config, other.config, untie)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,18 +15,22 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.api.given import Given, Kind, take
-from hf_align.errors import HfAlignError, first_line
+from hf_align.api.given import Given, Kind, Model, take
+from hf_align.errors import HfAlignError, OptionError, first_line
 from hf_align.matching.match import Match
 from hf_align.publishing.provenance import FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
+from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import read_config
+from hf_align.tracing.modules import ModuleConfig
 
 _FILE = "alignment.safetensors"
+_SPEC = "symmetries.json"
+"""Of a plain module, beside the alignment."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,26 @@ class Alignment:
         Raises:
             ValueError: it is of another architecture.
         """
-        return self._moved(take(model, config or self.config), self.elements)
+        return self._moved(self.taken(model, config), self.elements)
 
     def apply_to_reference(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
         """The reference in the gauge in which the weights of both models can be compared and averaged."""
-        return self._moved(take(model, config or self.config), self.reference)
+        return self._moved(self.taken(model, config), self.reference)
+
+    def taken(self, model: Model, config: PretrainedConfig | None = None, *, called: str = "the model") -> Given:
+        """A model that this is an alignment of.
+
+        Raises:
+            ValueError: it is another module, or is called otherwise.
+        """
+        given = take(model, config or self.config, called=called)
+        if not isinstance(self.config, ModuleConfig):
+            return given
+        if not isinstance(given.config, ModuleConfig) or given.config.program != self.config.program:
+            raise OptionError(
+                f"{called} does not compute what {self.config.name} does, which the alignment was made for"
+            )
+        return given
 
     def _moved(self, given: Given, elements: Elements) -> Any:
         return given.with_weights(self.weights_of(given, elements), self.config, self.spec)
@@ -106,6 +126,8 @@ class Alignment:
         """Write it to a folder: its elements as safetensors, and the config of the architecture."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.config.save_pretrained(folder)
+        if isinstance(self.config, ModuleConfig):  # there may be no module to derive it from where this is read
+            (Path(folder) / _SPEC).write_text(json.dumps(to_plain(self.spec)), encoding="utf-8")
         before, after = self.distance or (None, None)
         Match(self.reference, self.elements, before, after).save(Path(folder) / _FILE, self.spec)
 
@@ -122,7 +144,7 @@ class Alignment:
         """
         folder = Path(source)
         if not folder.is_dir():
-            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", _FILE)]
+            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", _FILE, _SPEC)]
             try:
                 folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
             except (HFValidationError, HfHubHTTPError, OSError) as error:
@@ -133,7 +155,7 @@ class Alignment:
         if file is None:
             raise HfAlignError(f"{source} holds no {_FILE}")
         config = read_config(home_of_alignment(folder))
-        spec = symmetries(config)
+        spec = _spec_in(file.with_name(_SPEC)) if isinstance(config, ModuleConfig) else symmetries(config)
         match = Match.load(file, spec)
         distance = None if match.before is None or match.after is None else (match.before, match.after)
         return cls(config, spec, match.b, match.a, distance)
@@ -149,3 +171,13 @@ class Alignment:
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload alignment"))
+
+
+def _spec_in(file: Path) -> SymmetrySpec:
+    try:
+        found = from_plain(json.loads(file.read_text(encoding="utf-8")))
+    except Exception as error:  # a damaged file may be anything
+        raise HfAlignError(f"{file} holds no symmetries of this version: {first_line(error)}") from error
+    if not isinstance(found, SymmetrySpec):
+        raise HfAlignError(f"{file} holds no symmetries")
+    return found

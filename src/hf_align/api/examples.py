@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_align.api.given import Given
+from hf_align.api.given import Given, is_plain
+from hf_align.api.module_data import LABELS, inputs_from, module_data, own_loss
 from hf_align.errors import HfAlignError, OptionError
 from hf_align.running.data import load_data, require_fit
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Loss
+from hf_align.tracing.module_calls import Inputs
+from hf_align.tracing.modules import ModuleConfig
 
 Data = str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[Any]
 """A file or folder as `--data` takes it; tensors by the names of arguments, [examples, ...]; a DataLoader or any other
@@ -38,10 +41,29 @@ def examples(data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase
     """
     if data is None:
         return None
+    if isinstance(given.config, ModuleConfig):
+        return module_data(data, given.config).batch
     if isinstance(data, (str, os.PathLike)):
         read = load_data(Path(data), _folder_of(given), given.config)
         return require_fit(read, Path(data), given.config)
     return require_fit(_batch(data, given, tokenizer), Path("data"), given.config)
+
+
+def called_with(inputs: Inputs | None, data: Any, *models: Any) -> Inputs | None:
+    """What plain modules are called with: the first batch of their data, where nothing else is said."""
+    if inputs is None and data is not None and any(is_plain(model) for model in models):
+        return next((found for model in models if (found := inputs_from(data, model)) is not None), None)
+    return inputs
+
+
+def examples_and_loss(
+    data: Data | None, objective: Loss | None, given: Given, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[Batch | None, Loss | None]:
+    """Arguments of `forward`, and what is computed on them besides; None is a model's own loss."""
+    if data is None or not isinstance(given.config, ModuleConfig):
+        return examples(data, given, tokenizer), objective
+    found = module_data(data, given.config)
+    return found.batch, own_loss(objective, found) if objective is not None or LABELS in found.batch else None
 
 
 def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:

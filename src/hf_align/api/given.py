@@ -6,23 +6,25 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.checkpoints.ondemand import Computed
-from hf_align.errors import IncompatibleModels
+from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory, model_class, quiet, read_config
 from hf_align.tracing.inputs import examples
+from hf_align.tracing.module_calls import Inputs, as_described, described
+from hf_align.tracing.modules import ModuleConfig
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.stored import with_stored
 
 Reference = str | os.PathLike[str]
-Model = PreTrainedModel | Mapping[str, Tensor] | Reference
+Model = nn.Module | Mapping[str, Tensor] | Reference
 """A live model, a state dict (its config is given beside it), a folder or a Hub id."""
 Kind = TypeVar("Kind", bound=Model)
 _UNLIKE = 1e-3
@@ -44,7 +46,7 @@ class Given:
     """
 
     called: str
-    model: PreTrainedModel | Mapping[str, Tensor]
+    model: nn.Module | Mapping[str, Tensor]
     config: PretrainedConfig
     holds: Inventory
 
@@ -79,29 +81,38 @@ class Given:
         }
 
 
-def take(model: Model, config: PretrainedConfig | None = None, *, called: str = "the model") -> Given:
+def take(
+    model: Model, config: PretrainedConfig | None = None, *, inputs: Inputs | None = None, called: str = "the model"
+) -> Given:
     """A model as the library works with it.
 
     Args:
-        model: a live model of transformers; a state dict, in memory names; a folder or a Hub id, which is loaded.
-        config: of a state dict.
+        model: a live model; a state dict, in memory names; a folder or a Hub id, which is loaded.
+        config: of a state dict; of a plain module, what describes another one that is called in the same way.
+        inputs: what a module is called with that transformers does not know.
         called: what messages call it.
 
     Raises:
         TypeError: it is none of these.
-        ValueError: a state dict without a config, or whose tensors are not those of the config.
+        ValueError: a state dict without a config, or whose tensors are not those of the config; a module without
+            inputs, or that cannot be traced.
         IncompatibleModels: a live model that does not compute what its config says.
     """
     if isinstance(model, (str, os.PathLike)):
         read = read_config(model if isinstance(model, str) else os.fspath(model))
         loaded = _class_of(read).from_pretrained(model, dtype="auto")
         return take(loaded.eval(), called=str(model))
+    if isinstance(model, nn.Module) and inputs is not None:
+        return _given(called, model, described(model, inputs))
+    if isinstance(model, nn.Module) and isinstance(config, ModuleConfig):
+        return _given(called, model, as_described(model, config))
     if isinstance(model, PreTrainedModel):
         own = copy.deepcopy(model.config)
         own.architectures = [type(model).__name__]
         if _class_of(own) is not type(model):
             raise IncompatibleModels(
-                f"{type(model).__name__} is not known to transformers: register it with AutoModel.register"
+                f"{type(model).__name__} is not known to transformers: register it with AutoModel.register, or give "
+                "inputs= with it, what it is called with"
             )
         given = _given(called, model, own)
         _require_as_configured(model, given)
@@ -111,12 +122,17 @@ def take(model: Model, config: PretrainedConfig | None = None, *, called: str = 
             raise ValueError("a state dict says nothing of its architecture: give config= with it")
         return _given(called, model, config)
     if isinstance(model, nn.Module):
-        raise TypeError(
-            f"{called} is a {type(model).__name__}, which nothing here can build again from a config: make it a "
-            "PreTrainedModel, and register it with AutoConfig and AutoModel (examples/new_architecture.py)"
+        raise OptionError(
+            f"{called} is a {type(model).__name__}, which no config describes: give inputs= with it, what it is called "
+            "with (a tensor, a tuple of arguments, or a dict of named ones)"
         )
     raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
                     "is needed")  # fmt: skip
+
+
+def is_plain(model: object) -> bool:
+    """Whether it is a live module that transformers does not know."""
+    return isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel)
 
 
 def _class_of(config: PretrainedConfig) -> Any:
@@ -124,7 +140,7 @@ def _class_of(config: PretrainedConfig) -> Any:
     return getattr(model_class(config), "__self__", None)
 
 
-def _given(called: str, model: PreTrainedModel | Mapping[str, Tensor], config: PretrainedConfig) -> Given:
+def _given(called: str, model: nn.Module | Mapping[str, Tensor], config: PretrainedConfig) -> Given:
     found, held = inventory(build_without_weights(config)), _tensors(model)
     for name, shape in found.shapes.items():
         stored = held.get(name, next((held[n] for n, kept in found.ties.items() if kept == name and n in held), None))
@@ -138,7 +154,7 @@ def _given(called: str, model: PreTrainedModel | Mapping[str, Tensor], config: P
     return Given(called, model, with_stored(config, buffers), found)
 
 
-def _tensors(model: PreTrainedModel | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
 
 
@@ -146,12 +162,11 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _live(
-    model: PreTrainedModel, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec
-) -> PreTrainedModel:
+def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> nn.Module:
     """A copy with other weights; what was one parameter and is none any more becomes two."""
     made = copy.deepcopy(model)
-    made.config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+    if not isinstance(config, ModuleConfig):
+        cast(Any, made).config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
     before = _tensors(made)
     for name in spec.parameters:
         old = before[name]
@@ -181,7 +196,7 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
         drawn = example.random({n: tuple(t.shape) for n, t in example.arguments.items() if example.is_free(n)}, rng)
         batch = {n: t.to(device, dtype if t.is_floating_point() else None)
                  for n, t in {**example.arguments, **drawn}.items()}  # fmt: skip
-        was_training = model.training
+        training = [module.training for module in model.modules()]
         try:
             with torch.no_grad(), quiet():
                 expected = predictions(described(placed, batch))
@@ -189,7 +204,8 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
         except Exception:  # an example that its code does not take
             continue
         finally:
-            model.train(was_training)
+            for module, was in zip(model.modules(), training, strict=True):  # some may be frozen
+                module.training = was
         change = float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
         if not change < max(_UNLIKE, 30 * torch.finfo(dtype).eps):
             raise IncompatibleModels(

@@ -15,8 +15,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
-from hf_align.api.examples import Data, examples
+from hf_align.api.examples import Data, called_with, examples
 from hf_align.api.given import Given, Kind, Model, take
+from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs import pipeline
 from hf_align.jobs.outcome import Report
@@ -30,6 +31,7 @@ from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
 from hf_align.settings.options import Options
 from hf_align.symmetry.overrides.overrides import symmetries
+from hf_align.tracing.module_calls import Inputs
 
 Align = Alignment | Sequence[Alignment] | Match | Literal["none"]
 """Alignments that were found before, or how models are matched now."""
@@ -46,6 +48,7 @@ def merge(
     output_dir: str | os.PathLike[str] | None = None,
     push_to_hub: str | None = None,
     data: Data | None = None,
+    inputs: Inputs | None = None,
     device: str | None = None,
     dtype: Dtype | torch.dtype | None = None,
     overwrite: bool = False,
@@ -64,6 +67,7 @@ def merge(
         output_dir: where folders and ids are merged to, shard by shard, as the command does.
         push_to_hub: the repository that the output folder is then uploaded to.
         data: what methods and matching run on; with `output_dir`, a path, by which alignment is judged as well.
+        inputs: what plain modules are called with; by default it is taken from the first batch of `data`.
         device: where models run; an accelerator if there is one.
         dtype: of what is written to `output_dir`.
         overwrite: whether an output folder with something else in it is replaced.
@@ -98,8 +102,14 @@ def merge(
             raise ValueError("push_to_hub, overwrite, retokenize and dtype need output_dir")
         if data is not None and method not in FROM_SAMPLES and align not in ("activation", "learned"):
             raise ValueError(f'data is used neither by method="{method}" nor by this way to align')
-        given = [take(m, config, called=f"model {i}") for i, m in enumerate(models, start=1)]
-        alignments = _alignments(models, align, data, device, config, tokenizer, witness)
+        data = reusable(data)
+        inputs = called_with(inputs, data, *models)
+        alignments = _alignments(models, align, data, inputs, device, config, tokenizer, witness)
+        named = [(m, f"model {i}") for i, m in enumerate(models, start=1)]
+        if alignments:
+            given = [alignments[0].taken(m, config, called=name) for m, name in named]
+        else:
+            given = [take(m, config, inputs=inputs, called=name) for m, name in named]
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
     of_two = shares[1] if len(shares) == 2 else 0.5
     options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=stored,
@@ -137,7 +147,7 @@ def _matching(align: Align) -> AnyMatch:
     return match
 
 
-def _alignments(models: list[Model], align: Align, data: Data | None, device: str | None,
+def _alignments(models: list[Model], align: Align, data: Data | None, inputs: Inputs | None, device: str | None,
                 config: PretrainedConfig | None, tokenizer: PreTrainedTokenizerBase | None,
                 witness: bool) -> list[Alignment]:  # fmt: skip
     """One for each model but the first; none if they are merged as they are."""
@@ -146,7 +156,7 @@ def _alignments(models: list[Model], align: Align, data: Data | None, device: st
         if match == "none":
             return []
         needed = None if match == "weight" else data
-        return find(models[1:], to=models[0], match=match, data=needed, device=device, config=config,
+        return find(models[1:], to=models[0], match=match, data=needed, inputs=inputs, device=device, config=config,
                     tokenizer=tokenizer, witness=witness)  # fmt: skip
     found = [align] if isinstance(align, Alignment) else list(align)
     if len(found) != len(models) - 1:

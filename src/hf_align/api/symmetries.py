@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Kind, Model, take
+from hf_align.errors import OptionError
 from hf_align.opening.models import config_of
 from hf_align.settings.choices import whole
 from hf_align.symmetry.alignment import AlignedWeights
@@ -23,10 +24,14 @@ from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import reviewer
 from hf_align.symmetry.overrides.overrides import symmetries as derived
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.module_calls import Inputs
+from hf_align.tracing.modules import ModuleConfig
 from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.small.shrink import shrink
 
 Architecture = PretrainedConfig | Model
+_COUNTED = 5000
+"""Parameters of a plain module of which null directions are counted: that takes a minute, and grows with the cube."""
 
 
 @dataclass(frozen=True)
@@ -66,32 +71,48 @@ class Symmetries:
         return self.spec.as_json()
 
 
-def symmetries(architecture: Architecture, *, specs: Path | None = None, trust_remote_code: bool = False) -> Symmetries:
+def symmetries(
+    architecture: Architecture,
+    *,
+    inputs: Inputs | None = None,
+    specs: Path | None = None,
+    trust_remote_code: bool = False,
+) -> Symmetries:
     """The symmetries of an architecture, in all the ways in which it can be called.
 
     Args:
         architecture: a live model, a config, a folder, a Hub id, or a model type such as "llama".
+        inputs: what a plain `nn.Module` is called with: a tensor, a tuple of arguments, a dict of named ones, or a list
+            of such calls. It is taken in evaluation mode, and in other sizes of these inputs too, where it runs.
         specs: a folder of reviewed overrides.
         trust_remote_code: run modelling code that comes with a folder or a repository.
 
     Raises:
-        IncompatibleModels: it cannot be traced.
+        ValueError: a plain module comes without inputs, or cannot be traced with them.
+        IncompatibleModels: an architecture cannot be traced.
     """
-    config = _config(architecture, trust_remote_code)
+    config = _config(architecture, trust_remote_code, inputs)
+    if isinstance(config, ModuleConfig) and specs is not None:
+        raise OptionError("specs holds overrides by model type, and a plain module has none")
     return Symmetries(config, derived(config, specs))
 
 
 def certify(
     architecture: Architecture | Symmetries,
     *,
+    inputs: Inputs | None = None,
     layers: int = 2,
     specs: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Certificate:
     """Prove on a small random copy in float64 that no derived symmetry changes the function, and that none is missing.
 
+    A plain module is proved in its own size. Where that is too large to count on, `.complete` is false, and
+    `.not_counted` says so.
+
     Args:
         architecture: as for `symmetries`, or what that gave.
+        inputs: as for `symmetries`.
         layers: of the copy.
         specs: a folder of reviewed overrides, which are certified too.
         trust_remote_code: run modelling code that comes with a folder or a repository.
@@ -106,15 +127,22 @@ def certify(
     whole("layers", layers, 1)
     if isinstance(architecture, Symmetries):
         architecture = architecture.config
-    config = _config(architecture, trust_remote_code)
+    config = _config(architecture, trust_remote_code, inputs)
+    if isinstance(config, ModuleConfig):
+        return measure(config, most=_COUNTED)
     return measure(reduced(config, layers) or shrink(config, layers), review=reviewer(config.model_type, specs))
 
 
-def randomize(model: Kind, *, seed: int = 0, config: PretrainedConfig | None = None) -> Kind:
+def randomize(
+    model: Kind, *, seed: int = 0, inputs: Inputs | None = None, config: PretrainedConfig | None = None
+) -> Kind:
     """A model of the same function with other weights: a random element of every group acts on it.
 
     Args:
         model: a live model; a state dict, with its config beside it; a folder or a Hub id, which is loaded.
+        seed: of the elements.
+        inputs: as for `symmetries`.
+        config: of a state dict.
 
     Returns:
         The same kind of thing, a live model for a folder or an id.
@@ -123,7 +151,7 @@ def randomize(model: Kind, *, seed: int = 0, config: PretrainedConfig | None = N
         ValueError: the seed is no whole number.
     """
     whole("seed", seed)
-    given = take(model, config)
+    given = take(model, config, inputs=inputs)
     spec = derived(given.config)
     elements = random_elements(spec, torch.Generator().manual_seed(seed))
     moved: Mapping[str, Tensor] = AlignedWeights(given.weights, spec, elements)
@@ -131,9 +159,9 @@ def randomize(model: Kind, *, seed: int = 0, config: PretrainedConfig | None = N
     return found
 
 
-def _config(architecture: Architecture, trust_remote_code: bool) -> PretrainedConfig:
+def _config(architecture: Architecture, trust_remote_code: bool, inputs: Inputs | None) -> PretrainedConfig:
     if isinstance(architecture, PretrainedConfig):
         return architecture
     if isinstance(architecture, (str, os.PathLike)):
         return config_of(os.fspath(architecture), trust_remote_code=trust_remote_code)
-    return take(architecture).config
+    return take(architecture, inputs=inputs).config

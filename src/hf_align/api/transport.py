@@ -9,14 +9,16 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_align.api.align import align, moved_of
-from hf_align.api.examples import Data, examples
-from hf_align.api.given import Kind, Model, take
+from hf_align.api.examples import Data, called_with, examples
+from hf_align.api.given import Kind, Model
+from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.job import silent
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Match, TransportMethod, checked
+from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
 
 
@@ -29,6 +31,7 @@ def transport(
     strength: float = 1.0,
     method: TransportMethod = "regression",
     match: Match = "weight",
+    inputs: Inputs | None = None,
     device: str | None = None,
     config: PretrainedConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -45,6 +48,7 @@ def transport(
         method: "regression" fits every weight so that B does on top of its own what the fine-tune does on top of its
             base; "task_arithmetic" only adds the change of the weights, in B's basis.
         match: how the bases are matched.
+        inputs: what plain modules are called with; by default it is taken from the first batch of `data`.
         device: where models run; an accelerator if there is one.
         config: of state dicts.
         tokenizer: for data that is text.
@@ -64,8 +68,10 @@ def transport(
         raise ValueError(f'data is not used by method="{method}"')
     if not math.isfinite(strength):
         raise ValueError(f"strength is {strength}; a finite number is needed")
-    found = align(base, to=onto, match=match, device=device, config=config, tokenizer=tokenizer, witness=witness)
-    first, last, tuned = (take(model, config, called=name) for model, name in (
+    data = reusable(data)
+    found = align(base, to=onto, match=match, inputs=called_with(inputs, data, onto), device=device, config=config,
+                  tokenizer=tokenizer, witness=witness)  # fmt: skip
+    first, last, tuned = (found.taken(model, config, called=name) for model, name in (
         (onto, "onto"), (base, "base"), (finetuned, "finetuned")))  # fmt: skip
     running = Devices.choose(device).running
     if witness:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 
 Weights = Mapping[str, Tensor]
+_TURNS = 50
+"""That spaces which share weights take at most until they are balanced together."""
+_STILL = 1e-7
+"""A change of scale that is none."""
 
 
 @dataclass(frozen=True)
@@ -90,5 +95,35 @@ def _balanced(
         lambda space: sum(math.prod(spec.shape(name)) for name in spec.uses(space)),
         lambda own: [balance(spec, canonical, space) for space in own],
     )
-    gauge = dict(zip(free, found, strict=True))
+    gauge = _settled(spec, canonical, dict(zip(free, found, strict=True)))
     return WeightCache(MovedWeights(canonical, spec, gauge), spec.parameters, torch.float32, CACHED), gauge
+
+
+def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) -> dict[str, Element]:
+    """The gauge in which spaces that share a weight are balanced together: each moves what the next one reads, so they
+    take turns until none moves any more. The sum of squares goes down with every turn."""
+    coupled = [name for name in gauge if gauge.keys() & _beside(spec, name)]
+    for _ in range(_TURNS if len(coupled) > 1 else 0):
+        moved = 0.0
+        for name in coupled:
+            step = balance(spec, MovedWeights(weights, spec, gauge), name)
+            moved = max(moved, _size(spec, name, step))
+            gauge[name] = step @ gauge[name]
+        if moved < _STILL:
+            break
+    return gauge
+
+
+def _beside(spec: SymmetrySpec, name: str) -> set[str]:
+    """The spaces that move the same entries of some weight."""
+    found: set[str] = set()
+    for block in itertools.chain.from_iterable(itertools.product(*spec.parameters[p]) for p in spec.uses(name)):
+        spaces = {space for segment in block for f in segment for space in f.powers}
+        found |= spaces if name in spaces else set()
+    return found - {name}
+
+
+def _size(spec: SymmetrySpec, name: str, step: Element) -> float:
+    """How far an element without a permutation is from moving nothing."""
+    rest = spec.group(name).identity(spec.index_shape(name)).tensors()
+    return max(float((t - rest[k]).abs().max()) for k, t in step.tensors().items() if t.is_floating_point())

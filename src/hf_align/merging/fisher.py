@@ -52,7 +52,7 @@ def information(network: Network, weights: Weights, inputs: Batch, rng: Generato
     Returns:
         floating point parameters by name, float32 on the CPU.
     """
-    learnt = {n: t.detach().requires_grad_() for n, t in weights.items() if t.is_floating_point()}
+    learnt = {n: t.detach().requires_grad_() for n, t in weights.items() if n in network.trained}
     total = {n: torch.zeros_like(t, device="cpu") for n, t in learnt.items()}
     for example in batches(inputs, 1):
         output = network({**weights, **learnt}, {k: t.to(network.device) for k, t in example.items()})

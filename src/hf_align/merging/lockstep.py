@@ -16,7 +16,7 @@ from hf_align.errors import CannotRun, HfAlignError
 from hf_align.running.chosen import call, chooses_matrices
 from hf_align.running.network import Batch, Network, Weights, batches, in_dtype, predictions
 from hf_align.tracing.build import build_without_weights
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program, upstream
 from hf_align.tracing.trace import trace_call
 

@@ -19,10 +19,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.heads import tied_alike
+from hf_align.opening.programs import require_same_program
 from hf_align.tracing.build import build_without_weights, inventory, model_class
 from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, parts, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
 from hf_align.tracing.inputs import examples
+from hf_align.tracing.modules import ModuleConfig
 from hf_align.tracing.stored import noted_buffers
 
 _BATCH, _SHORT, _LONG = 2, 7, 2050
@@ -47,6 +49,9 @@ def require_alike(
     Raises:
         IncompatibleModels: they compute differently, or nothing tells.
     """
+    if isinstance(a, ModuleConfig) or isinstance(b, ModuleConfig):
+        require_same_program(refs, a, b)
+        return a, b
     try:
         alike = tied_alike(refs, (a, b), untie)
         require_same_buffers(refs, *alike)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import HfAlignError, MissingExtra
 from hf_align.running.data import NO_LABEL, with_labels
-from hf_align.running.network import Batch, Network, batches
+from hf_align.running.network import Batch, Loss, Network, batches
 
 _ALIKE = 1e-4
 """How far a loss may be from what it is taken for: float32."""
@@ -103,15 +103,17 @@ class Evaluator:
     Args:
         network: the architecture.
         data: arguments of `forward`, [examples, ...]; without `labels`, the tokens themselves are predicted.
+        objective: a mean over examples, in the place of the model's own loss.
 
     Raises:
         HfAlignError: there is nothing to predict.
     """
 
-    def __init__(self, network: Network, data: Batch) -> None:
+    def __init__(self, network: Network, data: Batch, objective: Loss | None = None) -> None:
         self.network = network
-        self.data = with_labels(data)
-        if bool((self.data["labels"] == NO_LABEL).all()):
+        self.objective = objective
+        self.data = data if objective is not None else with_labels(data)
+        if objective is None and bool((self.data["labels"] == NO_LABEL).all()):
             raise HfAlignError(f"all labels of the data are {NO_LABEL}, which stands for none")
         self._ahead: int | None = None
 
@@ -165,6 +167,10 @@ class Evaluator:
         total = count = 0.0
         for here in self._batches():
             output = self.network(placed, here)
+            if self.objective is not None:
+                size = len(next(iter(here.values())))
+                total, count = total + float(self.objective(output, here)) * size, count + size
+                continue
             size = self._size(output, here)
             total += float(output.loss) * size if size else 0.0
             count += size
@@ -173,7 +179,7 @@ class Evaluator:
     def _batches(self) -> Iterator[Batch]:
         """Those with something to predict: the mean over nothing is no number."""
         for batch in batches(self.data):
-            if not bool((batch["labels"] == NO_LABEL).all()):
+            if self.objective is not None or not bool((batch["labels"] == NO_LABEL).all()):
                 yield {name: tensor.to(self.network.device) for name, tensor in batch.items()}
 
     def _size(self, output: Any, batch: Batch) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.build import build_to_run, quiet
@@ -16,6 +17,8 @@ _ROWS, _TOKENS = 16, 2048
 """Examples, and tokens of them, that run at once where nothing else is said."""
 Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""
+Loss = Callable[[Any, Batch], Tensor]
+"""From what a model answers, and the batch that it was given, to a scalar."""
 Weights = Mapping[str, Tensor]
 """By name in memory, tied ones once."""
 Build = Callable[[PretrainedConfig], PreTrainedModel]
@@ -131,7 +134,8 @@ def predictions(output: Any) -> Tensor:
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    return next(v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point())
+    outputs = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    return next(v for v in outputs if isinstance(v, Tensor) and v.is_floating_point())
 
 
 def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

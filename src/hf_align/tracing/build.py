@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -25,6 +25,7 @@ from transformers.initialization import no_init_weights
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.fields import parts
+from hf_align.tracing.modules import ModuleConfig, build_module
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.reasons import FROM_WEIGHTS, place
 from hf_align.tracing.record import CPU
@@ -100,11 +101,14 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
 
 
 def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
-    """How the config says its model is built: the class it was saved from, else the base model.
+    """How the config says its model is built: the class it was saved from, else the base model; of a plain module, by
+    copying it.
 
     Raises:
         IncompatibleModels: the class is not known to this version of transformers.
     """
+    if isinstance(config, ModuleConfig):
+        return cast(Callable[..., PreTrainedModel], build_module)
     for name in config.architectures or ():
         found = _class_of_its_own(config, name) or getattr(transformers, name, None) or _registered_class(config, name)
         if found is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hf_align.tracing.build import quiet
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.record import record
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError
-from hf_align.tracing.inputs import Example, reader
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, extent
 
 _DTYPES = {"float": torch.float32, "int": torch.long, "bool": torch.bool, "tokens": torch.long}

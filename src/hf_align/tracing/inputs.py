@@ -15,35 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
+from hf_align.tracing.modules import ModuleModel
 
 _MODALITIES = ("image", "audio", "video", "vision", "speech")
-
-
-@dataclass(frozen=True)
-class Example:
-    """Arguments for one forward pass.
-
-    Attributes:
-        arguments: by name. Floating point tensors and token ids are free; everything else is part of the question.
-        tokens: for the names of token ids, the ids that may occur, [ids].
-    """
-
-    arguments: dict[str, Any]
-    tokens: dict[str, Tensor]
-
-    def is_free(self, name: str) -> bool:
-        value = self.arguments[name]
-        return name in self.tokens or (isinstance(value, Tensor) and value.is_floating_point())
-
-    def random(self, shapes: dict[str, tuple[int, ...]], rng: torch.Generator) -> dict[str, Tensor]:
-        """Random values of the free arguments: float64 noise, or token ids."""
-        return {
-            name: self.tokens[name][torch.randint(len(self.tokens[name]), shape, generator=rng)]
-            if name in self.tokens
-            else torch.randn(shape, generator=rng, dtype=torch.float64)
-            for name, shape in shapes.items()
-        }
 
 
 @dataclass(frozen=True)
@@ -101,6 +77,9 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
     Args:
         batch, length: token ids are [batch, length] (or shorter, where the config has fewer positions).
     """
+    if isinstance(model, ModuleModel):
+        yield from model.examples(batch)
+        return
     signature = inspect.signature(model.forward).parameters
     needed = {n for n, p in signature.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     positions = [getattr(c, n, None) for c in parts(model.config) for n in ("max_position_embeddings", "n_positions")]

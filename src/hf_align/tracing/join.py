@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, fx
 
 from hf_align.tracing.arguments import Arguments
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.record import value_shown

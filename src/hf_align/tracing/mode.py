@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 
 _ITS_LENGTH = re.compile(r", \d+ × \d+$")
 

@@ -16,21 +16,22 @@ from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError, first_line
 from hf_align.tracing.alike import is_part_of, run_alike
+from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.inputs import Example
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
+from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import reason
-from hf_align.tracing.trace import trace_call, trace_model
+from hf_align.tracing.trace import trace_call, trace_model, trace_module
 from hf_align.tracing.ways import positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ def find_modes(
         IncompatibleModels: as `trace_modes`.
         HfAlignError: one of `calls` fails.
     """
+    if isinstance(model, ModuleModel):
+        return [(Mode(name, example), trace_module(model, example)) for name, example in model.calls.items()]
     base = trace_model(model, length=length)
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
@@ -221,7 +224,7 @@ def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
         return
     room = positions(model.config) or _LONGEST
     lengths = [extent(base)[1]]
-    for threshold in sorted(_numbers_in_code(model) | _windows(model)):
+    for threshold in sorted(numbers_in_code(model) | _windows(model)):
         beyond = min(threshold + 2, room, _LONGEST)
         if lengths[-1] <= threshold + 1 and beyond > threshold:
             lengths.append(beyond)
@@ -254,7 +257,7 @@ def _whole_numbers(value: Any) -> Iterator[int]:
             yield from _whole_numbers(entry)
 
 
-def _numbers_in_code(model: PreTrainedModel) -> set[int]:
+def numbers_in_code(model: nn.Module) -> set[int]:
     """Numbers that the `forward` of any module mentions: a length may be compared with them."""
     found: set[int] = set()
     for kind in {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")}:

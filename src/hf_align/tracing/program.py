@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 from transformers import PretrainedConfig
 
-from hf_align.tracing.inputs import Example
+from hf_align.tracing.example import Example
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.reasons import HELPERS
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -22,8 +22,10 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
-from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
+from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, reason
@@ -122,6 +124,25 @@ def trace_call(model: PreTrainedModel, example: Example) -> Program:
     """
     with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):
         return _by_record(model, example, generic=True)
+
+
+def trace_module(model: ModuleModel, example: Example) -> Program:
+    """One call of a plain module with just these arguments.
+
+    Raises:
+        IncompatibleModels: it cannot be traced; the message says why, and in which line.
+    """
+    try:
+        with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):
+            program = _by_record(cast(PreTrainedModel, model), example)
+    except Exception as error:  # tracing fails in as many ways as there are modules
+        asked = error.question if isinstance(error, SwallowedQuestionError) else error
+        raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason(asked)}") from error
+    if not program.interface:
+        raise IncompatibleModels(
+            f"{type(model).__name__} returns no floating point tensor, alone, in a tuple or a dict"
+        )
+    return program
 
 
 def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = False) -> Program:

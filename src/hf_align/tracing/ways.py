@@ -22,8 +22,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.build import quiet
+from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
-from hf_align.tracing.inputs import Example, Reader, media, reader
+from hf_align.tracing.inputs import Reader, media, reader
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, extent, extent_of
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",

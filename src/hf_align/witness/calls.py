@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import first_line
 from hf_align.running.network import Batch
 from hf_align.tracing.build import quiet
+from hf_align.tracing.example import Example
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.inputs import Example, examples
+from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent
+from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
 
 WRITTEN = 32
@@ -93,6 +96,8 @@ def modes(
         given: calls that were added to those that are found.
     """
     failed: dict[str, str] = {}
+    if isinstance(model, ModuleModel):
+        return _of_module(model, answers)
     first, lengths = None, list[int]()
     for example in (e for length in (_SHORT, _PROMPT) for e in examples(model, _ROWS, length)):
         try:
@@ -134,6 +139,21 @@ def modes(
     try_parts(model, example, extents, parts, attempt)
     missed = set(traced) - {mode.name for mode in found}
     return found, {name: why for name, why in failed.items() if name in missed}
+
+
+def _of_module(
+    model: ModuleModel, answers: Callable[[Case], Mapping[str, Tensor]]
+) -> tuple[list[Mode], dict[str, str]]:
+    """What a plain module was called with, in the caller's numbers and in random ones, and its calls of other sizes."""
+    found, failed = [], dict[str, str]()
+    for mode in (Mode(name, example) for name, example in {**model.given, **model.calls}.items()):
+        try:
+            answers(_case(mode, model.config))
+        except Exception as error:  # modules fail in as many ways as there are modules
+            failed[mode.name] = f"{type(error).__name__}: {first_line(error)}"
+            continue
+        found.append(mode)
+    return found, failed
 
 
 @contextmanager
@@ -210,7 +230,7 @@ def _answers(output: Any) -> dict[str, Tensor]:
     """
     if isinstance(output, Tensor):
         return {"output": output}
-    named = output.items() if isinstance(output, Mapping) else enumerate(output)
+    named = output.items() if isinstance(output, Mapping) else enumerate(tree_leaves(output))
     found = {str(n): t for n, t in named if isinstance(t, Tensor) and t.is_floating_point() and str(n) != "loss"}
     first = next(iter(found), None)
     return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"}

@@ -197,8 +197,9 @@ class _Trial:
         """A mode at an even length too, if its own is odd: code may depend on its arguments and on how many there are.
         Some calls cannot be cut."""
         found: dict[Case, Answers] = {}
+        fewer = extent(mode.example)[1] - 1
         with suppress(Exception):
-            for case in cases(mode, (extent(mode.example)[1] - 1,), self._moved.config):
+            for case in cases(mode, (fewer,), self._moved.config) if fewer else ():
                 found[case] = answers(case)
         return found
 

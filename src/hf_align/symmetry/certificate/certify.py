@@ -7,6 +7,7 @@ small random copy in float64; and how many of them are moved, fixed or flat (`nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,6 +67,7 @@ class Certificate:
         missing: parameters that carry open directions, and how much of them.
         modes: the calls of the model that all of this holds for, by name.
         unread: parameters that none of these calls reads; they stand still.
+        not_counted: why null directions were not counted, where they were not; then the counts say nothing.
     """
 
     model_type: str
@@ -79,6 +81,7 @@ class Certificate:
     unknown_ops: tuple[str, ...]
     modes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    not_counted: str = ""
 
     @property
     def found(self) -> int:
@@ -96,7 +99,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        return self.open == 0 and self.leak < _LEAK
+        return not self.not_counted and self.open == 0 and self.leak < _LEAK
 
     def as_json(self) -> dict[str, object]:
         """The contract of `hf-align certify --json`."""
@@ -104,7 +107,9 @@ class Certificate:
         return {
             "model_type": self.model_type,
             "sound": {"max_error": self.max_error},
-            "complete": {**counts, "found": self.found, "nullity": self.nullity},
+            "complete": {"not_counted": self.not_counted}
+            if self.not_counted
+            else {**counts, "found": self.found, "nullity": self.nullity},
             "unknown_ops": list(self.unknown_ops),
             "missing": dict(self.missing),
             "modes": list(self.modes),
@@ -120,6 +125,7 @@ def certify(
     seed: int = 0,
     eps: float = 1e-2,
     positions: int = 10,
+    most: float = math.inf,
 ) -> Certificate:
     """Measure soundness and completeness of the derived spec of a small architecture.
 
@@ -136,6 +142,7 @@ def certify(
         review: overrides of the derived spec, which then is certified, with their calls.
         eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
         positions: tokens in each context.
+        most: parameters of which null directions are counted; of more, soundness alone is measured.
     """
     config = with_eps(config, eps)
 
@@ -150,6 +157,12 @@ def certify(
         return trace_modes(build_without_weights(config), review.reviewed.calls, length=positions)
 
     program, spec = derived(traced or called(config))
+    parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
+    if parameters > most:
+        error = _largest_error(program, spec, torch.Generator().manual_seed(seed))
+        why = f"{parameters} parameters are more than the {most:.0f} of which null directions are counted"
+        return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
+                           spec.unread, why)  # fmt: skip
     drawn: list[NullDirections] = []
     error = 0.0
     for attempt in range(_ATTEMPTS):

@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class
 from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
+from hf_align.tracing.modules import ModuleConfig
 
 logger = logging.getLogger(__name__)
 VARIABLE = "HF_ALIGN_CACHE"
@@ -42,6 +44,7 @@ _WITH_A_VERSION = ("torch", "builtins", "abc", "typing", "huggingface_hub")
 """Packages whose classes are the same while torch and transformers are."""
 _OWN = {file.parent for room in ("symmetry", "tracing") for file in (Path(__file__).parents[2] / room).rglob("*.py")}
 """The folders of the code that derives."""
+_OF_MODULES: dict[Hashable, SymmetrySpec] = {}
 _SAYS_NOTHING = ("_name_or_path", "transformers_version")
 """Fields of a config that no model reads."""
 
@@ -55,6 +58,8 @@ def derived_spec(
         IncompatibleModels: the architecture cannot be traced.
         HfAlignError: one of `calls` fails, or there are no weights as `unused` says.
     """
+    if isinstance(config, ModuleConfig):
+        return _of_module(config)
     folder = _folder()
     key = _key(config, [to_plain(calls), *unused]) if folder is not None else None
     if folder is None or key is None:
@@ -65,6 +70,14 @@ def derived_spec(
         found = derive_by_depth(config, calls, unused)
         _write(path, found)
     return found
+
+
+def _of_module(config: ModuleConfig) -> SymmetrySpec:
+    """While this process runs: its code may be typed in, and the lines that a spec names move."""
+    key = config.program, frozenset(RULES.items())
+    if key not in _OF_MODULES:
+        _OF_MODULES[key] = derive_by_depth(config)
+    return _OF_MODULES[key]
 
 
 def _folder() -> Path | None:

@@ -47,7 +47,7 @@ def view(call: Call) -> Value | Rows:
     return Value(_reshape(call, value.axes, call.shape), value.parameter, points_to=value.points_to)
 
 
-@runs("view")
+@runs("view", "_unsafe_view")
 def _viewed(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Strides may differ from those that were traced."""
     sizes = isinstance(args[1], (list, tuple))

@@ -1,0 +1,42 @@
+"""Arguments for one call of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments for one forward pass.
+
+    Attributes:
+        arguments: by name. Floating point tensors and token ids are free; everything else is part of the question.
+        tokens: for the names of token ids, the ids that may occur, [ids].
+    """
+
+    arguments: dict[str, Any]
+    tokens: dict[str, Tensor]
+
+    def is_free(self, name: str) -> bool:
+        value = self.arguments[name]
+        return name in self.tokens or (isinstance(value, Tensor) and value.is_floating_point())
+
+    def random(self, shapes: dict[str, tuple[int, ...]], rng: torch.Generator) -> dict[str, Tensor]:
+        """Random values of the free arguments: float64 noise, or token ids."""
+        return {
+            name: self.tokens[name][torch.randint(len(self.tokens[name]), shape, generator=rng)]
+            if name in self.tokens
+            else torch.randn(shape, generator=rng, dtype=torch.float64)
+            for name, shape in shapes.items()
+        }
+
+
+class AsGiven(Example):
+    """Arguments that are taken as they are: none is free."""
+
+    def is_free(self, name: str) -> bool:
+        return False

@@ -1,0 +1,254 @@
+"""How a module is called: with what a caller gives, and with more or less of it where the module takes that, too.
+
+What a symmetry must leave alone is the answer to every call. A caller gives one or a few; of each, the module is tried
+with other sizes of every axis that its weights leave open: batches, lengths, heights. A size is a mode of its own if
+the module does something else with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, treespec_dumps
+
+from hf_align.errors import IncompatibleModels, OptionError
+from hf_align.tracing.alike import is_part_of
+from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.example import Example
+from hf_align.tracing.fingerprint import Call, CannotRecord
+from hf_align.tracing.modes import numbers_in_code
+from hf_align.tracing.modules import ModuleConfig, ModuleModel, remember, without_weights, written
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
+from hf_align.tracing.record import value_shown
+from hf_align.tracing.trace import trace_module
+
+Inputs = Any
+"""A tensor, a tuple of positional arguments, a mapping of named ones; or a list of such calls."""
+_LONGEST = 600
+"""Up to which size an axis is tried because the code has numbers like it."""
+_NUMBERS = 8
+"""Of the numbers in the code of a module, those that lengths are compared with at most."""
+_ANY = 2**20
+"""Token ids before it is seen which table they are looked up in."""
+_UNKNOWN = "not known yet"
+_TAKEN = ("config", "calls", "given", "examples", "whole", "tie_weights", "can_generate")
+"""Names that a part of a module cannot have beside those of `ModuleModel`."""
+
+
+def described(module: nn.Module, inputs: Inputs) -> ModuleConfig:
+    """What stands for a config of a module.
+
+    Args:
+        inputs: of one call, or of several in a list.
+
+    Raises:
+        OptionError: it cannot be called so, or not be traced.
+    """
+    calls = inputs if isinstance(inputs, list) else [inputs]
+    if not calls:
+        raise OptionError("inputs has no call in it")
+    config = ModuleConfig(type(module).__name__)
+    leaves = [_leaves(config, _bound(module, call)) for call in calls]
+    if not any(isinstance(v, Tensor) for call in leaves for v in call.values()):
+        raise OptionError(f"inputs holds no tensor that {config.name} could be called with")
+    return _config(module, config, [_on_cpu(call) for call in leaves])
+
+
+def as_described(module: nn.Module, like: ModuleConfig) -> ModuleConfig:
+    """What describes a module that is called as another one is.
+
+    Raises:
+        OptionError: it cannot be called so, or not be traced.
+    """
+    config = ModuleConfig(type(module).__name__, by_place=like.by_place, nested=like.nested)
+    return _identified(module, config, like.examples, {})
+
+
+def bound(config: ModuleConfig, module: nn.Module, call: Any) -> dict[str, Any]:
+    """Arguments by the names under which a module is known to take them.
+
+    Args:
+        call: a tensor, a tuple of positional arguments, or a mapping.
+    """
+    return _leaves(ModuleConfig(config.name), _bound(module, call))
+
+
+def _bound(module: nn.Module, call: Any) -> list[tuple[str, Any, bool]]:
+    """The arguments of `forward` by name, and whether each is given by its place."""
+    args: tuple[Any, ...] = () if isinstance(call, Mapping) else call if isinstance(call, tuple) else (call,)
+    kwargs = dict(call) if isinstance(call, Mapping) else {}
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise OptionError(f"{type(module).__name__} cannot be called with these inputs: {error}") from error
+    found: list[tuple[str, Any, bool]] = []
+    for name, value in given.arguments.items():
+        kind = given.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found += [(f"{name}_{i}", v, True) for i, v in enumerate(value)]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found += [(n, v, False) for n, v in value.items()]
+        else:
+            found.append((name, value, kind is not inspect.Parameter.KEYWORD_ONLY and name not in kwargs))
+    return found
+
+
+def _leaves(config: ModuleConfig, arguments: Sequence[tuple[str, Any, bool]]) -> dict[str, Any]:
+    """Tensors and numbers by name, those of nested arguments each under one of its own; the config learns of both."""
+    found: dict[str, Any] = {}
+    for name, value, by_place in arguments:
+        if by_place and name not in config.by_place:
+            config.by_place.append(name)
+        if not isinstance(value, (tuple, list, dict)):
+            found[name] = value
+            continue
+        parts, nesting = tree_flatten(value)
+        names = [f"{name}_{i}" for i in range(len(parts))]
+        noted = [treespec_dumps(nesting), names]
+        if config.nested.setdefault(name, noted) != noted:
+            raise OptionError(f"the argument {name} is nested in more than one way")
+        found.update(zip(names, parts, strict=True))
+    return found
+
+
+def _on_cpu(call: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, of which floating point numbers are single precision: the model's own dtype comes later."""
+    tensors = {n: v.detach().cpu() for n, v in call.items() if isinstance(v, Tensor)}
+    return {n: v for n, v in call.items() if not isinstance(v, Tensor)} | {
+        n: t.float() if t.is_floating_point() else t for n, t in tensors.items()
+    }
+
+
+def _config(module: nn.Module, config: ModuleConfig, calls: Sequence[Mapping[str, Any]]) -> ModuleConfig:
+    names = dict.fromkeys(name for call in calls for name in call)
+    config.calls = [["", [[name, {"plain": None}] for name in names]]]  # which arguments it takes
+    model = _model(module, config)
+    found: dict[str, tuple[Example, Program]] = {}
+    for call in calls:
+        example, program = _first(model, call)
+        found.setdefault(_name(example), (example, program))
+    for example, _ in list(found.values()):
+        for other, program in _of_other_sizes(model, example):
+            if not any(is_part_of(program, known) for _, known in found.values()):
+                found[_name(other)] = other, program
+    numbered = {f"{_name(e)}, as given ({i})": e for i, e in enumerate((Example(dict(c), {}) for c in calls), start=1)}
+    return _identified(module, config, {mode: example for mode, (example, _) in found.items()}, numbered)
+
+
+def _model(module: nn.Module, config: ModuleConfig) -> ModuleModel:
+    """A module as it is traced, before it is known which one it is."""
+    if taken := next((n for n in _TAKEN if n in {*module._modules, *module._parameters, *module._buffers}), None):
+        raise OptionError(f"{config.name} has a part called {taken}; under this name it cannot be traced")
+    config.program = _UNKNOWN
+    remember(_UNKNOWN, module)
+    model = build_without_weights(config)
+    assert isinstance(model, ModuleModel)
+    return model
+
+
+def _identified(
+    module: nn.Module, config: ModuleConfig, calls: Mapping[str, Example], given: Mapping[str, Example]
+) -> ModuleConfig:
+    """The config with a digest of what the calls compute, and of what the module saves."""
+    config.calls = [[mode, written(example)] for mode, example in calls.items()]
+    model = _model(module, config)
+    try:
+        programs = [Call(example).fingerprint(model).digest for example in calls.values()]
+    except CannotRecord as error:
+        raise OptionError(f"{config.name} cannot be traced: {error}") from error
+    saved = inventory(model)  # type: ignore[arg-type]
+    content = [programs, config.calls, config.by_place, config.nested, saved.shapes, saved.ties, saved.buffers]
+    config.program = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    remember(config.program, without_weights(module), given)
+    return config
+
+
+def _first(model: ModuleModel, call: Mapping[str, Any]) -> tuple[Example, Program]:
+    """A call with its whole numbers free where the module takes them so, else at their values.
+
+    Raises:
+        OptionError: it cannot be traced.
+    """
+    whole = [n for n, v in call.items() if isinstance(v, Tensor) and v.dtype in (torch.int64, torch.int32)]
+    failed: IncompatibleModels | None = None
+    for free in dict.fromkeys([tuple(whole), *((n,) for n in whole), ()]):
+        try:
+            program = trace_module(model, Example(dict(call), dict.fromkeys(free, torch.arange(_ANY))))
+        except IncompatibleModels as error:
+            failed = error
+            continue
+        tokens = {n: _ids(program, n, call[n]) for n in free}
+        return Example(dict(call), tokens), program
+    raise OptionError(str(failed)) from failed
+
+
+def _ids(program: Program, name: str, given: Tensor) -> Tensor:
+    """Those that may occur: the rows of the tables in which they are looked up, else those that were given."""
+    tables = [rows for node in program.graph.nodes if does(node, Trait.LOOKS_UP_ROWS)
+              if _is_input(program, node.args[1], name) for rows in (node.args[0].meta["val"].shape[0],)]  # fmt: skip
+    return torch.arange(min(tables)) if tables else given.unique().long()
+
+
+def _is_input(program: Program, node: Any, name: str) -> bool:
+    return isinstance(node, fx.Node) and program.inputs.get(value_shown(node)) == name
+
+
+def _of_other_sizes(model: ModuleModel, example: Example) -> Iterator[tuple[Example, Program]]:
+    """The call with more and with less along each axis: along all that are as long together, else along each alone."""
+    together: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for name, value in example.arguments.items():
+        for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+            together[size].append((name, axis))
+    numbers = sorted(numbers_in_code(model.whole) | _numbers_noted(model.whole))[:_NUMBERS]
+    for size, axes in together.items():
+        for group in dict.fromkeys([tuple(axes), *((a,) for a in axes)]):
+            others = (_traced(model, _resized(example, group, s)) for s in (size + 1, size - 1, 2 * size))
+            one = next(filter(None, others), None)
+            if one is not None:
+                yield one
+                sizes = dict.fromkeys([1, *(n + more for n in numbers for more in (2, 1, 0, -1))])
+                more = (_traced(model, _resized(example, group, s)) for s in sizes if s != size and s <= _LONGEST)
+                yield from filter(None, more)
+                break
+
+
+def _traced(model: ModuleModel, example: Example | None) -> tuple[Example, Program] | None:
+    """None where the module refuses a size, for which there are as many ways as there are modules."""
+    with suppress(IncompatibleModels):
+        return None if example is None else (example, trace_module(model, example))
+    return None
+
+
+def _resized(example: Example, axes: Sequence[tuple[str, int]], size: int) -> Example | None:
+    """The call with another size of some axes; None where what is not free, as a mask, would have to grow."""
+    if size < 1:
+        return None
+    arguments = dict(example.arguments)
+    for name, axis in axes:
+        value = arguments[name]
+        if size > value.shape[axis] and not example.is_free(name):
+            return None
+        arguments[name] = value.index_select(axis, torch.arange(size) % value.shape[axis])
+    return Example(arguments, example.tokens)
+
+
+def _numbers_noted(model: nn.Module) -> set[int]:
+    """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
+    own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
+    found = {v for m in own for v in vars(m).values() if isinstance(v, int) and not isinstance(v, bool)}
+    sizes = {size for p in model.parameters() for size in p.shape}
+    return {n for n in found - sizes if 2 < n <= _LONGEST}
+
+
+def _name(example: Example) -> str:
+    sized = (f"{n} {list(v.shape)}" if isinstance(v, Tensor) else f"{n} {v}" for n, v in example.arguments.items())
+    return ", ".join(sized)

@@ -1,0 +1,172 @@
+"""Modules as researchers of linear mode connectivity write them: no config, no class that transformers knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def mlp(bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8, bias), nn.ReLU(), nn.Linear(8, 7, bias), nn.ReLU(), nn.Linear(7, 3, bias))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut, as in ResNets."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(after)
+        self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.first_norm(self.first(x)), inplace=True)
+        inner = self.second_norm(self.second(inner))
+        inner += self.shortcut(x)
+        return functional.relu(inner)
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.blocks = nn.Sequential(Block(4, 4, 1), Block(4, 6, 2))
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(functional.relu(self.norm(self.stem(x))))
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Encoder(nn.Module):
+    """Attention of torch's own, with positions that are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(11, 8), nn.Parameter(torch.zeros(9, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 11, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) + self.places[: ids.shape[1]]
+        return self.head(self.norm(self.layers(x, mask=nn.Transformer.generate_square_subsequent_mask(ids.shape[1]))))
+
+
+class Decoder(nn.Module):
+    """Attention written by hand, a mask in a buffer, a head that is the table; it returns a loss beside its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(11, 8), nn.Embedding(9, 8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.norm, self.last_norm = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 6), nn.Linear(6, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("mask", torch.tril(torch.ones(9, 9, dtype=torch.bool)))
+        self.mask: Tensor
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> dict[str, Any]:
+        rows, length = ids.shape
+        x = self.table(ids) + self.places(torch.arange(length, device=ids.device))
+        q, k, v = (t.view(rows, length, 2, 4).transpose(1, 2) for t in self.qkv(self.norm(x)).split(8, 2))
+        scores = (q @ k.transpose(-2, -1) / 2).masked_fill(~self.mask[:length, :length], float("-inf"))
+        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(rows, length, 8))
+        x = x + self.down(functional.gelu(self.up(x)))
+        logits = self.head(self.last_norm(x))
+        loss = None if targets is None else functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return {"scores": logits, "loss": loss}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop, self.head = nn.LSTM(3, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return self.head(self.loop(x)[0][:, -1]), x.shape[1]
+
+
+class Shared(nn.Module):
+    """One matrix under two names, and one layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.head = (
+            nn.Linear(6, 5),
+            nn.Linear(5, 5),
+            nn.Linear(5, 5),
+            nn.Linear(5, 2),
+        )
+        self.third.weight = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(self.first(x)) - torch.relu(self.first(-x))
+        return self.head(torch.relu(self.second(inner)) - torch.relu(self.third(inner)))
+
+
+class ByLength(nn.Module):
+    """Long inputs go another way, on which single entries count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(self.up(x))
+        if x.shape[1] > 12:
+            inner = inner * torch.arange(6, dtype=x.dtype)
+        return self.down(inner)
+
+
+class ByData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x) if x.sum() > 0 else -self.up(x)
+
+
+class Masked(nn.Module):
+    """Weights that a buffer prunes."""
+
+    def __init__(self, kept: int = 3) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("pruned", torch.arange(6) >= kept)
+        self.pruned: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)).masked_fill(self.pruned, 0.0))
+
+
+class Several(nn.Module):
+    """Arguments in a pair and by name, and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(3, 5), nn.Linear(2, 5), nn.Linear(5, 2)
+
+    def forward(self, pair: tuple[Tensor, Tensor], *, scale: Tensor, doubled: bool = False) -> list[Tensor]:
+        inner = torch.tanh(self.left(pair[0]) + self.right(pair[1])) * scale
+        return [self.head(2 * inner if doubled else inner)]
+
+
+def seeded(make: Any, seed: int) -> Any:
+    """A module in float64 whose weights and statistics all say something."""
+    torch.manual_seed(seed)
+    module = make()
+    with torch.no_grad():
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point():
+                tensor.add_(0.3 * torch.randn(tensor.shape).abs() if "var" in name else 0.3 * torch.randn(tensor.shape))
+    return module.double().eval()
