@@ -96,7 +96,7 @@ class Recurrent(nn.Module):
 
 
 class Shared(nn.Module):
-    """One matrix under two names, and one layer that runs twice."""
+    """One matrix under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Shared(nn.Module):
         self.third.weight = self.second.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = torch.relu(self.first(x)) - torch.relu(self.first(-x))
+        inner = torch.relu(self.first(x))
         return self.head(torch.relu(self.second(inner)) - torch.relu(self.third(inner)))
 
 

@@ -19,6 +19,7 @@ SAYS = {
     "three_models.sh": r"aligned, the mean of 3 models has loss 3\.\d+",
     "python_api.py": r"alignment lowers the barrier from 2\.\d+ to 1\.\d+",
     "live_models.py": r"changed by \de-0[567]\nbarrier 1\.[78]\d as they are, 0\.4\d aligned",
+    "plain_modules.py": r"barrier 0\.[3-6]\d as they are, 0\.0\d aligned\n.* tells [34]\d\d of .*\n.* 4[5-9]\d of",
     "federated.py": r"as they are: [45]\.\d+\naligned: 3\.\d+\none client: 2\.\d+",
     "new_architecture.py": r"distance of the weights \S+ -> \d\.?\d*e-\d\d",
     "data_free.sh": r"is written",
@@ -41,7 +42,7 @@ def test_the_table_has_them_all() -> None:
     assert sorted(re.findall(r"^\| `(.+?)` \|", table, re.M)) == EXAMPLES == sorted(SAYS)
 
 
-IN_MEMORY = ("live_models.py", "federated.py", "new_architecture.py")
+IN_MEMORY = ("live_models.py", "plain_modules.py", "federated.py", "new_architecture.py")
 SLOW = set(SAYS) - {"new_architecture.py"}
 
 

@@ -104,7 +104,7 @@ def test_commands_on_the_pages_have_only_options_that_there_are() -> None:
 def test_every_block_is_run() -> None:
     languages = [(page.name, kind) for page in PAGES for kind in re.findall(r"^```(\w+)\n", page.read_text(), re.M)]
     assert {kind for _, kind in languages} == {"sh", "python"}
-    assert [name for name, kind in languages if kind == "python"] == ["README.md", "index.md"]
+    assert [name for name, kind in languages if kind == "python"] == ["README.md", "index.md", "modules.md"]
 
 
 def test_the_python_of_the_readme_runs() -> None:
@@ -113,6 +113,13 @@ def test_the_python_of_the_readme_runs() -> None:
     names: dict[str, Any] = {"a": built(tiny_llama(), 0), "b": built(tiny_llama(), 1), "data": {"input_ids": tokens}}
     exec(code, names)
     assert type(names["merged"]) is type(names["a"]) and names["losses"].naive.barrier >= 0
+
+
+def test_the_python_of_the_page_on_modules_runs() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "modules.md").read_text(), re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert torch.allclose(names["moved"](names["x"]), names["b"](names["x"]), atol=1e-5)
 
 
 def test_the_picture_has_the_numbers_of_two_models() -> None:

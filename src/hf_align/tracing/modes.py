@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError, first_line
 from hf_align.tracing.alike import is_part_of, run_alike
+from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
@@ -48,6 +49,8 @@ _ROWS = (1, 3, 2)
 _LEAST = 3
 """Smaller numbers in the modelling code are no lengths."""
 Found = tuple[Mode, Program]
+TRACED: dict[str, dict[str, Program]] = {}
+"""By the digests of plain modules, and the names of their calls."""
 _KEEPS = ("use_cache", "use_mems")
 """Flags that make a model return what a later call goes on with."""
 
@@ -85,7 +88,7 @@ def find_modes(
         HfAlignError: one of `calls` fails.
     """
     if isinstance(model, ModuleModel):
-        return [(Mode(name, example), trace_module(model, example)) for name, example in model.calls.items()]
+        return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
     base = trace_model(model, length=length)
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
@@ -118,6 +121,13 @@ def find_modes(
     try_parts(model, base.example, extents, owners, attempt)
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
     return [*found, *_with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))]
+
+
+def _of_module(model: ModuleModel, name: str, example: Example) -> Program:
+    """A call of a plain module, which was traced before to see which module it is; with fewer layers it is another."""
+    known = TRACED.get(model.config.program, {}).get(name)
+    same = known is not None and known.shapes == inventory(cast(PreTrainedModel, model)).shapes
+    return known if known is not None and same else trace_module(model, example)
 
 
 def _answer(model: PreTrainedModel, mode: Mode, base: Program) -> Program | Exception:

@@ -11,8 +11,9 @@ import hashlib
 import inspect
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from hf_align.tracing.alike import is_part_of
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fingerprint import Call, CannotRecord
-from hf_align.tracing.modes import numbers_in_code
+from hf_align.tracing.modes import TRACED, numbers_in_code
 from hf_align.tracing.modules import ModuleConfig, ModuleModel, remember, without_weights, written
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
@@ -40,6 +41,8 @@ _NUMBERS = 8
 _ANY = 2**20
 """Token ids before it is seen which table they are looked up in."""
 _UNKNOWN = "not known yet"
+_SEEN: dict[Hashable, ModuleConfig] = {}
+"""Modules that were described, by what they look like from outside."""
 _TAKEN = ("config", "calls", "given", "examples", "whole", "tie_weights", "can_generate")
 """Names that a part of a module cannot have beside those of `ModuleModel`."""
 
@@ -129,6 +132,13 @@ def _on_cpu(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config(module: nn.Module, config: ModuleConfig, calls: Sequence[Mapping[str, Any]]) -> ModuleConfig:
+    numbered = {f"{_name(e)}, as given ({i})": e for i, e in enumerate((Example(dict(c), {}) for c in calls), start=1)}
+    outside = _from_outside(module, calls)
+    if (seen := _SEEN.get(outside)) is not None:
+        with suppress(OptionError):
+            again = ModuleConfig(config.name, by_place=config.by_place, nested=config.nested)
+            if _identified(module, again, seen.examples, numbered).program == seen.program:
+                return again
     names = dict.fromkeys(name for call in calls for name in call)
     config.calls = [["", [[name, {"plain": None}] for name in names]]]  # which arguments it takes
     model = _model(module, config)
@@ -140,8 +150,20 @@ def _config(module: nn.Module, config: ModuleConfig, calls: Sequence[Mapping[str
         for other, program in _of_other_sizes(model, example):
             if not any(is_part_of(program, known) for _, known in found.values()):
                 found[_name(other)] = other, program
-    numbered = {f"{_name(e)}, as given ({i})": e for i, e in enumerate((Example(dict(c), {}) for c in calls), start=1)}
-    return _identified(module, config, {mode: example for mode, (example, _) in found.items()}, numbered)
+    identified = _identified(module, config, {mode: example for mode, (example, _) in found.items()}, numbered)
+    TRACED[identified.program] = {mode: replace(program, config=identified) for mode, (_, program) in found.items()}
+    _SEEN[outside] = identified
+    return identified
+
+
+def _from_outside(module: nn.Module, calls: Sequence[Mapping[str, Any]]) -> Hashable:
+    """What two modules have in common if the same sizes are worth trying on both: code, numbers, and inputs."""
+    given = [
+        (n, tuple(v.shape), v.dtype, None if v.is_floating_point() else tuple(v.flatten().tolist()))
+        if isinstance(v, Tensor) else (n, repr(v)) for call in calls for n, v in call.items()
+    ]  # fmt: skip
+    kinds = frozenset(type(m) for m in module.modules())
+    return kinds, frozenset(numbers_in_code(module) | _numbers_noted(module)), tuple(given), len(calls)
 
 
 def _model(module: nn.Module, config: ModuleConfig) -> ModuleModel:

@@ -45,6 +45,9 @@ def _collect(
         if name in ("permute", "transpose"):
             if not _collect(user, _reordered(user, order), boundaries, constants):
                 return False
+        elif name in ("unsqueeze", "squeeze"):
+            if not _collect(user, _with_unit_axes(user, order), boundaries, constants):
+                return False
         elif name in _STILL or (name in _VIEWS and user.args[0] is node):
             kept = order if name in _STILL else [_MERGED if i is None else order[i] for i in axes_kept(user)]
             if not _collect(user, kept, boundaries, constants):
@@ -55,6 +58,17 @@ def _collect(
                 return False
             boundaries.setdefault(order[taken[0]], set()).update(taken[1])
     return bool(node.users)
+
+
+def _with_unit_axes(user: fx.Node, order: list[int]) -> list[int]:
+    """The axes behind an op that adds or drops those of size one."""
+    before, after = user.all_input_nodes[0].meta["val"].shape, user.meta["val"].shape
+    dims = user.args[1] if len(user.args) > 1 else range(len(before))
+    chosen = {d % max(len(before), len(after)) for d in (dims if isinstance(dims, (list, tuple, range)) else [dims])}  # type: ignore[operator]
+    if op_name(user) == "unsqueeze":
+        (at,) = chosen
+        return [*order[:at], _MERGED, *order[at:]]
+    return [axis for i, axis in enumerate(order) if not (i in chosen and before[i] == 1)]
 
 
 def axes_kept(view: fx.Node) -> list[int | None]:

@@ -191,20 +191,26 @@ def movedim(call: Call) -> Value:
 
 
 @rule_for_numbers("unsqueeze", traits=_MOVES | Trait.ADDS_UNIT_AXES)
-def unsqueeze(call: Call) -> Value:
+def unsqueeze(call: Call) -> Value | Rows:
     """A new axis of size one."""
+    at, raw = call.argument(1) % len(call.shape), call.raw(call.argument(0))
+    if isinstance(raw, Rows):
+        pieces = (Value((*p.axes[:at], fresh(1), *p.axes[at:])) for p in raw.pieces)
+        return Rows(tuple(pieces), raw.dim + (at <= raw.dim))
     value = call.value(call.argument(0))
-    at = call.argument(1) % (len(value.axes) + 1)
     return Value((*value.axes[:at], fresh(1), *value.axes[at:]), value.parameter, points_to=value.points_to)
 
 
 @rule_for_numbers("squeeze", traits=_MOVES | Trait.ADDS_UNIT_AXES)
-def squeeze(call: Call) -> Value:
+def squeeze(call: Call) -> Value | Rows:
     """Axes of size one dropped."""
+    shape, raw = call.argument(0).meta["val"].shape, call.raw(call.argument(0))
+    chosen = dims_of(call.argument("dim"), len(shape))
+    left = [i for i, size in enumerate(shape) if not (i in chosen and size == 1)]
+    if isinstance(raw, Rows):
+        return Rows(tuple(Value(tuple(p.axes[i] for i in left)) for p in raw.pieces), left.index(raw.dim))
     value = call.value(call.argument(0))
-    dims, rank = call.argument("dim"), len(value.axes)
-    chosen = dims_of(dims, rank)
-    kept = tuple(a for i, a in enumerate(value.axes) if not (i in chosen and a.size == 1))
+    kept = tuple(value.axes[i] for i in left)
     return Value(kept, value.parameter, points_to=value.points_to)
 
 
