@@ -96,21 +96,17 @@ class Recurrent(nn.Module):
 
 
 class Shared(nn.Module):
-    """One matrix under two names."""
+    """Two branches with one matrix between them, under two names."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third, self.head = (
-            nn.Linear(6, 5),
-            nn.Linear(5, 5),
-            nn.Linear(5, 5),
-            nn.Linear(5, 2),
-        )
+        self.left, self.right, self.head = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 2)
+        self.second, self.third = nn.Linear(5, 5), nn.Linear(5, 5)
         self.third.weight = self.second.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = torch.relu(self.first(x))
-        return self.head(torch.relu(self.second(inner)) - torch.relu(self.third(inner)))
+        first, other = self.second(torch.relu(self.left(x))), self.third(torch.relu(self.right(x)))
+        return self.head(torch.relu(first) - torch.relu(other))
 
 
 class ByLength(nn.Module):

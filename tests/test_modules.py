@@ -95,6 +95,14 @@ def test_the_certificate_holds(kind: str) -> None:
     assert proof.sound and proof.complete and proof.modes and proof.found > 0
 
 
+def test_units_that_are_always_open_or_shut_are_no_symmetries() -> None:
+    """Behind a ReLU and a pool all features are positive, and most random units look at one side of their kink."""
+    head = [nn.Flatten(), nn.Linear(24, 6), nn.ReLU(), nn.Linear(6, 3)]
+    net = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(2), *head)
+    proof = hf_align.certify(net, inputs=torch.randn(2, 2, 4, 4))
+    assert proof.sound and proof.complete and proof.moved == 12
+
+
 def test_large_modules_are_proved_sound_and_not_counted() -> None:
     proof = hf_align.certify(nn.Sequential(nn.Linear(90, 90), nn.ReLU(), nn.Linear(90, 9)), inputs=torch.randn(2, 90))
     assert proof.sound and not proof.complete

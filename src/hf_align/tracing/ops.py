@@ -87,6 +87,8 @@ class Trait(Flag):
     STORED_STATISTICS = auto()
     """Normalises by a mean and a variance that are stored."""
     SOFTMAX = auto()
+    KINKED = auto()
+    """Linear on either side of zero."""
     OF_POSITIVES = auto()
     """Not a number below zero."""
     SELECTS = auto()

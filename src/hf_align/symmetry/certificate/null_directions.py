@@ -25,6 +25,7 @@ from hf_align.symmetry.certificate.count import (
 )
 from hf_align.symmetry.certificate.fibres import fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
+from hf_align.symmetry.certificate.kinks import on_both_sides
 from hf_align.symmetry.certificate.random_copy import Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -84,9 +85,10 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     """Those at random canonical weights.
 
     Args:
-        thorough: look at all outputs at once, where a first look has left open directions.
+        thorough: look at all outputs at once, at weights that were drawn with more care, where a first look has left
+            open directions.
     """
-    weights = canonical_weights(program, spec, rng)
+    weights = canonical_weights(program, spec, rng, around_kinks=thorough)
     moved, fixed = tangents(spec, weights), fibres(spec.gauges, weights)
     sizes = {name: weight.numel() for name, weight in weights.items()}
     size = sum(sizes.values())
@@ -106,9 +108,11 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     return NullDirections(first, second, third, left, derivatives[:, reached], reached, sizes)
 
 
-def canonical_weights(program: Program, spec: SymmetrySpec, rng: Generator) -> Weights:
+def canonical_weights(program: Program, spec: SymmetrySpec, rng: Generator, *, around_kinks: bool = False) -> Weights:
     """Random weights with every gauge fixed."""
     weights = random_weights(spec, rng)
+    if around_kinks:
+        weights = on_both_sides(program, spec, weights, rng)
     quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}
     return dict(CanonicalWeights(weights | quiet, spec.gauges))
 

@@ -99,7 +99,7 @@ def odd_function(call: Call) -> Value:
     return Value(value.axes)
 
 
-@rule("relu", "relu_", "leaky_relu", harmless="negative_slope")
+@rule("relu", "relu_", "leaky_relu", harmless="negative_slope", traits=Trait.KINKED)
 def homogeneous_function(call: Call) -> Value:
     """y_i = f(x_i), f(cx) = c f(x) for c > 0: permutations and positive scales."""
     value = call.value(call.argument(0))

@@ -63,8 +63,9 @@ def _collect(
 def _with_unit_axes(user: fx.Node, order: list[int]) -> list[int]:
     """The axes behind an op that adds or drops those of size one."""
     before, after = user.all_input_nodes[0].meta["val"].shape, user.meta["val"].shape
-    dims = user.args[1] if len(user.args) > 1 else range(len(before))
-    chosen = {d % max(len(before), len(after)) for d in (dims if isinstance(dims, (list, tuple, range)) else [dims])}  # type: ignore[operator]
+    dims: Any = user.args[1] if len(user.args) > 1 else range(len(before))
+    rank = max(len(before), len(after))
+    chosen: set[int] = {d % rank for d in ([dims] if isinstance(dims, int) else dims)}
     if op_name(user) == "unsqueeze":
         (at,) = chosen
         return [*order[:at], _MERGED, *order[at:]]
