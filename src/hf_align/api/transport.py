@@ -16,7 +16,7 @@ from hf_align.jobs.job import silent
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import Match, TransportMethod, checked
+from hf_align.settings.choices import KEEP, Match, TransportMethod, checked
 from hf_align.witness.witness import hold_all
 
 
@@ -27,6 +27,7 @@ def transport(
     onto: Kind,
     data: Data | None = None,
     strength: float = 1.0,
+    keep: float = KEEP,
     method: TransportMethod = "regression",
     match: Match = "weight",
     device: str | None = None,
@@ -42,6 +43,8 @@ def transport(
         onto: what it is carried to; of the same architecture and vocabulary.
         data: text like what the fine-tune was trained on; without it the fine-tune writes its own.
         strength: how much of the change is carried over.
+        keep: examples that `onto` writes, and answers on as before, for each of the others. It has an effect on models
+            that generate, and with "regression" alone.
         method: "regression" fits every weight so that B does on top of its own what the fine-tune does on top of its
             base; "task_arithmetic" only adds the change of the weights, in B's basis.
         match: how the bases are matched.
@@ -64,6 +67,8 @@ def transport(
         raise ValueError(f'data is not used by method="{method}"')
     if not math.isfinite(strength):
         raise ValueError(f"strength is {strength}; a finite number is needed")
+    if not 0 <= keep <= 1:
+        raise ValueError(f"keep is {keep}; it must lie between 0 and 1")
     found = align(base, to=onto, match=match, device=device, config=config, tokenizer=tokenizer, witness=witness)
     first, last, tuned = (take(model, config, called=name) for model, name in (
         (onto, "onto"), (base, "base"), (finetuned, "finetuned")))  # fmt: skip
@@ -79,7 +84,7 @@ def transport(
     solved: dict[str, Tensor] = {}
     if method == "regression":
         network = network_for(found.config, running)
-        fine.solve(samples_of(fine.finetuned, network, examples(data, tuned, tokenizer), silent), solved)
+        fine.solve(samples_of(fine, network, examples(data, tuned, tokenizer), keep, silent), solved)
     start = fine.by_vector
     made = Computed(found.spec.parameters, lambda n: solved[n] if n in solved else start[n])
     carried: Any = first.with_weights(made, found.config, found.spec)

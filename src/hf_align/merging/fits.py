@@ -38,8 +38,12 @@ class Fit(ABC):
     makes_up: bool
 
     @abstractmethod
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
-        """Count one part of the inputs, looked up in the models and in their merge, which is the last."""
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
+        """Count one part of the inputs, looked up in the models and in their merge, which is the last.
+
+        Args:
+            shares: of each model in what is aimed at there.
+        """
 
     @abstractmethod
     def solved(self) -> dict[str, Tensor]:
@@ -69,8 +73,8 @@ def missing_to_target(
 class WeightFit(Fit):
     """The least squares of one weight, and of its bias."""
 
-    def __init__(self, site: Site, network: Network, merged: Weights, shares: Sequence[float]) -> None:
-        self._site, self._merged, self._shares = site, merged, shares
+    def __init__(self, site: Site, network: Network, merged: Weights) -> None:
+        self._site, self._merged = site, merged
         self._grams = [network.gram() for _ in range(site.groups)]
         self._products = [network.gram() for _ in range(site.groups)]
         self.names = names_of(site)
@@ -78,12 +82,10 @@ class WeightFit(Fit):
         self.looked_up = frozenset((site.value, *(b.value for b in site.beside)))
         self.makes_up = bool(site.beside)
 
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         site, merged = self._site, lookups[-1]
         args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
-        missing = missing_to_target(
-            site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, self._shares
-        )
+        missing = missing_to_target(site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, shares)
         rows, missing = site.rows(merged(site.value)).double(), site.results(missing).double()
         if site.bias is not None:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)

@@ -28,8 +28,8 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.choice import Candidates, Choice
 from hf_align.merging.experts import ExpertFit, expert_sites
 from hf_align.merging.fits import Fit, WeightFit
-from hf_align.merging.lockstep import Lockstep, divided, program_of, require_same
-from hf_align.merging.samples import Samples
+from hf_align.merging.lockstep import ROWS, Lockstep, divided, program_of, require_same
+from hf_align.merging.samples import Samples, Taught
 from hf_align.merging.selection import independent, units
 from hf_align.merging.sites import sites
 from hf_align.merging.tensors import linear
@@ -116,28 +116,32 @@ def regress(
     start: Weights,
     solved: Solved,
     *,
+    others: Sequence[Taught] = (),
     choosing: SymmetrySpec | None = None,
 ) -> None:
     """Find every weight that `solved` does not have yet and that can be regressed.
 
     Args:
         models: that run beside their merge.
-        shares: of each of them in what is aimed at; 1 in sum, and negative for what is subtracted.
+        shares: of each of them in what is aimed at on the samples; 1 in sum, and negative for what is subtracted.
         start: where the ridge draws the weights to, and what those that are not fitted remain.
+        others: further inputs, of the same arguments and lengths, on which something else is aimed at.
         choosing: the spaces whose units are chosen out of the models; without it every weight is fitted.
 
     Raises:
         HfAlignError: the model has no graph, or one that does not compute what it computes.
     """
-    network, parts = samples.network, divided(samples.all)
-    program = program_of(network, parts[0])
-    require_same(program, network, models[0], parts[0])
+    network, taught = samples.network, (Taught(samples.all, shares), *others)
+    rows = min(ROWS, *(each.count for each in taught))
+    parts = [(part, each.shares) for each in taught for part in divided(each.inputs, rows)]
+    program = program_of(network, parts[0][0])
+    require_same(program, network, models[0], parts[0][0])
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
     single = sites(program)
-    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, shares) for s in single}
-    found |= {s.choosing: ExpertFit(s, network, merged, shares) for s in expert_sites(program)}
+    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged) for s in single}
+    found |= {s.choosing: ExpertFit(s, network, merged) for s in expert_sites(program)}
     together = () if choosing is None else units(program, choosing, single)
-    for chosen in independent(together, models, program, network, parts[0]):
+    for chosen in independent(together, models, program, network, parts[0][0]):
         candidates = Candidates(chosen, network, models)
         for site in chosen.sites:
             del found[site.node]
@@ -147,16 +151,17 @@ def regress(
     for half in (fit.names for fit in left if not fit.names <= solved.keys()):  # a run was killed between two
         for name in half & solved.keys():
             del solved[name]
-    steps = Lockstep(program, network, parts, (*models, merged), _looked_up(left))
+    steps = Lockstep(program, network, [part for part, _ in parts], (*models, merged), _looked_up(left))
     while left:
         stage = steps.stage([node for fit in left for node in fit.starts])
         ready = _next(left, steps)
         wanted = _looked_up(left)
         left = [fit for fit in left if fit not in ready]
         fits = [fit for fit in ready if not fit.names <= solved.keys()]
-        for lookups in steps.run(stage, [node for fit in fits for node in fit.ahead], wanted):
+        ran = steps.run(stage, [node for fit in fits for node in fit.ahead], wanted)
+        for lookups, (_, aim) in zip(ran, parts, strict=True):
             for fit in fits:
-                fit.add(lookups, steps)
+                fit.add(lookups, steps, aim)
         for fit in fits:
             for name, weight in fit.solved().items():
                 solved[name] = weight
