@@ -96,7 +96,8 @@ class Transport(OpenedJob[Basis]):
 
     def _towards(self, fine: Fine) -> Objective:
         """Of the descent."""
-        held = Fine(*(placed(self.models, weights) for weights in fine.models), fine.strength)
+        onto, base, finetuned = (placed(self.models, weights) for weights in fine.models)
+        held = Fine(onto, base, finetuned, fine.strength)
         learned = written_by(self.models, (fine.finetuned,), self.fit)
         return Texts.of(held, self.models.network, tuple(learned), self.keep).objective(held, self.keep)
 
