@@ -47,6 +47,14 @@ def transport(
             help="Examples that B writes for each that the fine-tune does: there the result answers as B does.",
         ),
     ] = choices.KEEP,
+    as_adapter: Annotated[
+        bool,
+        typer.Option(
+            "--as-adapter",
+            rich_help_panel=opt.MERGING,
+            help="Write an adapter of B where the fine-tune is an adapter, and no whole model.",
+        ),
+    ] = False,
     match: opt.Match = Options.match,
     steps: opt.Steps = None,
     data: opt.Data = None,
@@ -84,6 +92,7 @@ def transport(
     from hf_align.jobs import pipeline
 
     made = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),
-                              strength=strength, keep=keep, command=opt.command(ctx, transport))  # fmt: skip
+                              strength=strength, keep=keep, as_adapter=as_adapter,
+                              command=opt.command(ctx, transport))  # fmt: skip
     report = made.as_json()
     console.emit(report, as_json, console.merge_lines(report))

@@ -103,6 +103,7 @@ def transport(
     *,
     strength: float = 1.0,
     keep: float = KEEP,
+    as_adapter: bool = False,
     command: str = "",
 ) -> Report:
     """Carry what a fine-tune learned on its base to another base, and write that.
@@ -112,15 +113,17 @@ def transport(
         options: `method` is "regression", or "task_arithmetic" for B + λ (F − A) alone.
         data: text like what the fine-tune was trained on; half of it is run on, the other half reported on.
         strength: λ, how much of the change is carried over.
+        as_adapter: write an adapter of the other base, where the fine-tune is one.
         keep: examples that the other base writes, and answers on as before, for each of the others.
 
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
+    from hf_align.jobs.as_adapter import TransportAdapter
     from hf_align.jobs.transport import Transport
 
-    asked = Asked(options, data, say, command)
-    return run(Transport.open(finetuned, base, onto, asked, strength=strength, keep=keep), output)
+    asked, job = Asked(options, data, say, command), TransportAdapter if as_adapter else Transport
+    return run(job.open(finetuned, base, onto, asked, strength=strength, keep=keep), output)
 
 
 def evaluate(a: str, b: str, data: Path, options: Options, say: Say = silent) -> Comparison:

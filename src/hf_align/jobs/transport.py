@@ -73,6 +73,11 @@ class Transport(OpenedJob[Basis]):
         matches = bases.match(claim, self.fit, self.asked.say).matches
         return Basis(self.models, [*matches, *matches])
 
+    @property
+    def ranks(self) -> Mapping[str, int | None] | None:
+        """That the changes of those weights may have that are fitted; None for all, of any."""
+        return None
+
     def moved(self, match: Basis) -> list[Moved]:
         return match.moved(("the other base", "the base", "the fine-tune")) if match.matches else []
 
@@ -108,7 +113,7 @@ class Transport(OpenedJob[Basis]):
             if claim.processes.leads and not found.is_whole:
                 samples = samples_of(fine, self.models.network, self.fit, self.keep, self.asked.say)
                 with waiting("regression", quiet=self.options.quiet):
-                    fine.solve(samples, found)
+                    fine.solve(samples, found, self.ranks)
                 found.close()
         return found
 

@@ -71,10 +71,14 @@ def missing_to_target(
 
 
 class WeightFit(Fit):
-    """The least squares of one weight, and of its bias."""
+    """The least squares of one weight, and of its bias.
 
-    def __init__(self, site: Site, network: Network, merged: Weights) -> None:
-        self._site, self._merged = site, merged
+    Args:
+        rank: that the change of the weight may have; None for any.
+    """
+
+    def __init__(self, site: Site, network: Network, merged: Weights, rank: int | None = None) -> None:
+        self._site, self._merged, self._rank = site, merged, rank
         self._grams = [network.gram() for _ in range(site.groups)]
         self._products = [network.gram() for _ in range(site.groups)]
         self.names = names_of(site)
@@ -94,8 +98,11 @@ class WeightFit(Fit):
             product.add(x, y)
 
     def solved(self) -> dict[str, Tensor]:
-        site = self._site
-        found = torch.stack([ridge(g.value, p.value) for g, p in zip(self._grams, self._products, strict=True)])
+        site, sums = self._site, zip(self._grams, self._products, strict=True)
+        if self._rank is None:
+            found = torch.stack([ridge(g.value, p.value) for g, p in sums])
+        else:
+            found = torch.stack([of_rank(g.value, p.value, self._rank, site.inputs) for g, p in sums])
         steps = {site.parameter: site.stored(found[:, : site.inputs]).float()}
         if site.bias is not None:
             steps[site.bias] = found[:, -1].reshape(-1).float()
@@ -111,6 +118,24 @@ def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
     """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ as in `raised`; zero where X is."""
     return torch.cholesky_solve(product, torch.linalg.cholesky(raised(gram, share)))
+
+
+def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> Tensor:
+    """The W [n, m] of a rank that is nearest to what `ridge` gives, as results go (reduced-rank regression, Izenman
+    1975): with L Lᵀ = XᵀX + λ, what the largest singular values of L⁻¹ XᵀY stand for.
+
+    Args:
+        inputs: rows of W that have the rank; one behind them, of a bias, is free.
+    """
+    held = raised(gram, RIDGE)
+    across, last = held[:inputs, inputs:], held[inputs:, inputs:]
+    without = torch.linalg.solve(last, across.mT).mT if len(last) else across
+    factor = torch.linalg.cholesky(held[:inputs, :inputs] - without @ across.mT)
+    left = product[:inputs] - without @ product[inputs:]
+    u, s, vh = torch.linalg.svd(torch.linalg.solve_triangular(factor, left, upper=False), full_matrices=False)
+    found = torch.linalg.solve_triangular(factor.mT, (u * s)[:, :rank] @ vh[:rank], upper=True)
+    free = product[inputs:] - across.mT @ found
+    return torch.cat([found, torch.linalg.solve(last, free) if len(last) else free])
 
 
 def raised(gram: Tensor, share: float) -> Tensor:

@@ -18,7 +18,8 @@ reads, and the statistics of the weights of one stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from torch import Tensor, fx
@@ -31,7 +32,7 @@ from hf_align.merging.fits import Fit, WeightFit
 from hf_align.merging.lockstep import ROWS, Lockstep, divided, program_of, require_same
 from hf_align.merging.samples import Samples, Taught
 from hf_align.merging.selection import independent, units
-from hf_align.merging.sites import sites
+from hf_align.merging.sites import Site, sites
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Weights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -117,6 +118,7 @@ def regress(
     solved: Solved,
     *,
     others: Sequence[Taught] = (),
+    ranks: Mapping[str, int | None] | None = None,
     choosing: SymmetrySpec | None = None,
 ) -> None:
     """Find every weight that `solved` does not have yet and that can be regressed.
@@ -126,6 +128,7 @@ def regress(
         shares: of each of them in what is aimed at on the samples; 1 in sum, and negative for what is subtracted.
         start: where the ridge draws the weights to, and what those that are not fitted remain.
         others: further inputs, of the same arguments and lengths, on which something else is aimed at.
+        ranks: that the changes of those weights may have that are fitted, None for any; without it all are fitted.
         choosing: the spaces whose units are chosen out of the models; without it every weight is fitted.
 
     Raises:
@@ -137,9 +140,11 @@ def regress(
     program = program_of(network, parts[0][0])
     require_same(program, network, models[0], parts[0][0])
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
-    single = sites(program)
-    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged) for s in single}
-    found |= {s.choosing: ExpertFit(s, network, merged) for s in expert_sites(program)}
+    single = sites(program) if ranks is None else [_within(s, ranks) for s in sites(program) if s.parameter in ranks]
+    each = ranks or {}
+    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, each.get(s.parameter)) for s in single}
+    if ranks is None:
+        found |= {s.choosing: ExpertFit(s, network, merged) for s in expert_sites(program)}
     together = () if choosing is None else units(program, choosing, single)
     for chosen in independent(together, models, program, network, parts[0][0]):
         candidates = Candidates(chosen, network, models)
@@ -165,6 +170,11 @@ def regress(
         for fit in fits:
             for name, weight in fit.solved().items():
                 solved[name] = weight
+
+
+def _within(site: Site, names: Collection[str]) -> Site:
+    """A site whose bias is fitted only if it is among some weights."""
+    return site if site.bias in names else replace(site, bias=None)
 
 
 def _looked_up(left: Sequence[Fit]) -> set[fx.Node]:

@@ -13,7 +13,7 @@ have nothing in common. g is measured, 1 − exp(−KL(F ‖ A)). On what B writ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,15 +76,19 @@ class Fine:
         """
         return 1 - apart * self.strength, (apart - 1) * self.strength, self.strength
 
-    def solve(self, texts: Texts, solved: Solved) -> None:
+    def solve(self, texts: Texts, solved: Solved, ranks: Mapping[str, int | None] | None = None) -> None:
         """Fit every weight that can be fitted, and that `solved` does not have yet.
+
+        Args:
+            ranks: that the changes of those weights of B may have that are fitted, None for any; all others stay.
 
         Raises:
             HfAlignError: as `regress`.
         """
         others = () if texts.known is None else (Taught(texts.known, _ONTO),)
-        regress(self.models, self.shares(texts.apart), Samples(texts.network, texts.learned), self.by_vector, solved,
-                others=others)  # fmt: skip
+        start = self.by_vector if ranks is None else self.onto
+        regress(self.models, self.shares(texts.apart), Samples(texts.network, texts.learned), start, solved,
+                others=others, ranks=ranks)  # fmt: skip
 
 
 _ONTO = (1.0, 0.0, 0.0)
