@@ -15,19 +15,24 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
+from hf_align.jobs.descending import written_by
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
-from hf_align.merging.distil import TowardsMix, distilled
-from hf_align.merging.transport import Fine, samples_of
+from hf_align.merging.distil import distilled
+from hf_align.merging.transport import Fine, Texts, samples_of
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
+from hf_align.settings.choices import KEEP
 from hf_align.settings.options import Options
 from hf_align.settings.schedule import Schedule
 
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS, KNOWN = ("jargon", "py"), "kjv"
+LEARNED = 400
+"""Steps of learned matching, whose cost is what a descent may cost."""
 STEPS, ROWS = 200, 16
 Weights = Mapping[str, Tensor]
+Row = tuple[str, Callable[[], Weights]]
 
 
 @dataclass(frozen=True)
@@ -51,58 +56,83 @@ class Bench:
         )
         return cls(opened, *(Evaluator(opened.network, {k: x[:rows] for k, x in t.items()}) for t in (learned, known)))
 
+    @property
+    def bases(self) -> Opened:
+        return replace(self.models, pairs=self.models.pairs[:1], names=self.models.names[:2])
+
     def fine(self, aligned: bool) -> Fine:
-        matches = replace(self.models, pairs=self.models.pairs[:1]).find() if aligned else []
+        matches = self.bases.find() if aligned else []
         onto, base, tuned = ({n: w[n].float() for n in self.models.spec.parameters}
                              for w in Basis(self.models, [*matches, *matches]).weights)  # fmt: skip
         return Fine(onto, base, tuned)
 
-    def regressed(self, fine: Fine) -> Weights:
+    def regressed(self, fine: Fine, keep: float = KEEP) -> Weights:
         solved: dict[str, Tensor] = {}
-        fine.solve(samples_of(fine.finetuned, self.models.network, None, silent), solved)
+        fine.solve(samples_of(fine, self.models.network, None, keep, silent), solved)
         return {**fine.by_vector, **solved}
 
-    def distilled(self, fine: Fine, start: Weights, sources: tuple[Weights, ...], shares: tuple[float, ...]) -> Weights:
-        inputs = samples_of(fine.finetuned, self.models.network, None, silent).all
-        objective = TowardsMix(sources, shares, [inputs])
+    def distilled(self, fine: Fine, start: Weights, keep: float = KEEP) -> Weights:
+        learned = tuple(written_by(self.models, (fine.finetuned,), None))
+        objective = Texts.of(fine, self.models.network, learned, keep).objective(fine, keep)
         return distilled(dict(start), self.models.network, objective, Schedule(steps=STEPS, rows=ROWS))
 
+    def learned_matching(self) -> float:
+        """CPU seconds of learned matching of the bases."""
+        options = replace(self.models.options, match="learned", schedule=Schedule(steps=LEARNED, rows=ROWS))
+        start = time.process_time()
+        replace(self.bases, options=options).find()
+        return time.process_time() - start
 
-def row(bench: Bench, name: str, make: Callable[[], Weights]) -> str:
-    start = time.process_time()
-    weights = make()
-    spent = time.process_time() - start
-    before, there = (bench.learned.loss(w) for w in (bench.fine(False).onto, bench.fine(False).finetuned))
-    learned, known = bench.learned.loss(weights), bench.known.loss(weights)
-    line = f"| {name} | {learned:.3f} | {(before - learned) / (before - there):.0%} | {known:.3f} | {spent:.0f} |"
-    typer.echo(line, err=True)
-    return line
+
+@dataclass(frozen=True)
+class Between:
+    """Where a result lies between what it was made of: losses on what was learned, and on what was known."""
+
+    before: float
+    there: float
+    base_knew: float
+
+    def line(self, name: str, learned: float, known: float, seconds: float) -> str:
+        gain = (self.before - learned) / (self.before - self.there)
+        return f"| {name} | {learned:.3f} | {gain:.0%} | {known:.3f} | {known - self.base_knew:+.3f} | {seconds:.0f} |"
+
+
+def rows_of(bench: Bench) -> list[Row]:
+    raw, moved = bench.fine(False), bench.fine(True)
+    made: dict[str, Weights] = {}
+
+    def regressed(fine: Fine, called: str) -> Weights:
+        made[called] = bench.regressed(fine)
+        return made[called]
+
+    return [
+        ("the other base, B", lambda: raw.onto),
+        ("the fine-tune, F", lambda: raw.finetuned),
+        ("its base, A", lambda: raw.base),
+        ("B + (F − A), not aligned", lambda: dict(raw.by_vector)),
+        ("B + (F − A), aligned", lambda: dict(moved.by_vector)),
+        ("regression, not aligned", lambda: regressed(raw, "raw")),
+        ("**regression, aligned** (the default)", lambda: regressed(moved, "aligned")),
+        ("the same with `--keep 0`", lambda: bench.regressed(moved, 0.0)),
+        ("trained from B", lambda: bench.distilled(raw, raw.onto)),
+        ("the same with `--keep 0`", lambda: bench.distilled(raw, raw.onto, 0.0)),
+        ("trained from the regression, not aligned", lambda: bench.distilled(raw, made["raw"])),
+        ("**from the regression, aligned** (`--method distil`)", lambda: bench.distilled(moved, made["aligned"])),
+    ]
 
 
 def table(bench: Bench) -> list[str]:
-    raw, moved = bench.fine(False), bench.fine(True)
-    kept: dict[str, Weights] = {}
-
-    def regressed() -> Weights:
-        kept["aligned"] = bench.regressed(moved)
-        return kept["aligned"]
-
-    parts = (moved.onto, moved.base, moved.finetuned)
-    rows: dict[str, Callable[[], Weights]] = {
-        "the other base, B": lambda: raw.onto,
-        "the fine-tune, F": lambda: raw.finetuned,
-        "its base, A": lambda: raw.base,
-        "B + (F − A), not aligned": lambda: dict(raw.by_vector),
-        "B + (F − A), aligned": lambda: dict(moved.by_vector),
-        "regression, not aligned": lambda: bench.regressed(raw),
-        "**regression, aligned** (the default)": regressed,
-        "distilled to F, from B": lambda: bench.distilled(moved, moved.onto, (moved.finetuned,), (1.0,)),
-        "distilled to B + (F − A), from B": lambda: bench.distilled(moved, moved.onto, parts, moved.shares),
-        "**the same, from the regression** (`--method distil`)": lambda: bench.distilled(
-            moved, kept["aligned"], parts, moved.shares
-        ),
-    }
-    return [row(bench, name, make) for name, make in rows.items()]
+    rows = rows_of(bench)
+    before, there, base = (make() for _, make in rows[:3])
+    between = Between(bench.learned.loss(before), bench.learned.loss(there), bench.known.loss(base))
+    lines = []
+    for name, make in rows:
+        start = time.process_time()
+        weights = make()
+        spent = time.process_time() - start
+        lines.append(between.line(name, bench.learned.loss(weights), bench.known.loss(weights), spent))
+        typer.echo(lines[-1], err=True)
+    return lines
 
 
 def main(
@@ -111,18 +141,22 @@ def main(
     rows: int = 128,
     output: Path = TABLE,
 ) -> None:
+    benches = {name: Bench.of(name, models, data, rows) for name in TEXTS}
+    cost = benches[TEXTS[0]].learned_matching()
     text = [
         "# Carrying a fine-tune to another base",
         "",
         f"`OMP_NUM_THREADS=1 python benchmarks/transport.py --models … --data … --rows {rows}`: loss (nats) on",
         "held-out text of what the fine-tune was trained on, the share of the gain from B to the fine-tune, the loss",
-        "on held-out text that both bases were trained on, and CPU seconds. No row has seen any data: all run on 512",
-        f"sequences that the fine-tune writes. Distillation takes {STEPS} steps of {ROWS} of the same sequences.",
+        "on held-out text that both bases were trained on and how much more that is than A's, and CPU seconds. No row",
+        f"has seen any data. Regressions run on 512 sequences that the fine-tune writes and {round(512 * KEEP)} that B",
+        f"writes; trained is for {STEPS} steps of {ROWS} of 4096 and {round(4096 * KEEP)} such sequences, those that B",
+        f"writes in the same share. {LEARNED} steps of learned matching between the bases take {cost:.0f} CPU seconds.",
         "",
     ]
-    for name in TEXTS:
-        head = f"| {name} | loss | gain | loss on {KNOWN} | CPU s |"
-        text += [head, "| --- " * 5 + "|", *table(Bench.of(name, models, data, rows)), ""]
+    for name, bench in benches.items():
+        head = f"| {name} | loss | gain | loss on {KNOWN} | over A's | CPU s |"
+        text += [head, "| --- " * 6 + "|", *table(bench), ""]
     output.write_text("\n".join(text), encoding="utf-8")
 
 

@@ -11,6 +11,8 @@ from test_api import answers
 from transformers import PretrainedConfig, PreTrainedModel
 
 import hf_align
+from hf_align.merging.transport import Fine, Texts
+from hf_align.running.network import Network
 
 FAMILIES = {"llama": tiny_llama, "gpt2": tiny_gpt2, "bert": tiny_bert, "vit": tiny_vit}
 METHODS = ["regression", "task_arithmetic"]
@@ -31,7 +33,7 @@ def test_onto_its_own_base_in_another_basis_it_is_the_fine_tune(family: str, met
     config = FAMILIES[family]()
     base = built(config, 0)
     finetuned, onto = tuned(base, config), hf_align.randomize(base, seed=3)
-    carried = hf_align.transport(finetuned, base=base, onto=onto, method=method, witness=False)
+    carried = hf_align.transport(finetuned, base=base, onto=onto, method=method, keep=0, witness=False)
     expected, found = answers(finetuned), answers(carried)
     assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
     assert float((answers(onto) - expected).abs().max()) > 0.05 * float(expected.abs().max())
@@ -57,6 +59,66 @@ def test_regression_brings_the_answers_nearer_to_what_they_should_be() -> None:
             carried = hf_align.transport(finetuned, base=base, onto=onto, data=data, method=method, witness=False)
             apart[method] = float((carried(**rows).logits - wanted).square().mean())
     assert apart["regression"] < 0.5 * apart["task_arithmetic"]
+
+
+def apart(told: torch.Tensor, other: torch.Tensor) -> float:
+    """KL of what two models predict."""
+    p, q = told.log_softmax(-1), other.log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def written(model: PreTrainedModel, rows: int) -> torch.Tensor:
+    """What a model writes."""
+    torch.manual_seed(0)
+    first = torch.randint(11, (rows, 1))
+    found: torch.Tensor = model.generate(first, do_sample=True, top_k=0, min_length=8, max_length=8, pad_token_id=0)  # type: ignore[operator]
+    return found
+
+
+def loud(seed: int) -> PreTrainedModel:
+    """A model with opinions."""
+    return built(tiny_gpt2(initializer_range=0.5), seed)
+
+
+def test_it_answers_as_the_fine_tune_where_that_speaks_and_as_the_other_base_where_that_does() -> None:
+    """The fine-tune is far from its base: nothing of A is left in what is aimed at."""
+    base, onto, finetuned = loud(0), loud(1), loud(2)
+    x, y = written(finetuned, 128), written(onto, 128)
+    far = {}
+    for keep in (0.0, 1.0):
+        carried = hf_align.transport(finetuned, base=base, onto=onto, keep=keep, witness=False)
+        with torch.no_grad():
+            far[keep] = apart(finetuned(x).logits, carried(x).logits), apart(onto(y).logits, carried(y).logits)
+    with torch.no_grad():
+        before, lost = apart(finetuned(x).logits, onto(x).logits), apart(onto(y).logits, finetuned(y).logits)
+    assert far[0.0][0] < 0.5 * before, "nearer to the fine-tune than B was"
+    assert far[1.0][0] < before and far[1.0][1] < 0.8 * far[0.0][1], "and keeping is nearer to B on what B writes"
+    assert far[1.0][1] < lost
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.0, 1e-6), (0.05, 1e-6, 0.2), (1.0, 0.5, 1.0)])
+def test_how_far_a_fine_tune_is_from_its_base_decides_what_is_aimed_at(noise: float, least: float, most: float) -> None:
+    base, other = loud(0), loud(1)
+    weights = [{n: w.detach() for n, w in m.named_parameters()} for m in (base, other)]
+    tuned = {n: torch.lerp(w, weights[1][n], noise) for n, w in weights[0].items()}
+    fine = Fine(weights[1], weights[0], tuned, 2.0)
+    texts = Texts.of(fine, Network(base.config), ({"input_ids": written(base, 32)},), 0.5)
+    assert least <= texts.apart <= most
+    assert texts.known is not None and texts.known["input_ids"].shape == (16, 8)
+    shares = fine.shares(texts.apart)
+    assert sum(shares) == pytest.approx(1) and shares[2] == 2.0 and shares[0] == pytest.approx(1 - 2 * texts.apart)
+
+
+def test_what_other_arguments_than_text_need_is_not_made_up() -> None:
+    """A padded text has a mask, which a written one gets; what token types B's text has nobody knows."""
+    base, other = loud(0), loud(1)
+    weights = [{n: w.detach() for n, w in m.named_parameters()} for m in (base, other)]
+    rows = {"input_ids": written(base, 8)}
+    for more, kept in (("attention_mask", True), ("token_type_ids", False)):
+        inputs = {**rows, more: torch.ones_like(rows["input_ids"])}
+        texts = Texts.of(Fine(weights[1], weights[0], weights[1]), Network(base.config), (inputs,), 0.5)
+        assert (texts.known is not None and texts.known.keys() == inputs.keys()) == kept
+        assert (texts.apart > 0) == kept
 
 
 def save(folder: Path, model: PreTrainedModel) -> Path:
@@ -100,10 +162,11 @@ def test_what_it_gains_is_measured(three: list[Path], tmp_path: Path, capsys: py
     [
         (["--base", "GPT2", "--onto", "OTHER"], "they do not merge"),
         (["--base", "BASE", "--onto", "OTHER", "--strength", "nan"], "--strength is nan"),
+        (["--base", "BASE", "--onto", "OTHER", "--keep", "2"], "--keep is 2"),
         (["--base", "BASE", "--onto", "OTHER", "--method", "ties"], "'ties'"),
         (["--base", "BASE"], "--onto"),
     ],
-    ids=["another architecture", "strength", "method", "no other base"],
+    ids=["another architecture", "strength", "keep", "method", "no other base"],
 )
 def test_what_cannot_be_carried(
     options: list[str], message: str, three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

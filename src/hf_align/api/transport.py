@@ -17,7 +17,7 @@ from hf_align.jobs.job import silent
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import Match, TransportMethod, checked
+from hf_align.settings.choices import KEEP, Match, TransportMethod, checked
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
 
@@ -29,6 +29,7 @@ def transport(
     onto: Kind,
     data: Data | None = None,
     strength: float = 1.0,
+    keep: float = KEEP,
     method: TransportMethod = "regression",
     match: Match = "weight",
     inputs: Inputs | None = None,
@@ -45,6 +46,8 @@ def transport(
         onto: what it is carried to; of the same architecture and vocabulary.
         data: text like what the fine-tune was trained on; without it the fine-tune writes its own.
         strength: how much of the change is carried over.
+        keep: examples that `onto` writes, and answers on as before, for each of the others. It has an effect on models
+            that generate, and with "regression" alone.
         method: "regression" fits every weight so that B does on top of its own what the fine-tune does on top of its
             base; "task_arithmetic" only adds the change of the weights, in B's basis.
         match: how the bases are matched.
@@ -68,6 +71,8 @@ def transport(
         raise ValueError(f'data is not used by method="{method}"')
     if not math.isfinite(strength):
         raise ValueError(f"strength is {strength}; a finite number is needed")
+    if not 0 <= keep <= 1:
+        raise ValueError(f"keep is {keep}; it must lie between 0 and 1")
     data = reusable(data)
     found = align(base, to=onto, match=match, inputs=called_with(inputs, data, onto), device=device, config=config,
                   tokenizer=tokenizer, witness=witness)  # fmt: skip
@@ -85,7 +90,7 @@ def transport(
     solved: dict[str, Tensor] = {}
     if method == "regression":
         network = network_for(found.config, running)
-        fine.solve(samples_of(fine.finetuned, network, examples(data, tuned, tokenizer), silent), solved)
+        fine.solve(samples_of(fine, network, examples(data, tuned, tokenizer), keep, silent), solved)
     start = fine.by_vector
     made = Computed(found.spec.parameters, lambda n: solved[n] if n in solved else start[n])
     carried: Any = first.with_weights(made, found.config, found.spec)

@@ -20,7 +20,9 @@ from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import CheckpointError
 
-_WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
+_LOST, _ROUNDING = 1e-4, 1e-6
+"""What two factors may lack of a change: against its norm, and against that of what it is the difference of."""
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")
 _WRAPPERS = re.compile(r"^base_model\.model\.|(?<=\.)(base_layer|modules_to_save(\.default)?)\.")
 _BEYOND = ("use_dora", "use_qalora", "target_parameters", "trainable_token_indices", "layer_replication",
@@ -49,6 +51,29 @@ class LowRank:
         change = down[:, first:last].T @ up.T if self.transposed else up[first:last] @ down
         return self.scale * change
 
+    def factors(self, change: Tensor, adapter: Checkpoint, rounded: float = 0.0) -> dict[str, Tensor]:
+        """The factors of another change, laid out as the weight is stored, by name in the adapter.
+
+        Args:
+            rounded: the norm of what the change is the difference of.
+
+        Raises:
+            CheckpointError: the change is of a higher rank, by more than the rounding of single precision.
+        """
+        down, up = (adapter.info(name) for name in (self.down, self.up))
+        matrix = change.double().flatten(1)
+        matrix = matrix.T if self.transposed else matrix
+        rank = min(down.shape[0], *matrix.shape)
+        with torch.random.fork_rng(devices=[]):  # it multiplies by random matrices, and has no other way to be told
+            torch.manual_seed(0)
+            u, s, v = torch.svd_lowrank(matrix, q=rank, niter=4)
+        if float((matrix - (u * s) @ v.T).norm()) > _LOST * float(matrix.norm()) + _ROUNDING * rounded:
+            raise CheckpointError(f"the change that {self.up} is a factor of has a higher rank than {rank}")
+        roots = torch.nn.functional.pad((s / abs(self.scale)).sqrt(), (0, down.shape[0] - rank))
+        u, v = (torch.nn.functional.pad(side, (0, down.shape[0] - rank)) for side in (u, v))
+        sides = ((self.down, down, (v * roots).T), (self.up, up, u * roots * math.copysign(1, self.scale)))
+        return {name: side.to(info.dtype).reshape(info.shape).contiguous() for name, info, side in sides}
+
 
 class AdaptedCheckpoint(Checkpoint):
     """A checkpoint with an adapter merged in, as its tensors are read.
@@ -65,6 +90,16 @@ class AdaptedCheckpoint(Checkpoint):
         self._adapter = adapter
         self._low_rank = low_rank
         self._replaced = replaced
+
+    @property
+    def parts(self) -> Mapping[str, LowRank | str]:
+        """What the adapter changes, by name on disk: by two factors, or by a tensor of its own, which is named."""
+        return {**self._low_rank, **self._replaced}
+
+    @property
+    def adapter(self) -> Checkpoint:
+        """The adapter alone."""
+        return self._adapter
 
     def entries(self, name: str, start: int, stop: int, into: Tensor | None = None) -> Tensor:
         found = super().entries(name, start, stop, into)
@@ -93,7 +128,7 @@ def adapted(base: Checkpoint, source: Source, in_memory: Mapping[str, str] | Non
     """
     if source.adapter is None:
         return base
-    adapter = Checkpoint.of_file(source.adapter.folder, _WEIGHTS, source.adapter.shards)
+    adapter = Checkpoint.of_file(source.adapter.folder, WEIGHTS, source.adapter.shards)
     config, (factors, whole) = _config(source.adapter), _parts(adapter, source)
     names = in_memory or {}
     replaced = {_place(bare, base, names, source): name for bare, name in whole.items()}

@@ -31,7 +31,8 @@ _STAGED, _SCRATCH, _PROGRESS, _WRITING = "documents", "scratch", "progress", "wr
 _COMPLETE = "hf-align/complete.json"
 """Stays with a result: what it was made from, as a digest, and its files with their sizes."""
 _OF_A_MODEL = (SINGLE, INDEX, "model-?????-of-?????.safetensors", "config.json", *COPIED, "*.py", "README.md",
-               "alignment.safetensors", "mergekit_config.yml", "hf-align", "hf-align/*")  # fmt: skip
+               "alignment.safetensors", "adapter_config.json", "adapter_model.safetensors", "mergekit_config.yml",
+               "hf-align", "hf-align/*")  # fmt: skip
 """What a run may write, or `from_pretrained` would read beside it."""
 
 

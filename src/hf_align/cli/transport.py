@@ -39,6 +39,22 @@ def transport(
     strength: Annotated[
         float, typer.Option(metavar="T", rich_help_panel=opt.MERGING, help="How much of the change is carried over.")
     ] = 1.0,
+    keep: Annotated[
+        float,
+        typer.Option(
+            metavar="T",
+            rich_help_panel=opt.MERGING,
+            help="Examples that B writes for each that the fine-tune does: there the result answers as B does.",
+        ),
+    ] = choices.KEEP,
+    as_adapter: Annotated[
+        bool,
+        typer.Option(
+            "--as-adapter",
+            rich_help_panel=opt.MERGING,
+            help="Write an adapter of B where the fine-tune is an adapter, and no whole model.",
+        ),
+    ] = False,
     match: opt.Match = Options.match,
     steps: opt.Steps = None,
     data: opt.Data = None,
@@ -69,10 +85,14 @@ def transport(
     """
     if not math.isfinite(strength):
         raise OptionError(f"--strength is {strength}; a finite number is needed")
+    if not 0 <= keep <= 1:
+        raise OptionError(f"--keep is {keep}; it must lie between 0 and 1")
     options = opt.chosen(locals())
     console.bars(quiet)
     from hf_align.jobs import pipeline
 
-    report = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),
-                                strength=strength, command=opt.command(ctx, transport)).as_json()  # fmt: skip
+    made = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),
+                              strength=strength, keep=keep, as_adapter=as_adapter,
+                              command=opt.command(ctx, transport))  # fmt: skip
+    report = made.as_json()
     console.emit(report, as_json, console.merge_lines(report))

@@ -16,6 +16,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.opened import Opened
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching
+from hf_align.matching.objectives import Objective
 from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.running.generate import own_inputs, writes
 from hf_align.running.network import Batch, Weights
@@ -47,29 +48,23 @@ def distil_once(
     claim: Claim,
     models: Opened,
     starts: Mapping[str, Weights],
-    sources: Sequence[Weights],
-    shares: Sequence[float],
-    inputs: Callable[[], Sequence[Batch]],
+    towards: Callable[[], Objective],
 ) -> tuple[str, Mapping[str, Tensor]]:
-    """Which start a descent towards a mix of models took, and the weights that it ends at, float32, by name.
+    """Which start a descent took, and the weights that it ends at, float32, by name.
 
     Args:
-        starts: what it may start from, by what they are called, each by name in memory; that nearest to the mix is
-            taken.
-        sources, shares: what the teacher is a mix of.
-        inputs: of the descent, without labels.
+        starts: what it may start from, by what they are called, each by name in memory; the one with the lowest
+            objective is taken.
+        towards: makes the objective, if it is not known yet where it leads.
     """
-    network, names, search = models.network, models.first.spec.parameters, models.search()
-
-    def placed(weights: Weights) -> Weights:
-        return network.placed(Computed(names, weights.__getitem__))
+    network, search = models.network, models.search()
 
     def find(state: State) -> Callable[[Path], None]:
-        objective = TowardsMix([placed(weights) for weights in sources], shares, inputs())
-        called = nearest({what: placed(weights) for what, weights in starts.items()}, network, objective)
+        objective = towards()
+        called = nearest({what: placed(models, weights) for what, weights in starts.items()}, network, objective)
         with searching(search, "distilling") as progress:
             found = distilled(
-                placed(starts[called]), network, objective, search.schedule, state=state, progress=progress
+                placed(models, starts[called]), network, objective, search.schedule, state=state, progress=progress
             )
         return partial(save_file, found, metadata={_START: called})
 
@@ -78,13 +73,23 @@ def distil_once(
         return file.metadata()[_START], load_file(path)
 
 
+def placed(models: Opened, weights: Weights) -> Weights:
+    """Weights by name in memory, as the models' network runs with them."""
+    return models.network.placed(Computed(models.first.spec.parameters, weights.__getitem__))
+
+
+def towards_mix(models: Opened, sources: Sequence[Weights], shares: Sequence[float], data: Batch | None) -> TowardsMix:
+    """Towards Σ s·log p of some models, on the data and on what each of them writes."""
+    return TowardsMix([placed(models, weights) for weights in sources], shares, written_by(models, sources, data))
+
+
 def written_by(models: Opened, authors: Sequence[Weights], data: Batch | None) -> list[Batch]:
     """Inputs of a descent: the data, and what each of some models writes; without data, noise where none writes."""
-    network, names = models.network, models.first.spec.parameters
+    network = models.network
     given = [] if data is None else [{k: t for k, t in data.items() if k != "labels"}]
     if given and not writes(build_without_weights(network.config)):
         return given
-    each = [own_inputs(network, network.placed(Computed(names, weights.__getitem__)), _WRITTEN, _LENGTH, seed)
+    each = [own_inputs(network, placed(models, weights), _WRITTEN, _LENGTH, seed)
             for seed, weights in enumerate(authors, start=2)]  # fmt: skip
     # A text is one of many that the merged model will meet, and a short one is soon known by heart.
     return [*given, {k: torch.cat([batch[k] for batch in each]) for k in each[0]}]

@@ -15,7 +15,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import beside_the_others, judged
-from hf_align.jobs.descending import distil_once, once, written_by
+from hf_align.jobs.descending import distil_once, once, towards_mix
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
@@ -195,8 +195,8 @@ class Merge(OpenedJob[Mixed]):
         """From the regression, or from a model that is nearer to it, down to what all models say together."""
         sources, shares = basis.weights, self.options.shares(len(basis.weights))
         starts = {"their regression": self._regressed(claim, basis), **dict(zip(self._called, sources, strict=True))}
-        inputs = partial(written_by, self.models, sources, self.fit)
-        called, found = distil_once(claim, self.models, starts, sources, shares, inputs)
+        towards = partial(towards_mix, self.models, sources, shares, self.fit)
+        called, found = distil_once(claim, self.models, starts, towards)
         return called, Regressed(starts[called], found)
 
     def _offsets(self, models: Aligned, state: State) -> Callable[[Path], None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hf_align.jobs import plain
 from hf_align.jobs.job import Asked, Say, run, silent
 from hf_align.jobs.outcome import Report
-from hf_align.settings.choices import Effort
+from hf_align.settings.choices import KEEP, Effort
 from hf_align.settings.options import Options
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def transport(
     say: Say = silent,
     *,
     strength: float = 1.0,
+    keep: float = KEEP,
+    as_adapter: bool = False,
     command: str = "",
 ) -> Report:
     """Carry what a fine-tune learned on its base to another base, and write that.
@@ -111,13 +113,17 @@ def transport(
         options: `method` is "regression", or "task_arithmetic" for B + λ (F − A) alone.
         data: text like what the fine-tune was trained on; half of it is run on, the other half reported on.
         strength: λ, how much of the change is carried over.
+        as_adapter: write an adapter of the other base, where the fine-tune is one.
+        keep: examples that the other base writes, and answers on as before, for each of the others.
 
     Raises:
         HfAlignError: any bad input, before anything is written.
     """
+    from hf_align.jobs.as_adapter import TransportAdapter
     from hf_align.jobs.transport import Transport
 
-    return run(Transport.open(finetuned, base, onto, Asked(options, data, say, command), strength=strength), output)
+    asked, job = Asked(options, data, say, command), TransportAdapter if as_adapter else Transport
+    return run(job.open(finetuned, base, onto, asked, strength=strength, keep=keep), output)
 
 
 def evaluate(a: str, b: str, data: Path, options: Options, say: Say = silent) -> Comparison:

@@ -37,7 +37,7 @@ class Candidates(Fit):
         self.looked_up = frozenset(self.reads)
         self.makes_up = False
 
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         *models, merged = lookups
         for writer in self._writers:
             x = _with_ones(writer.rows(merged(writer.value))[0].double(), writer)
@@ -67,10 +67,10 @@ class Choice(Fit):
 
     def __init__(self, units: Units, candidates: Candidates, program: Program, network: Network,
                  models: Sequence[Weights], shares: Sequence[float], start: Weights) -> None:  # fmt: skip
-        self._units, self._candidates, self._shares = units, candidates, shares
+        self._units, self._candidates = units, candidates
         self._nodes = {n: name for n, name in program.parameters.items() if name in units.carried}
         self._gram, self._product = network.gram(), network.gram()
-        reader, self._models = units.reader, models
+        reader, self._models, self._shares = units.reader, models, shares
         self._bias = start[reader.bias].float().cpu() if reader.bias is not None else None
         self.names = units.names
         self.reads = candidates.reads
@@ -89,7 +89,7 @@ class Choice(Fit):
         matrix = weights[self._units.reader.parameter].double().cpu()
         return matrix.T if self._units.reader.is_stored_flipped else matrix
 
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         reader, (*models, merged) = self._units.reader, lookups
         like: Tensor = models[0](reader.node)
         weights = [{k: t.to(like) for k, t in found.items()} for found in self._candidates.weights]
@@ -98,7 +98,7 @@ class Choice(Fit):
         result = given @ self._start.to(given)
         result = result if self._bias is None else result + self._bias.to(result)
         result = result.to(like).reshape(like.shape)
-        missing = missing_to_target(reader.node, reader.beside, result, lookups, steps, self._shares)
+        missing = missing_to_target(reader.node, reader.beside, result, lookups, steps, shares)
         given = _with_ones(given, reader)
         self._gram.add(given, given)
         self._product.add(given, reader.results(missing)[0].double())

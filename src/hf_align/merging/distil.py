@@ -58,6 +58,23 @@ class TowardsMix(Objective):
         return -(target * found.log_softmax(-1)).sum(-1).mean()
 
 
+@dataclass(frozen=True)
+class Together(Objective):
+    """Several objectives, each on its share of the rows.
+
+    Attributes:
+        shares: of each, 1 in sum.
+    """
+
+    each: Sequence[Objective]
+    shares: Sequence[float]
+
+    def loss(self, network: Network, merged: Weights, rows: int, rng: Generator) -> Tensor:
+        found = [share * objective.loss(network, merged, max(1, round(share * rows)), rng)
+                 for objective, share in zip(self.each, self.shares, strict=True)]  # fmt: skip
+        return torch.stack(found).sum()
+
+
 def _mixed(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return torch.stack([share * value for share, value in zip(shares, values, strict=True)]).sum(0)
 

@@ -136,8 +136,8 @@ class ExpertFit(Fit):
     squares is a token, of which each expert has its own columns. What a sum lacks is divided between groups.
     """
 
-    def __init__(self, site: ExpertSite, network: Network, merged: Weights, shares: Sequence[float]) -> None:
-        self._site, self._merged, self._shares = site, merged, shares
+    def __init__(self, site: ExpertSite, network: Network, merged: Weights) -> None:
+        self._site, self._merged = site, merged
         together = max(1, COLUMNS // site.inputs) if site.way else 1
         self._groups = torch.arange(site.experts).split(together)
         self._grams = [network.gram() for _ in self._groups]
@@ -149,11 +149,11 @@ class ExpertFit(Fit):
         self.looked_up = frozenset((*self.reads, *beyond, *(b.value for b in site.beside)))
         self.makes_up = bool(site.way)
 
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         site, merged = self._site, lookups[-1]
         numbers, value = merged(site.numbers), site.rows(merged(site.value)).double()
         result = site.product(merged(site.weight), numbers, merged(site.value))
-        sums = self._sums(result, lookups, steps) if site.way else self._each(result, lookups)
+        sums = self._sums(result, lookups, steps, shares) if site.way else self._each(result, lookups, shares)
         numbers = numbers.repeat_interleave(value.shape[1])
         given = sums.factors[:, None] * value.flatten(0, 1)
         for group, gram, product in zip(self._groups, self._grams, self._products, strict=True):
@@ -165,19 +165,19 @@ class ExpertFit(Fit):
             gram.add(x, x)
             product.add(x, y)
 
-    def _each(self, result: Tensor, lookups: Sequence[Lookup]) -> _Sums:
+    def _each(self, result: Tensor, lookups: Sequence[Lookup], shares: Sequence[float]) -> _Sums:
         """Every product by itself: what it lacks to what experts of the same number give in the models."""
         site, (*models, merged) = self._site, lookups
         numbers = merged(site.numbers)
         given = [site.product(m(site.choosing).matrices, numbers, m(site.value)) for m in models]
-        missing = site.rows(mean_of_values(given, self._shares) - result).flatten(0, 1).double()
+        missing = site.rows(mean_of_values(given, shares) - result).flatten(0, 1).double()
         return _Sums(missing, torch.arange(len(missing), device=missing.device), torch.ones_like(missing[:, 0]))
 
-    def _sums(self, result: Tensor, lookups: Sequence[Lookup], steps: Lockstep) -> _Sums:
+    def _sums(self, result: Tensor, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> _Sums:
         """The sums over experts: what they lack to those in the models."""
         site, merged = self._site, lookups[-1]
         end = carried(site.way, result, site.node, merged)
-        missing = missing_to_target(site.way[-1], site.beside, end, lookups, steps, self._shares)
+        missing = missing_to_target(site.way[-1], site.beside, end, lookups, steps, shares)
         factors, places = (site.rows(t).flatten(0, 1) for t in arrivals(site.way, result, site.node, merged))
         counts = (factors != 0).all(1)
         tokens = torch.zeros_like(places[:, 0])

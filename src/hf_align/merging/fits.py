@@ -38,8 +38,12 @@ class Fit(ABC):
     makes_up: bool
 
     @abstractmethod
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
-        """Count one part of the inputs, looked up in the models and in their merge, which is the last."""
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
+        """Count one part of the inputs, looked up in the models and in their merge, which is the last.
+
+        Args:
+            shares: of each model in what is aimed at there.
+        """
 
     @abstractmethod
     def solved(self) -> dict[str, Tensor]:
@@ -67,10 +71,14 @@ def missing_to_target(
 
 
 class WeightFit(Fit):
-    """The least squares of one weight, and of its bias."""
+    """The least squares of one weight, and of its bias.
 
-    def __init__(self, site: Site, network: Network, merged: Weights, shares: Sequence[float]) -> None:
-        self._site, self._merged, self._shares = site, merged, shares
+    Args:
+        rank: that the change of the weight may have; None for any.
+    """
+
+    def __init__(self, site: Site, network: Network, merged: Weights, rank: int | None = None) -> None:
+        self._site, self._merged, self._rank = site, merged, rank
         self._grams = [network.gram() for _ in range(site.groups)]
         self._products = [network.gram() for _ in range(site.groups)]
         self.names = names_of(site)
@@ -78,12 +86,10 @@ class WeightFit(Fit):
         self.looked_up = frozenset((site.value, *(b.value for b in site.beside)))
         self.makes_up = bool(site.beside)
 
-    def add(self, lookups: Sequence[Lookup], steps: Lockstep) -> None:
+    def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         site, merged = self._site, lookups[-1]
         args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
-        missing = missing_to_target(
-            site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, self._shares
-        )
+        missing = missing_to_target(site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, shares)
         rows, missing = site.rows(merged(site.value)).double(), site.results(missing).double()
         if site.bias is not None:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
@@ -92,8 +98,11 @@ class WeightFit(Fit):
             product.add(x, y)
 
     def solved(self) -> dict[str, Tensor]:
-        site = self._site
-        found = torch.stack([ridge(g.value, p.value) for g, p in zip(self._grams, self._products, strict=True)])
+        site, sums = self._site, zip(self._grams, self._products, strict=True)
+        if self._rank is None:
+            found = torch.stack([ridge(g.value, p.value) for g, p in sums])
+        else:
+            found = torch.stack([of_rank(g.value, p.value, self._rank, site.inputs) for g, p in sums])
         steps = {site.parameter: site.stored(found[:, : site.inputs]).float()}
         if site.bias is not None:
             steps[site.bias] = found[:, -1].reshape(-1).float()
@@ -109,6 +118,24 @@ def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
     """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ as in `raised`; zero where X is."""
     return torch.cholesky_solve(product, torch.linalg.cholesky(raised(gram, share)))
+
+
+def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> Tensor:
+    """The W [n, m] of a rank that is nearest to what `ridge` gives, as results go (reduced-rank regression, Izenman
+    1975): with L Lᵀ = XᵀX + λ, what the largest singular values of L⁻¹ XᵀY stand for.
+
+    Args:
+        inputs: rows of W that have the rank; one behind them, of a bias, is free.
+    """
+    held = raised(gram, RIDGE)
+    across, last = held[:inputs, inputs:], held[inputs:, inputs:]
+    without = torch.linalg.solve(last, across.mT).mT if len(last) else across
+    factor = torch.linalg.cholesky(held[:inputs, :inputs] - without @ across.mT)
+    left = product[:inputs] - without @ product[inputs:]
+    u, s, vh = torch.linalg.svd(torch.linalg.solve_triangular(factor, left, upper=False), full_matrices=False)
+    found = torch.linalg.solve_triangular(factor.mT, (u * s)[:, :rank] @ vh[:rank], upper=True)
+    free = product[inputs:] - across.mT @ found
+    return torch.cat([found, torch.linalg.solve(last, free) if len(last) else free])
 
 
 def raised(gram: Tensor, share: float) -> Tensor:

@@ -112,10 +112,10 @@ class Lockstep:
         return lookup
 
 
-def divided(inputs: Batch) -> list[Batch]:
+def divided(inputs: Batch, rows: int = ROWS) -> list[Batch]:
     """Parts of as many examples each; the first ones come again where the last part would be short."""
     count = len(next(iter(inputs.values())))
-    rows = min(ROWS, count)
+    rows = min(rows, count)
     missing = -count % rows
     filled = {k: torch.cat([t, t[:missing]]) if missing else t for k, t in inputs.items()}
     return list(batches(filled, rows))

@@ -18,7 +18,8 @@ reads, and the statistics of the weights of one stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from torch import Tensor, fx
@@ -28,14 +29,13 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.choice import Candidates, Choice
 from hf_align.merging.experts import ExpertFit, expert_sites
 from hf_align.merging.fits import Fit, WeightFit
-from hf_align.merging.lockstep import Lockstep, divided, program_of, require_same
-from hf_align.merging.samples import Samples
-from hf_align.merging.selection import Units, independent, units
-from hf_align.merging.sites import sites
+from hf_align.merging.lockstep import ROWS, Lockstep, divided, program_of, require_same
+from hf_align.merging.samples import Samples, Taught
+from hf_align.merging.selection import independent, units
+from hf_align.merging.sites import Site, sites
 from hf_align.merging.tensors import linear
-from hf_align.running.network import Network, Weights
+from hf_align.running.network import Weights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.program import Program
 
 _SHOWN = 12
 """Kinds of weights that a line names."""
@@ -117,58 +117,65 @@ def regress(
     start: Weights,
     solved: Solved,
     *,
+    others: Sequence[Taught] = (),
+    ranks: Mapping[str, int | None] | None = None,
     choosing: SymmetrySpec | None = None,
 ) -> None:
     """Find every weight that `solved` does not have yet and that can be regressed.
 
     Args:
         models: that run beside their merge.
-        shares: of each of them in what is aimed at; 1 in sum, and negative for what is subtracted.
+        shares: of each of them in what is aimed at on the samples; 1 in sum, and negative for what is subtracted.
         start: where the ridge draws the weights to, and what those that are not fitted remain.
+        others: further inputs, of the same arguments and lengths, on which something else is aimed at.
+        ranks: that the changes of those weights may have that are fitted, None for any; without it all are fitted.
         choosing: the spaces whose units are chosen out of the models; without it every weight is fitted.
 
     Raises:
         HfAlignError: the model has no graph, or one that does not compute what it computes.
     """
-    network, parts = samples.network, divided(samples.all)
-    program = program_of(network, parts[0])
-    require_same(program, network, models[0], parts[0])
+    network, taught = samples.network, (Taught(samples.all, shares), *others)
+    rows = min(ROWS, *(each.count for each in taught))
+    parts = [(part, each.shares) for each in taught for part in divided(each.inputs, rows)]
+    program = program_of(network, parts[0][0])
+    require_same(program, network, models[0], parts[0][0])
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
-    together = () if choosing is None else units(program, choosing, sites(program))
-    chosen = list(independent(together, models, program, network, parts[0]))
-    left = _fits(program, network, models, shares, start, merged, chosen)
-    for half in (fit.names for fit in left if not fit.names <= solved.keys()):  # a run was killed between two
-        for name in half & solved.keys():
-            del solved[name]
-    steps = Lockstep(program, network, parts, (*models, merged), _looked_up(left))
-    while left:
-        stage = steps.stage([node for fit in left for node in fit.starts])
-        ready = _next(left, steps)
-        wanted = _looked_up(left)
-        left = [fit for fit in left if fit not in ready]
-        fits = [fit for fit in ready if not fit.names <= solved.keys()]
-        for lookups in steps.run(stage, [node for fit in fits for node in fit.ahead], wanted):
-            for fit in fits:
-                fit.add(lookups, steps)
-        for fit in fits:
-            for name, weight in fit.solved().items():
-                solved[name] = weight
-
-
-def _fits(
-    program: Program, network: Network, models: Sequence[Weights], shares: Sequence[float], start: Weights,
-    merged: Weights, together: Iterable[Units],
-) -> list[Fit]:  # fmt: skip
-    """All fits, in the order of the graph. Nothing else holds them, for each has the statistics of its weights."""
-    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, shares) for s in sites(program)}
-    found |= {s.choosing: ExpertFit(s, network, merged, shares) for s in expert_sites(program)}
+    single = sites(program) if ranks is None else [_within(s, ranks) for s in sites(program) if s.parameter in ranks]
+    experts = expert_sites(program) if ranks is None else ()
+    together = (
+        () if choosing is None else independent(units(program, choosing, single), models, program, network, parts[0][0])
+    )
+    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, (ranks or {}).get(s.parameter)) for s in single}
+    found |= {s.choosing: ExpertFit(s, network, merged) for s in experts}
     for chosen in together:
         candidates = Candidates(chosen, network, models)
         for site in chosen.sites:
             del found[site.node]
         found[chosen.writers[0].node] = candidates
         found[chosen.reader.node] = Choice(chosen, candidates, program, network, models, shares, start)
-    return [found[n] for n in program.graph.nodes if n in found]
+    left = [found.pop(n) for n in program.graph.nodes if n in found]  # each has the statistics of its weights
+    for half in (fit.names for fit in left if not fit.names <= solved.keys()):  # a run was killed between two
+        for name in half & solved.keys():
+            del solved[name]
+    steps = Lockstep(program, network, [part for part, _ in parts], (*models, merged), _looked_up(left))
+    while left:
+        stage = steps.stage([node for fit in left for node in fit.starts])
+        ready = _next(left, steps)
+        wanted = _looked_up(left)
+        left = [fit for fit in left if fit not in ready]
+        fits = [fit for fit in ready if not fit.names <= solved.keys()]
+        ran = steps.run(stage, [node for fit in fits for node in fit.ahead], wanted)
+        for lookups, (_, aim) in zip(ran, parts, strict=True):
+            for fit in fits:
+                fit.add(lookups, steps, aim)
+        for fit in fits:
+            for name, weight in fit.solved().items():
+                solved[name] = weight
+
+
+def _within(site: Site, names: Collection[str]) -> Site:
+    """A site whose bias is fitted only if it is among some weights."""
+    return site if site.bias in names else replace(site, bias=None)
 
 
 def _looked_up(left: Sequence[Fit]) -> set[fx.Node]:

@@ -19,6 +19,24 @@ _LENGTH = 64
 
 
 @dataclass(frozen=True)
+class Taught:
+    """Inputs, and what is aimed at on them.
+
+    Attributes:
+        inputs: arguments of `forward`, [examples, ...], without labels.
+        shares: s of what is aimed at, Σ s·x of what some models compute; 1 in sum.
+    """
+
+    inputs: Batch
+    shares: Sequence[float]
+
+    @property
+    def count(self) -> int:
+        """Examples."""
+        return len(next(iter(self.inputs.values())))
+
+
+@dataclass(frozen=True)
 class Samples:
     """Inputs for each of several models.
 

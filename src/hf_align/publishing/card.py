@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
 from yaml import YAMLError
 
-from hf_align.checkpoints.hub import Source
+from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.checkpoints.own_files import own_bytes
 from hf_align.errors import CheckpointError, one_line
 from hf_align.publishing.markdown import block, code, plain
@@ -70,11 +70,12 @@ def write_card(folder: Path, made: Provenance) -> None:
     )
     repositories = [i.repository for i in made.inputs if i.repository]
     warning = licence_warning(made.inputs)
+    is_adapter = (folder / ADAPTER).is_file()  # of the first
     data = ModelCardData(
-        base_model=repositories or None,
-        base_model_relation="merge",
+        base_model=(made.inputs[0].repository if is_adapter else repositories) or None,
+        base_model_relation="adapter" if is_adapter else "merge",
         tags=["merge", "hf-align"],
-        library_name="transformers",
+        library_name="peft" if is_adapter else "transformers",
         license=None if warning else made.inputs[0].licence,
     )
     content = text.render(

@@ -32,6 +32,8 @@ TransportMethod = Literal["regression", "task_arithmetic"]
 """How a live fine-tune is carried to another base."""
 AnyTransportMethod = Literal[TransportMethod, "distil"]
 """How one on disk is."""
+KEEP = 0.3
+"""Of a transport: examples that the other base writes, and answers on as before, for each of the fine-tune's."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
 Effort = Literal["quick", "good", "best"]
 """How much a merge may take: seconds, what the models compute without gradients, or minutes of a descent."""

@@ -1,0 +1,193 @@
+"""A fine-tune that is an adapter, carried to another base as an adapter of that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hf_align.checkpoints.adapters import WEIGHTS, AdaptedCheckpoint, LowRank
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.hub import ADAPTER, Source
+from hf_align.checkpoints.ondemand import Computed
+from hf_align.checkpoints.own_files import own_json
+from hf_align.checkpoints.plan import Shard, ShardPlan
+from hf_align.checkpoints.shards import Source as Entries
+from hf_align.checkpoints.shards import whole, write_with_bar
+from hf_align.errors import HfAlignError
+from hf_align.jobs.job import Asked, Draft, Say
+from hf_align.jobs.opened import Basis, Opened
+from hf_align.jobs.outcome import Report
+from hf_align.jobs.transport import Transport
+from hf_align.jobs.witnessing import moved_model
+from hf_align.merging.lockstep import program_of
+from hf_align.merging.methods import REGRESSION
+from hf_align.merging.sites import sites
+from hf_align.merging.transport import Fine
+from hf_align.running.generate import noise
+from hf_align.running.network import Weights
+from hf_align.runtime.devices import Devices
+from hf_align.symmetry.action import Elements
+from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
+from hf_align.tracing.trace import trace
+from hf_align.witness.witness import Moved
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What an adapter changes in the other base.
+
+    Attributes:
+        adapter: as it was trained.
+        parts: its two factors, or the name of a tensor that it has as a whole, by the weight's name in memory.
+    """
+
+    adapter: Checkpoint
+    parts: Mapping[str, LowRank | str]
+
+    @classmethod
+    def of(cls, models: Opened) -> Changes:
+        """Those of the last of some models.
+
+        Raises:
+            HfAlignError: it has no adapter, or one of which a change cannot be found by a regression.
+        """
+        model = models.models[-1]
+        if not isinstance(model.checkpoint, AdaptedCheckpoint):
+            raise HfAlignError(f"{model.ref} is no adapter, so it cannot be carried as one; leave --as-adapter out")
+        in_memory = {on_disk: name for name, on_disk in model.names.alone().items()}
+        program = program_of(models.network, noise(trace(models.network.config)))
+        named = {in_memory.get(on_disk) for on_disk in model.checkpoint.parts}
+        fitted = [site for site in sites(program) if site.groups == 1 and site.parameter in named]
+        known = {name for site in fitted for name in (site.parameter, site.bias)}
+        parts = {}
+        for on_disk, part in model.checkpoint.parts.items():
+            name = in_memory.get(on_disk)
+            if name is None or name not in known:
+                raise HfAlignError(f"the adapter changes {on_disk}, which no regression finds; leave --as-adapter out")
+            if isinstance(part, LowRank) and not part.scale:
+                raise HfAlignError(f"the adapter's change of {on_disk} counts nothing: its lora_alpha is 0")
+            parts[name] = part
+        return cls(model.checkpoint.adapter, parts)
+
+    @property
+    def ranks(self) -> dict[str, int | None]:
+        """That the change of each weight may have; None for any."""
+        return {n: self.adapter.info(p.down).shape[0] if isinstance(p, LowRank) else None
+                for n, p in self.parts.items()}  # fmt: skip
+
+    @property
+    def plan(self) -> ShardPlan:
+        """One file, with the tensors of the adapter as it was trained."""
+        named = [n for p in self.parts.values() for n in ((p.down, p.up) if isinstance(p, LowRank) else (p,))]
+        found = [(name, self.adapter.info(name)) for name in sorted(named)]
+        ordered = sorted(found, key=lambda each: -each[1].dtype.itemsize)
+        return ShardPlan((Shard(WEIGHTS, tuple((n, tuple(i.shape), i.dtype) for n, i in ordered)),))
+
+    def entries(self, before: Weights, after: Weights) -> Entries:
+        """The adapter's tensors, for which one set of weights becomes another."""
+        owners = {n: name for name, p in self.parts.items()
+                  for n in ((p.down, p.up) if isinstance(p, LowRank) else (p,))}  # fmt: skip
+
+        def produce(tensor: str) -> Tensor:
+            name = owners[tensor]
+            part, found = self.parts[name], after[name].float()
+            if isinstance(part, LowRank):
+                old = before[name].float()
+                return part.factors(found - old, self.adapter, float(old.norm()))[tensor]
+            return found.to(self.adapter.info(tensor).dtype)
+
+        return whole(produce)
+
+
+@dataclass(frozen=True)
+class AdapterDraft(Draft):
+    """An adapter that is going to be written.
+
+    Attributes:
+        base: what it is an adapter of.
+    """
+
+    base: Source | None = None
+
+    def write(self, claim: Claim, entries: Entries, say: Say, *, quiet: bool) -> None:
+        say(f"writing an adapter of {len(self.plan.shards[0].tensors)} tensors to {claim.folder}")
+        write_with_bar(claim, self.plan, entries, quiet=quiet)
+        if claim.processes.leads and self.base is not None:
+            config = {**(own_json(self.like, ADAPTER) or {}), **self.changed}
+            config |= {"base_model_name_or_path": self.base.own_name, "revision": self.base.commit}
+            text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+            (claim.documents / ADAPTER).write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportAdapter(Transport):
+    """An adapter of A as an adapter of B: only what it changes is fitted, and no change has a higher rank.
+
+    All that is compared is in the basis of B as it is stored, whose other weights stay as they are.
+    """
+
+    changes: Changes
+
+    @classmethod
+    def open(
+        cls, finetuned: str, base: str, onto: str, asked: Asked, *, strength: float, keep: float
+    ) -> TransportAdapter:
+        """Open all three models.
+
+        Raises:
+            HfAlignError: any bad input; an adapter that cannot be one of the other base.
+        """
+        if asked.options.method != REGRESSION:
+            raise HfAlignError(f"--as-adapter fits factors, and --method {asked.options.method} fits none")
+        whole = Transport.open(finetuned, base, onto, asked, strength=strength, keep=keep)
+        changes, (first, *_, tuned) = Changes.of(whole.models), whole.models.sources
+        assert tuned.adapter is not None
+        draft = AdapterDraft(changes.plan, tuned.adapter.folder, {"inference_mode": True}, base=first)
+        return cls(asked=asked, sources=whole.sources, record={**whole.record, "--as-adapter": "True"}, draft=draft,
+                   chosen={**whole.chosen, "as adapter": True}, models=whole.models, fit=whole.fit, strength=strength,
+                   keep=keep, held_out=whole.held_out, changes=changes)  # fmt: skip
+
+    @property
+    def ranks(self) -> Mapping[str, int | None] | None:
+        return self.changes.ranks
+
+    def _elements(self, match: Basis) -> tuple[Elements, Elements]:
+        """What brings the base, and with it the fine-tune, to B as it is stored."""
+        spec, (found, _) = self.models.spec, match.matches
+        moving = compose(spec, inverse(spec, found.a), found.b)
+        return moving, moving
+
+    def moved(self, match: Basis) -> list[Moved]:
+        if not match.matches:
+            return []
+        pair, models, spec = self.models.first, self.models.models[1:], self.models.spec
+        called = ("the base", "the fine-tune")
+        return [moved_model(name, model, pair, spec, elements, pair.layout(pair.a), self.options)
+                for name, model, elements in zip(called, models, self._elements(match), strict=True)]  # fmt: skip
+
+    def _fine(self, match: Basis) -> Fine:
+        onto, base, finetuned = Basis(self.models).weights
+        if match.matches:
+            device, spec = Devices.choose(self.options.device).running, self.models.spec
+            base, finetuned = (AlignedWeights(w, spec, e, device)
+                               for w, e in zip((base, finetuned), self._elements(match), strict=True))  # fmt: skip
+        return Fine(onto, base, finetuned, self.strength)
+
+    def _made(self, claim: Claim, match: Basis) -> Weights:
+        onto, solved = Basis(self.models).weights[0], self._solved(claim, self._fine(match))
+        return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else onto[n])
+
+    def entries(self, claim: Claim, match: Basis) -> Entries:
+        return self.changes.entries(Basis(self.models).weights[0], self._made(claim, match))
+
+    def report(self, output: Path, match: Basis) -> Report:
+        report = super().report(output, match)
+        ranks = sorted({r for r in self.changes.ranks.values() if r is not None})
+        report.notes.append(f"the result is an adapter of {self.models.sources[0].own_name}, with a change of rank "
+                            f"{' or '.join(map(str, ranks))} where the fine-tune has one; all else stays")  # fmt: skip
+        return report
