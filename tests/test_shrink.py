@@ -129,3 +129,11 @@ def test_a_backbone_keeps_the_stages_that_are_read() -> None:
     assert fields["out_features"] == ["stage1", "stage2", "stage3", "stage4"]
     assert fields["depths"] == [1, 1, 1, 1] and fields["num_heads"] == [2, 2, 2, 2]
     assert fields["embed_dim"] == TINY.width
+
+
+def test_larger_copies_that_a_config_refuses_are_left_out() -> None:
+    """Only with a picture are they looked at: this one wants a quarter of another width, and no round size is that."""
+    config = default("neomme", "NeoMMEForConditionalGeneration")
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        shrink(config)
+    assert reduced(config) is not None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,13 +159,17 @@ def reduced(
     _lower_images(search)
     _lower(search)
     found = with_fields(config, search.fields)
-    return _with_media(found, [with_fields(config, fields) for fields in starts[:2]])
+    return _with_media(found, config, starts[:2])
 
 
-def _with_media(found: PretrainedConfig, larger: list[PretrainedConfig]) -> PretrainedConfig:
+def _with_media(found: PretrainedConfig, original: PretrainedConfig, larger: Iterable[Fields]) -> PretrainedConfig:
     """The copy that was found; else the first larger one that answers texts with more kinds of media in them."""
     best, answered = found, media_answered(found)
-    for config in larger if answered is not None else ():
+    for fields in larger if answered is not None else ():
+        try:
+            config = with_fields(original, fields)
+        except Exception:  # a config class may say anything of sizes that it does not take
+            continue
         more = media_answered(config) if _parameters(config) <= _WITH_MEDIA else None
         if more is not None and len(more) > len(answered or ()):
             best, answered = config, more
