@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import one_hot
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.groups import Permutation
 from hf_align.tracing import trace as tracing
 from hf_align.tracing.execute import execute
 from hf_align.tracing.inputs import Example
@@ -79,6 +83,14 @@ class ByMask(Routed):
         return x + out
 
 
+class Spare(Routed):
+    """The mask has a place for an expert that there is not."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        with patch.object(functional, "one_hot", lambda chosen, count: one_hot(chosen, count + 1)):
+            return super().forward(input_ids)
+
+
 class Counted(Routed):
     """Divides by how many rows there are."""
 
@@ -124,7 +136,7 @@ def traced(model: Routed) -> Program:
     return trace_call(model, Example({"input_ids": ids}, {"input_ids": torch.arange(WORDS)}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask])
+@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare])
 def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     model = kind()
     program = traced(model)
@@ -134,7 +146,7 @@ def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
             torch.testing.assert_close(given, model(ids))
     spec, rng = derive(program), torch.Generator().manual_seed(0)
     assert not spec.unknown_ops
-    print({n: (type(s.group).__name__, s.size) for n, s in spec.spaces.items()}, spec.parameters)
+    assert [type(space.group) for space in spec.spaces.values()] == [Permutation]
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
 
 

@@ -132,8 +132,8 @@ def test_a_backbone_keeps_the_stages_that_are_read() -> None:
 
 
 def test_larger_copies_that_a_config_refuses_are_left_out() -> None:
-    """Only with a picture are they looked at: this one wants a quarter of another width, and no round size is that."""
-    config = default("neomme", "NeoMMEForConditionalGeneration")
+    """They are looked at where a text may have a picture in it."""
+    config = default("neomme", "NeoMMEForMaskedLM")
     with pytest.raises(ValueError, match="partial_rotary_factor"):
         shrink(config)
     assert reduced(config) is not None

@@ -55,6 +55,7 @@ class Lists:
         self.call, self.here = call, here
         self.places: set[str] = set()
         self._of = WeakIdKeyDictionary()
+        self._most = WeakIdKeyDictionary()
         self._alive: list[Tensor] = []
 
     def instead(self, func: Any, op: Behaviour, args: Any, kwargs: Any) -> Any:
@@ -79,12 +80,28 @@ class Lists:
                 if isinstance(part, Tensor) and part.dim() and len(part) == len(listed) and part not in self._of:
                     self._of[part] = listed
 
+    def bound(self, func: Any, op: Behaviour, args: Any, kwargs: Any, result: Any) -> None:
+        """Remember how large whole numbers can be that number the largest entries, and what is counted of these: an
+        expert may have a place in a mask that no number points to."""
+        if Trait.CHOOSES_LARGEST in op.traits and isinstance(result, tuple):
+            dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
+            self._most[result[1]] = torch.full(result[1].shape, args[0].shape[dim] - 1)
+        elif op.traits & (Trait.ONE_HOT | Trait.GROWS) and isinstance(args[0], Tensor) and args[0] in self._most:
+            most, rest = self._most[args[0]], leaves((args[1:], kwargs))
+            if Trait.ONE_HOT in op.traits:
+                self._most[result] = (torch.arange(result.shape[-1]) <= most[..., None]).long()
+            elif not any(isinstance(leaf, Tensor) for leaf in rest):
+                self._most[result] = func(most, *args[1:], **kwargs)
+
     def _listed(self, mask: FakeTensor) -> list[Tensor]:
-        """The numbers of all entries, axis by axis."""
+        """The numbers of all entries, axis by axis; those that cannot be held are left out."""
         self.places.add(self.here())
         held = mask if mask.dtype == torch.bool else self.call(_aten.ne.Scalar, (mask, 0), {})
-        listed = Listed(self.call(_aten.reshape.default, (held, [-1]), {}))
-        columns = [*torch.ones(mask.shape).nonzero(as_tuple=True)]
+        held = self.call(_aten.reshape.default, (held, [-1]), {})
+        possible = self._most.get(mask, torch.ones(mask.shape)) != 0
+        if not possible.all():
+            held = self.call(_aten.index.Tensor, (held, [possible.flatten().nonzero()[:, 0]]), {})
+        listed, columns = Listed(held), [*possible.nonzero(as_tuple=True)]
         for column in columns:
             self._of[column] = listed
         self._alive += columns

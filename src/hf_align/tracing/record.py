@@ -190,6 +190,7 @@ class _Recorder(ProxyTorchDispatchMode):
             raise
         if not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             return result
+        self.lists.bound(func, op, args, kwargs, result)
         shown = args[0] if args else None
         args, kwargs = mapped(Tensor, self._node, (args, kwargs))
         if op.is_mutable and self._written_anew(func, result, args, kwargs):

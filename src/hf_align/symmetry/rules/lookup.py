@@ -21,6 +21,8 @@ from hf_align.symmetry.rules.views import dims_of
 from hf_align.tracing.ops import Trait, describe, op_name, runs
 
 describe("where", "nonzero_numpy", traits=Trait.LISTS)
+describe("sum", "any", "gt", "greater", "ne", "permute", "transpose", "select", "unsqueeze", "squeeze", "flatten",
+         "view", "reshape", "to", "_to_copy", traits=Trait.GROWS)  # fmt: skip
 describe("nonzero", "argwhere", traits=Trait.LISTS | Trait.STACKS)
 
 
@@ -218,7 +220,7 @@ def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
     return isinstance(constant, Tensor) and bool((constant == constant.narrow(dim, 0, 1)).all())
 
 
-@rule_for_numbers("one_hot", harmless="num_classes")
+@rule_for_numbers("one_hot", harmless="num_classes", traits=Trait.ONE_HOT)
 def one_hot(call: Call) -> Value:
     """y_je = [i(j) = e]."""
     numbers = call.value(call.argument(0))
