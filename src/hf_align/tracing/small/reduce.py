@@ -23,8 +23,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory, quiet
-from hf_align.tracing.inputs import examples, media
-from hf_align.tracing.mode import Mode
+from hf_align.tracing.inputs import Example, examples, media
+from hf_align.tracing.mode import Mode, at_length, extent
 from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
@@ -48,7 +48,7 @@ from hf_align.tracing.small.shrink import (
     with_all_stages,
     with_fields,
 )
-from hf_align.tracing.ways import try_media
+from hf_align.tracing.ways import positions, try_media
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""
@@ -64,6 +64,8 @@ _SLOW = 5_000_000
 """Parameters from which on all sizes are divided by one number first."""
 _LENGTH = 10
 """Tokens that a copy is tried on."""
+_WORDS = 12
+"""Tokens that its modes are found with."""
 _LARGE = 16
 """The least size that is divided."""
 _RATIOS = (8, 6, 4, 3, 2)
@@ -220,7 +222,7 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
         The number of the first example that works.
 
     Raises:
-        HfAlignError: none does.
+        HfAlignError: none does, or not with every text.
     """
     weights, reasons = _zeros(model), []
     for number, candidate in enumerate(examples(model, 2, _LENGTH)):
@@ -232,8 +234,26 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
         except Exception as error:  # examples are guesses
             reasons.append(f"{type(error).__name__}: {error}")
             continue
+        if _reaches_outside(model, weights, candidate):
+            raise HfAlignError("a text without padding reaches outside of a table")
         return number
     raise HfAlignError(reasons[0] if reasons else "no example")
+
+
+def _reaches_outside(model: PreTrainedModel, weights: dict[str, torch.Tensor], example: Example) -> bool:
+    """Whether a text of one word alone finds no place in some table: where padding is left out of the count of
+    positions, such a text has most."""
+    length = min(_WORDS, positions(model.config) or _WORDS)
+    words = at_length(example, length, extent(example)[0])
+    if words is None:
+        return False
+    same = {name: torch.full_like(words.arguments[name], int(words.tokens[name][-1])) for name in words.tokens}
+    try:
+        with torch.no_grad(), quiet():
+            torch.func.functional_call(model, weights, (), {**words.arguments, **same})
+    except Exception as error:  # some texts must have an end, or a place for a picture
+        return isinstance(error, IndexError) or "out of bounds" in str(error)
+    return False
 
 
 def _towards(search: Search, target: Fields) -> None:
