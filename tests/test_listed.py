@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import one_hot
@@ -98,6 +100,13 @@ class Counted(Routed):
         return super().add(out, words, answers / max(1, len(words)), expert)
 
 
+class Alone(Routed):
+    """A word that is the only one to choose an expert is answered in another way."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words, answers.tanh() if len(words) == 1 else answers, expert)
+
+
 class Centred(Routed):
     """The rows of an expert meet."""
 
@@ -150,7 +159,7 @@ def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
 
 
-@pytest.mark.parametrize("kind", [Counted, Centred, Compared, Everywhere, FirstOnly, Last])
+@pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last])
 def test_what_the_length_of_a_list_decides_is_refused(kind: type[Routed]) -> None:
     with pytest.raises(IncompatibleModels, match=r"test_listed.py:\d+ .* needs numbers that only a run computes"):
         traced(kind())
@@ -166,6 +175,11 @@ def test_a_list_that_no_run_makes_shorter_is_refused() -> None:
 
 
 def test_a_large_model_is_measured_on_a_small_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "LARGEST", 10)
-    with pytest.raises(IncompatibleModels, match="needs numbers"):  # no class makes a copy of this one
-        traced(Routed())
+    sizes: dict[str, Any] = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 24, "num_experts": 6}
+    layers = {"num_layers": 2, "num_sparse_encoder_layers": 2, "num_decoder_layers": 1, "num_sparse_decoder_layers": 0}
+    config = transformers.SwitchTransformersConfig(**sizes, **layers, architectures=["SwitchTransformersEncoderModel"])
+    monkeypatch.setattr(tracing, "LARGEST", 4000)
+    assert sum(torch.Size(shape).numel() for shape in tracing.trace(config).shapes.values()) > 4000
+    monkeypatch.setattr(tracing, "shrink", lambda config, *_: config)  # no copy is small enough
+    with pytest.raises(IncompatibleModels, match="needs numbers"):
+        tracing.trace(config)

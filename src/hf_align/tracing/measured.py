@@ -1,8 +1,9 @@
 """A graph held against runs of its model, where what was written down took something for granted (`listed.py`).
 
-Weights and inputs are random. In some runs all tokens of a text are the same one, so that few experts are chosen: a
-graph that lets all of them run gives what the model gives only if those that were not chosen change nothing. It counts
-as measured where each list that was written down at full length was shorter than that in some run.
+Weights and inputs are random. In some runs all tokens are the same one, so that few experts are chosen, and in some all
+but one, which then may choose an expert alone. A graph that lets all of them run gives what the model gives only if
+those that were not chosen change nothing. It counts as measured where each list that was written down at full length
+was shorter than that in some run.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from hf_align.tracing.state import left_as_found
 logger = logging.getLogger(__name__)
 LARGEST = 20_000_000
 """Parameters up to which a model is run."""
-_RUNS = 6
-_MORE = 2
+_RUNS = 12
+_MORE = 3
 """Runs for another call of the same lines."""
 _TOLERANCE = 1e-4
 """Of float32, relative to the largest output."""
@@ -85,7 +86,7 @@ def agrees_with_runs(
 def _draws(
     model: PreTrainedModel, program: Program, rng: Generator
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Weights, and values of the free arguments; in every second draw all tokens of a text are the same."""
+    """Weights, and values of the free arguments: tokens are all different, all the same, or all but one, in turn."""
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
     statistics = trained_buffers(model)
     for run in itertools.count():
@@ -94,8 +95,12 @@ def _draws(
         given = program.example.arguments
         free = program.example.random({name: tuple(given[name].shape) for name in program.inputs.values()}, rng)
         free = {n: t.to(given[n].dtype) for n, t in free.items()}
-        same = {n: t[..., :1].expand(t.shape).contiguous() for n, t in free.items() if n in program.example.tokens}
-        yield weights, free | (same if run % 2 else {})
+        for name in program.example.tokens.keys() & free.keys() if run % 3 else ():
+            tokens = program.example.tokens[name]
+            one, other = tokens[torch.randperm(len(tokens), generator=rng)[[0, -1]]]
+            free[name] = torch.full_like(free[name], int(one))
+            free[name].flatten()[-1] = other if run % 3 == 2 else one
+        yield weights, free
 
 
 def parameters_of(model: PreTrainedModel) -> int:
