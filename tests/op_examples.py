@@ -93,6 +93,8 @@ for op in ("__lshift__", "__rshift__", "bitwise_xor", "__and__", "__or__", "bitw
 each("tanh tanh_ sin erf atan sinh asinh tan sign sgn hardshrink softshrink", X)
 each("asin", data(3, 4, draw=small))
 each("relu relu_ leaky_relu", X)
+call("prelu", aten.prelu, data(2, 4, 3), weight(1))
+call("prelu", aten.prelu, data(2, 4, 3), weight(4), label="a slope for each channel")
 each("square", X)
 call("square", lambda x: aten.square(x), X, along=True, label="along")
 for op in ("pow", "pow_"):
