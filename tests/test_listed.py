@@ -19,8 +19,8 @@ from hf_align.symmetry.certificate.random_copy import random_inputs, random_weig
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.groups import Permutation
 from hf_align.tracing import trace as tracing
+from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
-from hf_align.tracing.inputs import Example
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace_call
 

@@ -23,7 +23,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory, quiet
-from hf_align.tracing.inputs import Example, examples, media
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import examples, media
 from hf_align.tracing.mode import Mode, at_length, extent
 from hf_align.tracing.small.config_sizes import (
     STAGES,
