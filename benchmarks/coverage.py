@@ -123,7 +123,11 @@ def classes() -> dict[str, str]:
 
 def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
     """Copies of the default config, likely ones first, by how they were made; those that are refused left out."""
-    default = CONFIG_MAPPING[row.model_type]()
+    try:
+        default = CONFIG_MAPPING[row.model_type]()
+    except Exception as error:  # what is wrong with it stands last
+        row.reason = f"its class refuses its own default config: {str(error).strip().splitlines()[-1].strip()[:150]}"
+        return
     wanted = getattr(getattr(transformers, row.name, None), "config_class", type(default))
     if not isinstance(default, wanted):
         default = next((c for c in parts(default) if isinstance(c, wanted)), default)

@@ -93,6 +93,8 @@ for op in ("__lshift__", "__rshift__", "bitwise_xor", "__and__", "__or__", "bitw
 each("tanh tanh_ sin erf atan sinh asinh tan sign sgn hardshrink softshrink", X)
 each("asin", data(3, 4, draw=small))
 each("relu relu_ leaky_relu", X)
+call("prelu", aten.prelu, data(2, 4, 3), weight(1))
+call("prelu", aten.prelu, data(2, 4, 3), weight(4), label="a slope for each channel")
 each("square", X)
 call("square", lambda x: aten.square(x), X, along=True, label="along")
 for op in ("pow", "pow_"):
@@ -479,6 +481,11 @@ call("batch_norm", lambda x, w, b, m, v: aten.batch_norm(x, w, b, m, v, False, 0
      data(2, 4, 3), weight(4), weight(4), *STATISTICS)  # fmt: skip
 call("batch_norm", lambda x, m, v: aten.batch_norm(x, None, None, m, v, False, 0.1, 1e-2, False),
      data(2, 4, 3), *STATISTICS, label="without gain")  # fmt: skip
+for own in (data(1, 4, 3), data(2, 4, 3), weight(1, 4, 6)):
+    call("batch_norm", lambda x: aten.batch_norm(x, None, None, None, None, True, 0.0, 1e-2, False), own,
+         label=f"of itself {own.shape}")  # fmt: skip
+call("batch_norm", lambda x, w, b: aten.batch_norm(x, w, b, None, None, True, 0.0, 1e-2, False),
+     data(1, 4, 3), weight(4), weight(4), label="of itself, with gain")  # fmt: skip
 call("_native_batch_norm_legit_no_training",
      lambda x, w, b, m, v: aten._native_batch_norm_legit_no_training(x, w, b, m, v, 0.1, 1e-2),
      data(2, 4, 3), weight(4), weight(4), *STATISTICS)  # fmt: skip

@@ -23,6 +23,7 @@ BY_NAME = {
 """Files that may ask for the name of an op, and what for."""
 BUILDS = {
     "tracing/record.py": "writes down ops that the model did not call: a copy",
+    "tracing/listed.py": "and what lets through only those rows that a list holds",
     "tracing/memory.py": "and what puts a new value into the place of a view",
 }
 """Files that may name ops of torch, and what for."""

@@ -129,3 +129,23 @@ def test_a_backbone_keeps_the_stages_that_are_read() -> None:
     assert fields["out_features"] == ["stage1", "stage2", "stage3", "stage4"]
     assert fields["depths"] == [1, 1, 1, 1] and fields["num_heads"] == [2, 2, 2, 2]
     assert fields["embed_dim"] == TINY.width
+
+
+def test_larger_copies_that_a_config_refuses_are_left_out() -> None:
+    """They are looked at where a text may have a picture in it."""
+    config = default("neomme", "NeoMMEForMaskedLM")
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        shrink(config)
+    assert reduced(config) is not None
+
+
+def test_positions_suffice_for_a_text_without_padding() -> None:
+    """They are counted from behind the number of the padding on, and not where there is padding."""
+    config = transformers.RobertaConfig(num_hidden_layers=1, architectures=["RobertaForMaskedLM"])
+    for positions, fits in ((14, True), (13, False)):
+        config.max_position_embeddings = positions
+        if fits:
+            assert run_on_zeros(build_without_weights(config)) == 0
+        else:
+            with pytest.raises(HfAlignError):
+                run_on_zeros(build_without_weights(config))

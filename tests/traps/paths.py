@@ -247,10 +247,29 @@ class Largest(MLP):
         return self.activate(self.gate(x)) * functional.linear(x, weight * kept)
 
 
+class Chosen(MLP):
+    """Only words that choose so are answered."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        (words,) = torch.where(self.gate(flat)[:, 0] > 0)
+        return torch.zeros_like(flat).index_add_(0, words, self.answer(flat[words])).view_as(x)
+
+    def answer(self, x: Tensor) -> Tensor:
+        return self.down(self.hidden(x))
+
+
+class Crowd(Chosen):
+    """By how many they are."""
+
+    def answer(self, x: Tensor) -> Tensor:
+        return self.down(fold(self.up(x)) if len(x) < 4 else self.hidden(x))
+
+
 globals().update(towers(
     __name__, CachedTower=Cached, StepTower=Step, ConfiguredCacheTower=ConfiguredCache, ExportingTower=Exporting,
     TracingTower=Tracing, TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,
-    StandardisedTower=Standardised, LargestTower=Largest,
+    StandardisedTower=Standardised, LargestTower=Largest, ChosenTower=Chosen, CrowdTower=Crowd,
 ))  # fmt: skip

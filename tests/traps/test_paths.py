@@ -78,6 +78,8 @@ TRAPS = [
     of("Quantised"),
     of("Standardised"),
     of("Largest"),
+    of("Chosen"),
+    of("Crowd"),
 ]
 
 

@@ -43,6 +43,14 @@ class Trait(Flag):
     """Entries by lists of numbers or masks, one for each axis."""
     PUTS_ENTRIES = auto()
     """Entries replaced by lists of numbers or masks, one for each axis."""
+    LISTS = auto()
+    """With one operand, numbers of the entries that are not zero: one list for each axis."""
+    ONE_HOT = auto()
+    """Ones at some numbers along a new axis, and zeros elsewhere."""
+    GROWS = auto()
+    """Does not fall where its first operand grows, if that is nowhere below zero."""
+    ADDS_ROWS = auto()
+    """Adds entries along an axis to those that have some numbers."""
     LOOKS_UP = auto()
     """Entries along an axis, by numbers that must not lie outside of it."""
     LOOKS_UP_ROWS = auto()

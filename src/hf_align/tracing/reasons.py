@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import traceback
 from pathlib import Path
 
@@ -31,13 +32,20 @@ NOT_ITS_OWN = (
     "reads weights that the model neither saves nor loads; keep modules in torch.nn.ModuleList, not in a plain list"
 )
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-_TAKEN_OUT = (".item()", ".numpy()", "data-dependent")
+_TAKEN_OUT = (".item()", ".numpy()", "data-dependent", NEEDS_NUMBERS)
 """How torch says in other errors that a number is wanted where there is none."""
 
 
 def is_about_numbers(error: BaseException) -> bool:
     """Whether tracing failed because a branch, a size or a loop depends on what the model computes."""
     return isinstance(error, _DATA_DEPENDENT) or any(words in str(error) for words in _TAKEN_OUT)
+
+
+def needs_numbers(line: str) -> IncompatibleModels:
+    """The refusal of a line of modelling code, `/…/modeling_x.py:12`."""
+    path, _, number = line.rpartition(":")
+    code = linecache.getline(path, int(number)).strip()
+    return IncompatibleModels(f"{Path(path).name}:{number}{f' ({code})' if code else ''} {NEEDS_NUMBERS}")
 
 
 def reason(error: BaseException) -> str:

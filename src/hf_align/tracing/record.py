@@ -35,10 +35,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_align.tracing.listed import Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, read_families
-from hf_align.tracing.reasons import HELPERS
+from hf_align.tracing.reasons import HELPERS, needs_numbers
 from hf_align.tracing.results import Given, Made, behaviour_of, described, kinds_of, targets_of
 from hf_align.tracing.state import left_as_found
 
@@ -46,6 +47,8 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 CPU = torch.device("cpu")
+LISTED_AT = "listed at"
+"""Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
 _GIVES: dict[Hashable, Given | None] = {}
 """What ops make of operands of some kinds; None where that is asked each time."""
@@ -86,8 +89,10 @@ def record(
         try:
             with left_as_found(model):
                 graph = recorder.run(model, arguments, weights, free)
-        except Exception:
+        except Exception as error:
             if recorder.mixed == mixed:
+                if recorder.lists.places:  # what is as long as a list may not go together with the rest
+                    raise needs_numbers(min(recorder.lists.places)) from error
                 raise
         else:
             if recorder.mixed == mixed:
@@ -124,6 +129,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self.alive: list[Tensor] = []
         self.births: dict[int, Hashable] = {}
         self.made: dict[int, Made] = {}
+        self.lists = Lists(self.seen, line)
         self.known, self.mixed = mixed, set(mixed)
         self.asked: Exception | None = None
 
@@ -142,7 +148,9 @@ class _Recorder(ProxyTorchDispatchMode):
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
         outputs = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
-        return _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run
+        recorded = _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run
+        recorded.meta[LISTED_AT] = self.lists.places
+        return recorded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with no_python_dispatcher():  # what an op is made of concerns nobody here
@@ -164,9 +172,13 @@ class _Recorder(ProxyTorchDispatchMode):
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
                     self.made[id(result)] = Made.by(func, args, kwargs, result)
+            self.lists.hand_on((args, kwargs), result)
             return self._born(func, result.zero_() if Trait.BLANK in op.traits else result)  # memory may hold anything
         if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
+        listed = self.lists.instead(func, op, args, kwargs)
+        if listed is not None:
+            return listed
         for target in targets_of(op, args, kwargs):
             if not isinstance(target, FakeTensor):
                 self.mixed.add(self.births[target.untyped_storage()._cdata])
@@ -178,6 +190,7 @@ class _Recorder(ProxyTorchDispatchMode):
             raise
         if not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             return result
+        self.lists.bound(func, op, args, kwargs, result)
         shown = args[0] if args else None
         args, kwargs = mapped(Tensor, self._node, (args, kwargs))
         if op.is_mutable and self._written_anew(func, result, args, kwargs):
@@ -220,7 +233,7 @@ class _Recorder(ProxyTorchDispatchMode):
         node = self.writer.graph.create_node("call_function", func, args, kwargs, _node_name(func))
         if self.within:
             node.meta["nn_module_stack"] = self.within
-        frame = _caller_outside(HELPERS) or _caller_outside(_LIBRARIES)
+        frame = _modelling_frame()
         if frame is not None:
             code = frame.f_code
             node.stack_trace = f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
@@ -360,6 +373,16 @@ def _caller_outside(libraries: tuple[str, ...]) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(libraries):
         frame = frame.f_back
     return frame
+
+
+def _modelling_frame() -> FrameType | None:
+    return _caller_outside(HELPERS) or _caller_outside(_LIBRARIES)
+
+
+def line() -> str:
+    """`/…/modeling_x.py:12`: where the modelling code is."""
+    frame = _modelling_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def _zeros(like: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ depend on the inputs or the weights (masks, position ids, rotary tables) is eval
 from __future__ import annotations
 
 import io
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -20,18 +22,24 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
 
-from hf_align.errors import IncompatibleModels
+from hf_align.errors import IncompatibleModels, first_line
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
+from hf_align.tracing.measured import LARGEST, agrees_with_runs, parameters_of
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
-from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, reason
-from hf_align.tracing.record import SwallowedQuestionError, record, value_shown
+from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, needs_numbers, reason
+from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, line, record, value_shown
+from hf_align.tracing.small.field_roles import ROOMY, TINY
+from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import left_as_found
 
+logger = logging.getLogger(__name__)
+_MEASURED: MutableMapping[PreTrainedModel, set[str]] = WeakKeyDictionary()
+"""The lines of each model's code whose lists were written down and measured."""
 _BATCH = 2
 _LENGTH = 7
 
@@ -161,7 +169,43 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
             parameters[node] = names.get(node.target, node.target)
         elif node.op == "get_attr":
             constants[node] = node.meta["val"]
-    return _program(model, recorded.graph, parameters, arguments, constants, example)
+    program = _program(model, recorded.graph, parameters, arguments, constants, example)
+    _hold_lists(model, program, recorded.meta[LISTED_AT])
+    return program
+
+
+def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> None:
+    """Hold a program with lists of what its data chooses against runs of the model, or of a small copy of it.
+
+    Raises:
+        IncompatibleModels: it does not give what the model gives, or nothing could be run.
+    """
+    if not places:
+        return
+    if parameters_of(model) > LARGEST:
+        measured = _measured_on_a_copy(model)
+    else:
+        new = places - _MEASURED.get(model, set())
+        measured = places if agrees_with_runs(model, program, new, line) else set[str]()
+        _MEASURED.setdefault(model, set()).update(measured)
+    if places - measured:
+        raise needs_numbers(min(places - measured))
+
+
+def _measured_on_a_copy(model: PreTrainedModel) -> set[str]:
+    """The lines whose lists were measured on a small copy of a large model."""
+    if model not in _MEASURED:
+        _MEASURED[model] = set()
+        for sizes in (TINY, ROOMY):
+            try:
+                small = build_without_weights(shrink(model.config, 2, sizes))
+                if parameters_of(small) <= LARGEST:
+                    trace_model(small)
+                    _MEASURED[model] |= _MEASURED[small]
+                    break
+            except Exception as error:  # sizes that do not go together fail in their own way
+                logger.info("%s: no copy to measure (%s)", model.config.model_type, first_line(error))
+    return _MEASURED[model]
 
 
 def _by_export(model: PreTrainedModel, example: Example) -> Program:

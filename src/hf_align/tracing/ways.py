@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.tracing.build import quiet
+from hf_align.tracing.build import quiet, trained_buffers
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import Reader, media, reader
@@ -366,12 +368,23 @@ def _vectors_made(model: PreTrainedModel, kind: str, arguments: Mapping[str, Ten
         return 0
     asked = inspect.signature(compute).parameters
     seen = {n: torch.rand_like(t) if t.is_floating_point() else t for n, t in arguments.items() if n in asked}
-    try:
-        with torch.no_grad(), quiet():
-            made = compute(**seen)
-    except Exception:
-        return 0
+    shapes = {n: p.shape for n, p in model.named_parameters()} | trained_buffers(model)
+    zeros = {n: torch.zeros(()).expand(shape) for n, shape in shapes.items()}
+    for weights in ({}, zeros):  # where weights have no values, how many vectors there are may have none
+        try:
+            with torch.no_grad(), quiet(), _reparametrize_module(model, weights, tie_weights=True):
+                made = compute(**seen)
+            return _count(made)
+        except GuardOnDataDependentSymNode:
+            continue
+        except Exception:
+            return 0
+    return 0
+
+
+def _count(made: Any) -> int:
+    """The vectors in what a model makes of media."""
     if isinstance(made, dict):
         made = made.get("pooler_output", next(iter(made.values()), None))
     vectors = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if isinstance(t, Tensor)]
-    return sum(t.numel() // t.shape[-1] for t in vectors)
+    return int(sum(t.numel() // t.shape[-1] for t in vectors))

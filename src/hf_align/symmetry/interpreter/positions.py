@@ -94,7 +94,12 @@ class Places:
     def _is_position(self, leaf: fx.Node) -> bool:
         """Whether to add one to what a constant counts turns everything once more by the same."""
         value = self.known[leaf]
-        if value.is_complex() or not torch.equal(value, value.round()) or len(value.unique()) < 2:
+        if (
+            value.is_complex()
+            or value.dtype == torch.bool
+            or not torch.equal(value, value.round())
+            or len(value.unique()) < 2
+        ):
             return False
         here, there = self._at({leaf: value}), self._at({leaf: value + 1})
         if here is None or there is None or here.shape != there.shape or torch.equal(here, there):

@@ -18,7 +18,12 @@ from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of
-from hf_align.tracing.ops import Trait, op_name, runs
+from hf_align.tracing.ops import Trait, describe, op_name, runs
+
+describe("where", "nonzero_numpy", traits=Trait.LISTS)
+describe("sum", "any", "gt", "greater", "ne", "permute", "transpose", "select", "unsqueeze", "squeeze", "flatten",
+         "view", "reshape", "to", "_to_copy", traits=Trait.GROWS)  # fmt: skip
+describe("nonzero", "argwhere", traits=Trait.LISTS | Trait.STACKS)
 
 
 @rule_for_numbers("embedding", harmless="padding_idx", traits=Trait.LOOKS_UP_ROWS | Trait.LOOKS_UP)
@@ -215,7 +220,7 @@ def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
     return isinstance(constant, Tensor) and bool((constant == constant.narrow(dim, 0, 1)).all())
 
 
-@rule_for_numbers("one_hot", harmless="num_classes")
+@rule_for_numbers("one_hot", harmless="num_classes", traits=Trait.ONE_HOT)
 def one_hot(call: Call) -> Value:
     """y_je = [i(j) = e]."""
     numbers = call.value(call.argument(0))
@@ -228,7 +233,8 @@ def one_hot(call: Call) -> Value:
 
 @rule("index_put", "index_put_", harmless="accumulate", traits=Trait.PUTS_ENTRIES)
 @rule("select_scatter", harmless="index", traits=Trait.REPLACES)
-@rule("masked_scatter", "index_add", "index_add_", "index_copy", "index_fill", harmless="alpha value index")
+@rule("masked_scatter", "index_copy", "index_fill", harmless="value index")
+@rule("index_add", "index_add_", harmless="alpha", traits=Trait.ADDS_ROWS)
 def written_by_number(call: Call) -> Value:
     """y = x with entries replaced or added to, by number: axes that are numbered are pinned, the last is shared."""
     inputs = call.operands()

@@ -250,7 +250,31 @@ def instance_norm(call: Call) -> Value:
 @rule("batch_norm", harmless="momentum eps", traits=Trait.NORMALISES | Trait.STORED_STATISTICS)
 def batch_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - μ_c) / √(σ²_c + ε) + β_c, all four stored: affine, and with μ = 0, σ² + ε = 1 a gain."""
+    if call.argument("running_mean") is None:
+        return _by_own_statistics(call)
     return _affine_by_channel(call)
+
+
+def _by_own_statistics(call: Call) -> Value:
+    """y_c = γ_c (x_c - mean x_c) / std x_c + β_c, over all places of a channel."""
+    call.expect("training", True)
+    value = call.value(call.argument(0))
+    others = [i for i in range(len(value.axes)) if i != 1]
+    call.mixes(value, others)
+    long = [value.axes[i] for i in others if value.axes[i].size > 1]
+    if len(long) == 1:
+        call.lower(long[0], METRIC, "norm")
+        call.lower(long[0], ONES_UP_TO_SIGN, "norm")
+    else:
+        call.lower_all(long, PERMUTATION, "norm")
+    call.lower(value.axes[1], monomial(Scalars.SIGN), "norm")
+    gain, bias, channels = call.argument("weight"), call.argument("bias"), value.axes[1]
+    if isinstance(gain, fx.Node):
+        channels = call.tie(channels, call.value(gain).axes[-1])
+    if isinstance(bias, fx.Node):
+        call.lower_all(long, ONES, "bias")
+        call.unify(call.value(bias).axes[-1], channels, "bias")
+    return Value((value.axes[0], channels, *value.axes[2:]))
 
 
 @rule("_native_batch_norm_legit_no_training", harmless="momentum eps", traits=Trait.STORED_STATISTICS)

@@ -107,6 +107,20 @@ def homogeneous_function(call: Call) -> Value:
     return Value(value.axes)
 
 
+@rule("prelu")
+def learned_slope(call: Call) -> Value:
+    """y_c = max(x_c, 0) + a_c min(x_c, 0): as `relu` where all channels share one slope, else slopes move along."""
+    value, slope = call.value(call.argument(0)), call.value(call.argument(1))
+    channel = min(1, len(value.axes) - 1)
+    shared = not slope.axes or slope.axes[0].size == 1
+    for i, axis in enumerate(value.axes):
+        call.lower(axis, monomial(Scalars.POSITIVE) if shared or i != channel else PERMUTATION, "pointwise")
+    call.lower_all(slope.axes, FIXED if shared else PERMUTATION, "slope")
+    if not shared:
+        call.unify(value.axes[channel], slope.axes[0], "slope")
+    return Value(value.axes)
+
+
 @rule("pow", "pow_", "square")
 def power(call: Call) -> object:
     """y_i = x_i^p: the square is a product, which may turn out to be half of a length."""

@@ -76,7 +76,7 @@ _LIMITS: dict[int, str] = {
        "conv_kernel mamba_d_conv linear_conv_kernel_dim sliding_window_pattern full_attention_interval "
        "attn_layer_period expert_layer_period layer_group_size cross_attention_interval "
        "global_attn_every_n_layers no_rope_layer_interval query_length num_query_tokens num_queries "
-       "num_frames temporal_patch_size tubelet_size index_kpool",
+       "num_frames temporal_patch_size tubelet_size index_kpool zero_expert_num",
     1: "topk_group first_k_dense_replace decoder_sparse_step encoder_sparse_step max_window_layers "
        "attn_layer_offset expert_layer_offset interleave_moe_layer_step moe_layer_frequency moe_layer_freq "
        "num_sparse_encoder_layers num_sparse_decoder_layers",

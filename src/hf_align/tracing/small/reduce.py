@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory, quiet
+from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, media
-from hf_align.tracing.mode import Mode
+from hf_align.tracing.mode import Mode, at_length, extent
 from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
@@ -47,7 +49,7 @@ from hf_align.tracing.small.shrink import (
     with_all_stages,
     with_fields,
 )
-from hf_align.tracing.ways import try_media
+from hf_align.tracing.ways import positions, try_media
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""
@@ -63,6 +65,8 @@ _SLOW = 5_000_000
 """Parameters from which on all sizes are divided by one number first."""
 _LENGTH = 10
 """Tokens that a copy is tried on."""
+_WORDS = 12
+"""Tokens that its modes are found with."""
 _LARGE = 16
 """The least size that is divided."""
 _RATIOS = (8, 6, 4, 3, 2)
@@ -158,13 +162,17 @@ def reduced(
     _lower_images(search)
     _lower(search)
     found = with_fields(config, search.fields)
-    return _with_media(found, [with_fields(config, fields) for fields in starts[:2]])
+    return _with_media(found, config, starts[:2])
 
 
-def _with_media(found: PretrainedConfig, larger: list[PretrainedConfig]) -> PretrainedConfig:
+def _with_media(found: PretrainedConfig, original: PretrainedConfig, larger: Iterable[Fields]) -> PretrainedConfig:
     """The copy that was found; else the first larger one that answers texts with more kinds of media in them."""
     best, answered = found, media_answered(found)
-    for config in larger if answered is not None else ():
+    for fields in larger if answered is not None else ():
+        try:
+            config = with_fields(original, fields)
+        except Exception:  # a config class may say anything of sizes that it does not take
+            continue
         more = media_answered(config) if _parameters(config) <= _WITH_MEDIA else None
         if more is not None and len(more) > len(answered or ()):
             best, answered = config, more
@@ -215,7 +223,7 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
         The number of the first example that works.
 
     Raises:
-        HfAlignError: none does.
+        HfAlignError: none does, or not with every text.
     """
     weights, reasons = _zeros(model), []
     for number, candidate in enumerate(examples(model, 2, _LENGTH)):
@@ -227,8 +235,26 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
         except Exception as error:  # examples are guesses
             reasons.append(f"{type(error).__name__}: {error}")
             continue
+        if _reaches_outside(model, weights, candidate):
+            raise HfAlignError("a text without padding reaches outside of a table")
         return number
     raise HfAlignError(reasons[0] if reasons else "no example")
+
+
+def _reaches_outside(model: PreTrainedModel, weights: dict[str, torch.Tensor], example: Example) -> bool:
+    """Whether a text of one word alone finds no place in some table: where padding is left out of the count of
+    positions, such a text has most."""
+    length = min(_WORDS, positions(model.config) or _WORDS)
+    words = at_length(example, length, extent(example)[0])
+    if words is None:
+        return False
+    same = {name: torch.full_like(words.arguments[name], int(words.tokens[name][-1])) for name in words.tokens}
+    try:
+        with torch.no_grad(), quiet():
+            torch.func.functional_call(model, weights, (), {**words.arguments, **same})
+    except Exception as error:  # some texts must have an end, or a place for a picture
+        return isinstance(error, IndexError) or "out of bounds" in str(error)
+    return False
 
 
 def _towards(search: Search, target: Fields) -> None:

@@ -1,0 +1,185 @@
+"""Experts in a loop over those that were chosen: how many rows each takes only a run decides."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import one_hot
+from transformers import PretrainedConfig
+
+from hf_align.errors import IncompatibleModels
+from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.groups import Permutation
+from hf_align.tracing import trace as tracing
+from hf_align.tracing.example import Example
+from hf_align.tracing.execute import execute
+from hf_align.tracing.program import Program
+from hf_align.tracing.trace import trace_call
+
+WORDS, WIDTH, HIDDEN, EXPERTS, CHOSEN = 13, 6, 5, 4, 2
+
+
+class Routed(nn.Module):
+    """Each word is answered by the experts that it chooses; `add` is what one of them does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = PretrainedConfig()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        shares, chosen = self.router(x).softmax(-1).topk(CHOSEN)
+        mask = functional.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        for row in self.hit(mask):
+            expert = int(row)
+            choice, words = torch.where(mask[expert])
+            out = self.add(out, words, self.answer(expert, x[words]) * shares[words, choice, None], expert)
+        return x + out
+
+    def hit(self, mask: Tensor) -> Tensor:
+        return (mask.sum((-1, -2)) > 0).nonzero()
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        return functional.silu(x @ self.up[expert].T) @ self.down[expert].T
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return out.index_add_(0, words, answers)
+
+
+class Put(Routed):
+    """A word may choose an expert once: what it adds to is put back."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        out[words] = out[words] + answers
+        return out
+
+
+class Accumulated(Routed):
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return out.index_put((words,), answers, accumulate=True)
+
+
+class ByMask(Routed):
+    """Rows are taken and put by masks."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        chosen = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            out[chosen == expert] = self.answer(expert, x[chosen == expert])
+        return x + out
+
+
+class Spare(Routed):
+    """The mask has a place for an expert that there is not."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        with patch.object(functional, "one_hot", lambda chosen, count: one_hot(chosen, count + 1)):
+            return super().forward(input_ids)
+
+
+class Counted(Routed):
+    """Divides by how many rows there are."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words, answers / max(1, len(words)), expert)
+
+
+class Alone(Routed):
+    """A word that is the only one to choose an expert is answered in another way."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words, answers.tanh() if len(words) == 1 else answers, expert)
+
+
+class Centred(Routed):
+    """The rows of an expert meet."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words, answers - answers.mean(0), expert)
+
+
+class Compared(Routed):
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words, answers.softmax(0), expert)
+
+
+class Everywhere(Routed):
+    """An expert that was chosen at all changes every word."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words, answers, expert) + self.down[expert, :, 0]
+
+
+class FirstOnly(Routed):
+    """Experts run if some word prefers them, and then for all words."""
+
+    def hit(self, mask: Tensor) -> Tensor:
+        return (mask[:, 0].sum(-1) > 0).nonzero()
+
+
+class Last(Routed):
+    """Only the last of the rows is changed."""
+
+    def add(self, out: Tensor, words: Tensor, answers: Tensor, expert: int) -> Tensor:
+        return super().add(out, words[-1:], answers[-1:], expert)
+
+
+def traced(model: Routed) -> Program:
+    ids = torch.arange(12).reshape(2, 6) % WORDS
+    return trace_call(model, Example({"input_ids": ids}, {"input_ids": torch.arange(WORDS)}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare])
+def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
+    model = kind()
+    program = traced(model)
+    for ids in torch.tensor([[[3] * 6] * 2, [[0, 5, 1, 7, 2, 12], [4] * 6]]):
+        with torch.no_grad():
+            given = execute(program, dict(model.named_parameters()), {"input_ids": ids})
+            torch.testing.assert_close(given, model(ids))
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert not spec.unknown_ops
+    assert [type(space.group) for space in spec.spaces.values()] == [Permutation]
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
+
+
+@pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last])
+def test_what_the_length_of_a_list_decides_is_refused(kind: type[Routed]) -> None:
+    with pytest.raises(IncompatibleModels, match=r"test_listed.py:\d+ .* needs numbers that only a run computes"):
+        traced(kind())
+
+
+def test_a_list_that_no_run_makes_shorter_is_refused() -> None:
+    class All(Routed):
+        def hit(self, mask: Tensor) -> Tensor:
+            return (mask.sum((-1, -2)) >= 0).nonzero()
+
+    with pytest.raises(IncompatibleModels, match="needs numbers"):
+        traced(All())
+
+
+def test_a_large_model_is_measured_on_a_small_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 24, "num_experts": 6}
+    layers = {"num_layers": 2, "num_sparse_encoder_layers": 2, "num_decoder_layers": 1, "num_sparse_decoder_layers": 0}
+    config = transformers.SwitchTransformersConfig(**sizes, **layers, architectures=["SwitchTransformersEncoderModel"])
+    monkeypatch.setattr(tracing, "LARGEST", 4000)
+    assert sum(torch.Size(shape).numel() for shape in tracing.trace(config).shapes.values()) > 4000
+    monkeypatch.setattr(tracing, "shrink", lambda config, *_: config)  # no copy is small enough
+    with pytest.raises(IncompatibleModels, match="needs numbers"):
+        tracing.trace(config)
