@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from hf_align.jobs.job import silent
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import Match, TransportMethod, checked
+from hf_align.settings.choices import Match, TransportMethod, checked, finite
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
 
@@ -66,8 +65,7 @@ def transport(
     checked("witness", witness, (True, False))
     if data is not None and method != "regression":
         raise ValueError(f'data is not used by method="{method}"')
-    if not math.isfinite(strength):
-        raise ValueError(f"strength is {strength}; a finite number is needed")
+    finite("strength", strength)
     data = reusable(data)
     found = align(base, to=onto, match=match, inputs=called_with(inputs, data, onto), device=device, config=config,
                   tokenizer=tokenizer, witness=witness)  # fmt: skip
