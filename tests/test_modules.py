@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import built, tiny_gpt2
 from plain_modules import ByData, ByLength, Decoder, Encoder, Masked, Recurrent, ResNet, Several, Shared, mlp, seeded
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -107,6 +108,16 @@ def test_large_modules_are_proved_sound_and_not_counted() -> None:
     proof = hf_align.certify(nn.Sequential(nn.Linear(90, 90), nn.ReLU(), nn.Linear(90, 9)), inputs=torch.randn(2, 90))
     assert proof.sound and not proof.complete
     assert "9009 parameters" in proof.not_counted and proof.as_json()["complete"] == {"not_counted": proof.not_counted}
+
+
+def test_data_in_a_file(tmp_path: Path) -> None:
+    a, b = seeded(mlp, 0).float(), seeded(mlp, 1).float()
+    x, y = loaders()["pair"]
+    save_file({"input": x, "labels": y}, tmp_path / "data.safetensors")
+    found = hf_align.evaluate(a, b, tmp_path / "data.safetensors", points=3)
+    assert found.naive.losses == pytest.approx(hf_align.evaluate(a, b, [(x, y)], points=3).naive.losses)
+    with pytest.raises(hf_align.HfAlignError, match="no such file"):
+        hf_align.evaluate(a, b, tmp_path / "nowhere.safetensors")
 
 
 def loaders() -> dict[str, Any]:
@@ -298,6 +309,7 @@ def test_programs_are_compared_and_not_names() -> None:
         (lambda a, x: hf_align.evaluate(a, a, []), "no batches"),
         (lambda a, x: hf_align.evaluate(a, a, [(x, x)], objective="ce"), "a function of outputs"),
         (lambda a, x: hf_align.align(a, to=a, match="learned", data=[(x, x), (x[:, :5], x)]), "not of one shape"),
+        (lambda a, x: hf_align.align(a, to=a, inputs=x, match="activation", data=5), "data is 5"),
         (lambda a, x: hf_align.merge([a, a], inputs=x, output_dir="out"), "save_pretrained"),
     ],
 )

@@ -107,6 +107,8 @@ def align(  # type: ignore[misc]  # the options are listed once, here
         raise ValueError('steps needs match="learned"')
     if data is not None and match == "weight":
         raise ValueError('data is not used by match="weight"; it needs "activation" or "learned"')
+    if not isinstance(spaces, (str, list, tuple)) or not all(isinstance(s, str) for s in spaces):
+        raise OptionError(f"spaces is {spaces!r}; a pattern of names or a list of them is needed")
     whole("seed", seed), whole("steps", 1 if steps is None else steps, 1)
     checked("untie", untie, (None, True, False)), checked("witness", witness, (True, False))
     several, data = isinstance(model, (list, tuple)), reusable(data)

@@ -8,9 +8,11 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from hf_align.api.align import align
 from hf_align.api.evaluate import evaluate
-from hf_align.api.examples import Data
+from hf_align.api.examples import Data, called_with
 from hf_align.api.given import Model, take
+from hf_align.api.module_data import reusable
 from hf_align.settings.choices import Match, checked
+from hf_align.tracing.module_calls import Inputs
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -31,6 +33,7 @@ class BarrierCallback(TrainerCallback):
         data: held-out examples; without labels the tokens themselves are predicted.
         match: how the model is aligned.
         points: of the line between both, ends included.
+        inputs: what plain modules are called with; by default it is taken from the first batch of `data`.
         tokenizer: for data that is text.
 
     Raises:
@@ -46,19 +49,21 @@ class BarrierCallback(TrainerCallback):
         *,
         match: Match = "weight",
         points: int = 5,
+        inputs: Inputs | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.match: Match = checked("match", match, Match)
         self.trainer = trainer
-        self.reference = take(reference, called="the reference").model
-        self.data = data
+        self.data = reusable(data)
+        self.inputs = called_with(inputs, self.data, reference)
+        self.reference = take(reference, inputs=self.inputs, called="the reference").model
         self.points = points
         self.tokenizer = tokenizer
         self._witnessed = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model = self.trainer.accelerator.unwrap_model(given["model"])
-        found = align(model, to=self.reference, match=self.match, witness=not self._witnessed)
+        found = align(model, to=self.reference, match=self.match, inputs=self.inputs, witness=not self._witnessed)
         self._witnessed = True
         lines = evaluate(self.reference, model, self.data, points=self.points, align=found, tokenizer=self.tokenizer)
         self.trainer.log({"barrier": lines.naive.barrier, "barrier_aligned": lines.aligned.barrier})

@@ -98,6 +98,8 @@ def take(
             inputs, or that cannot be traced.
         IncompatibleModels: a live model that does not compute what its config says.
     """
+    if config is not None and not isinstance(config, PretrainedConfig):
+        raise OptionError(f"config is {config!r}; a config of transformers is needed, or that of hf_align.symmetries")
     if isinstance(model, (str, os.PathLike)):
         read = read_config(model if isinstance(model, str) else os.fspath(model))
         loaded = _class_of(read).from_pretrained(model, dtype="auto")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from hf_align.merging.samples import MORE, MOST, Samples
 from hf_align.publishing import push
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked
+from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked, finite
 from hf_align.settings.options import Options
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.module_calls import Inputs
@@ -84,7 +83,7 @@ def merge(
         HfAlignError: models that do not merge.
     """
     checked("method", method, Method)
-    if isinstance(align, str):
+    if not isinstance(align, (Alignment, list, tuple)):
         checked("align", align, AnyMatch)
     for name, flag in (("witness", witness), ("overwrite", overwrite), ("retokenize", retokenize)):
         checked(name, flag, (True, False))
@@ -124,6 +123,7 @@ def interpolate(a: Kind, b: Model, weight: float, *, align: Align = "weight", **
         weight: of B.
         align: as for `merge`, which takes the other options, too.
     """
+    finite("weight", weight)
     merged: Kind = merge([a, b], weights=[1 - weight, weight], align=align, **options)
     return merged
 
@@ -131,7 +131,9 @@ def interpolate(a: Kind, b: Model, weight: float, *, align: Align = "weight", **
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if weights is None:
         return [1 / count] * count
-    if len(weights) != count or not all(math.isfinite(w) for w in weights) or abs(sum(weights) - 1) > _SUM:
+    if not isinstance(weights, Sequence) or isinstance(weights, str):
+        raise ValueError(f"weights is {weights!r}; a list of {count} numbers is needed")
+    if len(weights) != count or abs(sum(finite("weights", w) for w in weights) - 1) > _SUM:
         raise ValueError(f"weights are {list(weights)}; {count} numbers that add up to one are needed")
     return list(weights)
 

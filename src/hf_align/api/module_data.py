@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from hf_align.errors import OptionError
+from hf_align.running.data import load_data
 from hf_align.running.network import Batch, Loss, predictions
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.module_calls import Inputs, bound
@@ -116,12 +119,14 @@ def _of_classes(outputs: Any, batch: Batch) -> Tensor:
 
 
 def _batches(data: Any) -> Iterator[Any]:
-    """A list of batches, a loader, a dataset of single examples, or tensors that are one batch."""
+    """A list of batches, a loader, a dataset of single examples, or tensors that are one batch, perhaps in a file."""
+    if isinstance(data, (str, os.PathLike)):
+        data = load_data(Path(data), None, ModuleConfig())
     if isinstance(data, (Tensor, Mapping)) or (isinstance(data, tuple) and all(isinstance(t, Tensor) for t in data)):
         return iter([data])
     if not isinstance(data, (list, tuple, DataLoader)) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         data = DataLoader(data, batch_size=_AT_ONCE)
-    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
+    if isinstance(data, bytes) or not isinstance(data, Iterable):
         raise OptionError(f"data is {data!r}; a DataLoader, a dataset, a list of batches or tensors are needed")
     return iter(data)
 

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from hf_align.api.given import Kind, Model, take
 from hf_align.errors import OptionError
 from hf_align.opening.models import config_of
-from hf_align.settings.choices import whole
+from hf_align.settings.choices import checked, whole
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
 from hf_align.symmetry.certificate.certify import certify as measure
@@ -75,7 +75,7 @@ def symmetries(
     architecture: Architecture,
     *,
     inputs: Inputs | None = None,
-    specs: Path | None = None,
+    specs: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
 ) -> Symmetries:
     """The symmetries of an architecture, in all the ways in which it can be called.
@@ -91,10 +91,9 @@ def symmetries(
         ValueError: a plain module comes without inputs, or cannot be traced with them.
         IncompatibleModels: an architecture cannot be traced.
     """
-    config = _config(architecture, trust_remote_code, inputs)
-    if isinstance(config, ModuleConfig) and specs is not None:
-        raise OptionError("specs holds overrides by model type, and a plain module has none")
-    return Symmetries(config, derived(config, specs))
+    checked("trust_remote_code", trust_remote_code, (True, False))
+    config = _config(architecture, trust_remote_code, inputs, specs)
+    return Symmetries(config, derived(config, None if specs is None else Path(specs)))
 
 
 def certify(
@@ -102,7 +101,7 @@ def certify(
     *,
     inputs: Inputs | None = None,
     layers: int = 2,
-    specs: Path | None = None,
+    specs: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
 ) -> Certificate:
     """Prove on a small random copy in float64 that no derived symmetry changes the function, and that none is missing.
@@ -113,7 +112,7 @@ def certify(
     Args:
         architecture: as for `symmetries`, or what that gave.
         inputs: as for `symmetries`.
-        layers: of the copy.
+        layers: of the copy; a plain module has all of its own.
         specs: a folder of reviewed overrides, which are certified too.
         trust_remote_code: run modelling code that comes with a folder or a repository.
 
@@ -124,13 +123,16 @@ def certify(
         ValueError: `layers` is less than one.
         IncompatibleModels: no small copy of it runs.
     """
-    whole("layers", layers, 1)
+    whole("layers", layers, 1), checked("trust_remote_code", trust_remote_code, (True, False))
     if isinstance(architecture, Symmetries):
         architecture = architecture.config
-    config = _config(architecture, trust_remote_code, inputs)
+    config = _config(architecture, trust_remote_code, inputs, specs)
     if isinstance(config, ModuleConfig):
         return measure(config, most=_COUNTED)
-    return measure(reduced(config, layers) or shrink(config, layers), review=reviewer(config.model_type, specs))
+    return measure(
+        reduced(config, layers) or shrink(config, layers),
+        review=reviewer(config.model_type, None if specs is None else Path(specs)),
+    )
 
 
 def randomize(
@@ -159,9 +161,12 @@ def randomize(
     return found
 
 
-def _config(architecture: Architecture, trust_remote_code: bool, inputs: Inputs | None) -> PretrainedConfig:
-    if isinstance(architecture, PretrainedConfig):
-        return architecture
+def _config(
+    architecture: Architecture, trust_remote_code: bool, inputs: Inputs | None, specs: object
+) -> PretrainedConfig:
     if isinstance(architecture, (str, os.PathLike)):
         return config_of(os.fspath(architecture), trust_remote_code=trust_remote_code)
-    return take(architecture, inputs=inputs).config
+    config = architecture if isinstance(architecture, PretrainedConfig) else take(architecture, inputs=inputs).config
+    if isinstance(config, ModuleConfig) and specs is not None:
+        raise OptionError("specs holds overrides by model type, and a plain module has none")
+    return config

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_align.api.given import Model, take
+from hf_align.api.given import Model, is_plain, take
 from hf_align.errors import MissingExtra, OptionError
 from hf_align.runtime.devices import Devices
 
@@ -61,6 +61,8 @@ def score(
     running = str(Devices.choose(device).running)
     found = {}
     for name, model in models.items():
+        if is_plain(model):
+            raise OptionError(f"{name} is a {type(model).__name__}; tasks run models of transformers")
         live = take(model, called=name).model
         if not isinstance(live, PreTrainedModel):
             raise OptionError(f"{name} is a state dict; tasks run live models, folders and Hub ids")

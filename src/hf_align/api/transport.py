@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from hf_align.jobs.job import silent
 from hf_align.merging.transport import Fine, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import KEEP, Match, TransportMethod, checked
+from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, finite
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
 
@@ -69,9 +68,8 @@ def transport(
     checked("witness", witness, (True, False))
     if data is not None and method != "regression":
         raise ValueError(f'data is not used by method="{method}"')
-    if not math.isfinite(strength):
-        raise ValueError(f"strength is {strength}; a finite number is needed")
-    if not 0 <= keep <= 1:
+    finite("strength", strength)
+    if not 0 <= finite("keep", keep) <= 1:
         raise ValueError(f"keep is {keep}; it must lie between 0 and 1")
     data = reusable(data)
     found = align(base, to=onto, match=match, inputs=called_with(inputs, data, onto), device=device, config=config,

@@ -9,13 +9,16 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hf_align.errors import HfAlignError
+from hf_align.errors import HfAlignError, OptionError
 from hf_align.matching.features import Moments, Site
 from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import PAIRINGS
 from hf_align.matching.stream import residual as residual_stream
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation
 from hf_align.symmetry.spec import AxisActions, Factor, Segment, SpaceSpec, SymmetrySpec
+
+_SHOWN = 8
+"""Names in a message."""
 
 
 def as_chosen(spec: SymmetrySpec, residual: str, heads: str, spaces: Sequence[str]) -> SymmetrySpec:
@@ -64,11 +67,12 @@ def with_spaces(spec: SymmetrySpec, patterns: Sequence[str]) -> SymmetrySpec:
     """The spec in which only spaces whose names match a pattern (`*.layers.3.*`, `*.hidden`) move; all without one.
 
     Raises:
-        HfAlignError: a pattern matches no space.
+        OptionError: a pattern matches no space.
     """
     for pattern in patterns:
         if not fnmatch.filter(spec.spaces, pattern):
-            raise HfAlignError(f"no space is called {pattern}; hf-align spec lists them")
+            shown = ", ".join([*spec.spaces][:_SHOWN]) + (", ..." if len(spec.spaces) > _SHOWN else "")
+            raise OptionError(f"no space is called {pattern}; there are {shown or 'none'} (hf-align spec lists them)")
     moving = {name for pattern in patterns for name in fnmatch.filter(spec.spaces, pattern)}
     return _without_groups(spec, [s for s in spec.spaces if s not in moving]) if patterns else spec
 

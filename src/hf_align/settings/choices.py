@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any, Literal, get_args
 
@@ -77,6 +78,17 @@ def checked(name: str, value: Any, choices: Any) -> Any:
     allowed = get_args(choices) or tuple(choices)
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def finite(name: str, value: Any) -> float:
+    """The value, if it is a finite number.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise OptionError(f"{name} is {value!r}; a finite number is needed")
     return value
 
 
