@@ -28,6 +28,7 @@ from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, reason
 from hf_align.tracing.record import SwallowedQuestionError, record, value_shown
+from hf_align.tracing.results import blank_like
 from hf_align.tracing.state import left_as_found
 
 _BATCH = 2
@@ -259,15 +260,17 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             if node.op != "call_function":
                 continue
             known = all(a in constants for a in node.all_input_nodes)
-            if known or does(node, Trait.MAKES):
+            if known and node.target is torch.ops.aten.clone.default:  # nothing is written to either of them
+                constants[node] = constants[node.all_input_nodes[0]]
+            elif known or does(node, Trait.MAKES):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
                 value = node.target(*args, **kwargs)
                 blank = does(node, Trait.BLANK) and isinstance(value, Tensor)  # whatever memory held is no constant
-                constants[node] = torch.zeros_like(value) if blank else value
+                constants[node] = blank_like(value) if blank else value
 
 
 def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
     if node in constants:
         return constants[node]
     example = node.meta["val"]
-    return torch.zeros(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example
+    return torch.empty(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example
