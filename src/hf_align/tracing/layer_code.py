@@ -12,9 +12,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
 from hf_align.tracing.layers import Stack
+from hf_align.tracing.nested import mapped
 from hf_align.tracing.program import Program
 
 Code = tuple[Hashable, ...]
@@ -62,21 +62,23 @@ class _Reader:
         self.depth = depth
         self.code: dict[Layer | None, list[Hashable]] = defaultdict(list)
         self.place: dict[fx.Node, tuple[Layer | None, int]] = {}
+        self.digests: dict[int, Hashable] = {}
 
     def add(self, node: fx.Node, layer: Layer | None) -> None:
         self.place[node] = layer, len(self.code[layer])
-        arguments = tree_map(lambda a: self._named(a, layer), (node.args, node.kwargs))
+        arguments = mapped(fx.Node, lambda a: self._named(a, layer), (node.args, node.kwargs))
         self.code[layer].append((str(node.target), repr(arguments)))
 
-    def _named(self, argument: Any, layer: Layer | None) -> Any:
-        if not isinstance(argument, fx.Node):
-            return argument
+    def _named(self, argument: fx.Node, layer: Layer | None) -> Any:
         if argument in self.program.parameters:
             name = self.program.parameters[argument]
             own = f"{layer[0]}.{layer[1]}." if layer else None
             return name.removeprefix(own) if own and name.startswith(own) else f"/{name}"
         if argument in self.program.constants:
-            return digest(self.program.constants[argument])
+            value = self.program.constants[argument]
+            if id(value) not in self.digests:
+                self.digests[id(value)] = digest(value)
+            return self.digests[id(value)]
         if argument not in self.place:
             return self.program.inputs.get(argument)
         origin, number = self.place[argument]
