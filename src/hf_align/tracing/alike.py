@@ -28,8 +28,8 @@ def is_part_of(short: Program, long: Program) -> bool:
 
 
 def is_shown_by(one: Program, other: Program) -> bool:
-    """As `is_part_of`, of a call that may have more texts than the other one, or more of anything of which all that a
-    constant holds are equal."""
+    """As `is_part_of`, of a call that may have more texts than the other one, or more of anything else, where all that
+    a constant holds of it are equal."""
     pairs = _constants_of_alike(one, other)
     return pairs is not None and all(_is_within(*_as_many(x, y)) for x, y in pairs)
 

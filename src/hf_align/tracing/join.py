@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hf_align.tracing.alike import is_shown_by
+from hf_align.tracing.alike import is_shown_by, run_alike
 from hf_align.tracing.inputs import Example
 from hf_align.tracing.mode import extent
 from hf_align.tracing.program import Program
@@ -67,6 +67,14 @@ def _told_apart(calls: list[Program]) -> list[Program]:
     alike: dict[int, list[Program]] = defaultdict(list)
     for call in calls:
         alike[len(call.graph.nodes)].append(call)
-    longest = {n: max(same, key=lambda call: extent(call.example)[1]) for n, same in alike.items()}
+    longest = {n: _longest(same, calls[0]) for n, same in alike.items()}
     return [call for call in calls if call is calls[0] or call is (most := longest[len(call.graph.nodes)])
             or not is_shown_by(call, most)]  # fmt: skip
+
+
+def _longest(calls: list[Program], first: Program) -> Program:
+    """The one with most tokens; with several texts, if what these do to each other is not seen in the first call."""
+    longest = max(calls, key=lambda call: extent(call.example)[1])
+    if first in calls and run_alike(first, longest):
+        return longest
+    return max(calls, key=lambda call: (extent(call.example)[0] > 1, extent(call.example)[1]))

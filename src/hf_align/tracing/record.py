@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -34,7 +35,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
 from hf_align.tracing.nested import leaves, mapped
@@ -110,6 +111,7 @@ class _Recorder(ProxyTorchDispatchMode):
         mixed: the ops, each in its line of code, that such tensors are born of.
         written: those that were known beforehand, and whose tensors what depends on weights or inputs is written to.
         varying: the nodes that depend on weights or inputs.
+        showing: the values that were seen in each memory.
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
 
@@ -122,6 +124,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.blank = vars(FakeTensor(self.fake, torch.empty(0, device="meta"), CPU))
         self.nodes = WeakIdKeyDictionary()
+        self.showing: dict[int, list[WeakIdRef]] = defaultdict(list)
         self.within: Mapping[str, tuple[str, str]] = {}
         self.attributes: dict[str, Tensor] = {}
         self.copies: dict[tuple[int, int], fx.Node] = {}
@@ -229,7 +232,8 @@ class _Recorder(ProxyTorchDispatchMode):
         if overload is None or overload._schema.is_mutable or not isinstance(result, FakeTensor):
             return False
         memory, view = result.untyped_storage()._cdata, self.nodes[result]
-        shown = [t for t in list(self.nodes) if t is not result and t.untyped_storage()._cdata == memory]
+        showing = dict.fromkeys(value() for value in self.showing[memory])
+        shown = [t for t in showing if t is not None and t is not result and t.untyped_storage()._cdata == memory]
         if not can_be_put_back(view) or any(owner(self.nodes[t]) is not owner(view) for t in shown):
             return False
         node = self._noted(result, self._op(overload, args, kwargs))
@@ -245,6 +249,7 @@ class _Recorder(ProxyTorchDispatchMode):
     def _noted(self, value: Tensor, node: fx.Node) -> fx.Node:
         """Remember where a value comes from; the node does not hold it, so that it is known when nobody else does."""
         self.nodes[value] = node
+        self.showing[value.untyped_storage()._cdata].append(WeakIdRef(value))
         node.meta["val"] = described(value)
         return node
 
