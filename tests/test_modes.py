@@ -85,6 +85,10 @@ class Moody(PreTrainedModel):
         if kind in TOGETHER:
             flips = given and loud, given and odd, given and length < 5, given and length > 16, odd and length > 16
             x = self.side(x).flip(-1) if flips[TOGETHER.index(kind)] else self.side(x)
+        if kind in ("late", "late in a third text"):
+            x = self.side(x * (1 + torch.arange(length))[:, None])
+        if kind == "late in a third text":
+            x = x + (torch.arange(len(x)) > 1)[:, None, None] * torch.arange(8.0)
         if kind == "place":
             x = x.flip(2 if loud else 1)
         if (kind == "argument" and hint is not None) or (kind == "flag" and loud) or note is not None:
@@ -290,6 +294,26 @@ def test_a_call_that_does_at_another_length_what_it_does_at_its_own_is_not_inter
         "input_ids, 2 × 12", "a step with a cache", "input_ids with attention_mask", "input_ids with position_ids",
         "input_ids with attention_mask and position_ids",
     )  # fmt: skip
+
+
+def late(kind: str) -> Config:
+    """Of a model that is called with 18, 22, 42 and 62 tokens: one text, three, two, and one."""
+    return Config(kind=kind, limits=[20, 40, 60], architectures=["Moody"])
+
+
+def test_of_calls_that_differ_in_length_the_longest_is_interpreted_beside_the_first() -> None:
+    program = trace_modes(build_without_weights(late("late")))
+    texts = [value.shape for name, value in program.example.arguments.items() if name.endswith("input_ids")]
+    assert {(2, 12), (1, 62)} <= {*texts} and not {(1, 18), (3, 22), (2, 42)} & {*texts}
+    assert {"input_ids, 1 × 18", "input_ids, 3 × 22", "input_ids, 2 × 42"} <= {*program.modes}
+
+
+def test_a_text_that_only_a_shorter_call_has_counts() -> None:
+    config = late("late in a third text")
+    before, after = moved(config, derive_by_depth(config))
+    ids = torch.arange(3 * 22).reshape(3, 22) % 11
+    with torch.no_grad():
+        torch.testing.assert_close(*(m(ids)["logits"] for m in (before, after)), rtol=1e-9, atol=1e-9)
 
 
 def test_the_certificate_says_for_which_calls_it_holds() -> None:

@@ -249,3 +249,53 @@ def test_what_an_op_is_known_to_show_is_memory_of_this_call() -> None:
     model, x = Doubles(), torch.randn(3, 4)
     for _ in range(2):  # what ops give is asked in the first pass, and known in the second
         torch.testing.assert_close(recorded(model, "x", x=x)(x)[0], model(x))
+
+
+class Sometimes(nn.Module):
+    """Writes what it computes to a tensor of zeros, or asks it how much it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, writes: Tensor) -> Tensor:
+        kept = torch.zeros(4, 4)
+        if writes:
+            kept[:2] = self.linear(x)
+        else:
+            kept[:2] = 1.0
+            if kept.sum() > 3:
+                return self.linear(x) * 2
+        return kept
+
+
+@pytest.mark.parametrize("order", [(True, False, True), (False, True, False)])
+def test_what_one_call_writes_to_is_but_a_guess_for_the_next(order: tuple[bool, ...]) -> None:
+    model, x = Sometimes(), torch.randn(2, 4)
+    for writes in order:
+        given = {"x": x, "writes": torch.tensor(writes)}
+        torch.testing.assert_close(recorded(model, "x", **given)(x)[0], model(**given))
+
+
+class Passes(nn.Module):
+    """Takes new memory for what it computes, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            kept = x.new_empty(x.shape)
+            kept[:] = self.linear(x)
+            x = kept
+        return x
+
+
+def test_what_a_call_writes_to_is_known_when_it_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, calls = Passes(), torch.randn(2, 4), list[int]()
+    forward = Passes.forward
+    monkeypatch.setattr(Passes, "forward", lambda self, x: (calls.append(1), forward(self, x))[1])
+    for _ in range(2):
+        torch.testing.assert_close(recorded(model, "x", x=x)(x)[0], forward(model, x))
+    assert len(calls) == 3  # twice at first, once then

@@ -27,6 +27,13 @@ def is_part_of(short: Program, long: Program) -> bool:
     return pairs is not None and all(_is_within(x, y) or any(_is_block(x, z) for z in known) for x, y in pairs)
 
 
+def is_shown_by(one: Program, other: Program) -> bool:
+    """As `is_part_of`, of a call that may have more texts than the other one, or more of anything else, where all that
+    a constant holds of it are equal."""
+    pairs = _constants_of_alike(one, other)
+    return pairs is not None and all(_is_within(*_as_many(x, y)) for x, y in pairs)
+
+
 def run_alike(one: Program, other: Program) -> bool:
     """Whether two calls run the same ops, with any constants of the same kinds."""
     pairs = _constants_of_alike(one, other)
@@ -113,6 +120,17 @@ def _is_within(short: Any, long: Any) -> bool:
     ):
         return False
     return short.equal(long[tuple(slice(size) for size in short.shape)])
+
+
+def _as_many(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two constants, with one entry along each axis along which the first is longer and both hold the same."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor) and one.dim() == other.dim():
+        for axis in range(one.dim()):
+            repeats = [x.stride(axis) == 0 or x.equal(x.narrow(axis, 0, 1).expand_as(x)) for x in (one, other)
+                       if one.shape[axis] > other.shape[axis] > 0]  # fmt: skip
+            if repeats and all(repeats):
+                one, other = one.narrow(axis, 0, 1), other.narrow(axis, 0, 1)
+    return one, other
 
 
 def _is_block(short: Any, long: Tensor) -> bool:

@@ -6,18 +6,22 @@ each of them alone, so the symmetries of the joined program are the meet of thos
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
+from hf_align.tracing.alike import is_shown_by, run_alike
 from hf_align.tracing.example import Example
+from hf_align.tracing.mode import extent
 from hf_align.tracing.program import Program
 
 
 def join(calls: Mapping[str, Program]) -> Program:
-    """One program that makes all calls, the first of which it is judged by.
+    """One program that makes all calls, the first of which it is judged by. Those that do no more than a longer one
+    are part of it already.
 
     Args:
         calls: by the names of their modes; programs of one model.
@@ -30,7 +34,7 @@ def join(calls: Mapping[str, Program]) -> Program:
     arguments: dict[str, torch.Tensor] = {}
     tokens: dict[str, torch.Tensor] = {}
     results: list[fx.Node] = []
-    for number, call in enumerate(calls.values()):
+    for number, call in enumerate(_told_apart(list(calls.values()))):
         prefix = f"call_{number}_" if number else ""
         copies: dict[fx.Node, fx.Node] = {}
         for node in call.graph.nodes:
@@ -56,3 +60,21 @@ def join(calls: Mapping[str, Program]) -> Program:
     return Program(first.config, graph, parameters, inputs, first.shapes, first.ties, first.buffers, constants,
                    Example(arguments, tokens), first.candidate, tuple(calls),
                    frozenset[str]().union(*(call.opened for call in calls.values())))  # fmt: skip
+
+
+def _told_apart(calls: list[Program]) -> list[Program]:
+    """The first call, and of all others those that the longest with as many ops does not show."""
+    alike: dict[int, list[Program]] = defaultdict(list)
+    for call in calls:
+        alike[len(call.graph.nodes)].append(call)
+    longest = {n: _longest(same, calls[0]) for n, same in alike.items()}
+    return [call for call in calls if call is calls[0] or call is (most := longest[len(call.graph.nodes)])
+            or not is_shown_by(call, most)]  # fmt: skip
+
+
+def _longest(calls: list[Program], first: Program) -> Program:
+    """The one with most tokens; with several texts, if what these do to each other is not seen in the first call."""
+    longest = max(calls, key=lambda call: extent(call.example)[1])
+    if first in calls and run_alike(first, longest):
+        return longest
+    return max(calls, key=lambda call: (extent(call.example)[0] > 1, extent(call.example)[1]))

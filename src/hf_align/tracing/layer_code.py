@@ -12,14 +12,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_align.tracing.layers import Stack
+from hf_align.tracing.nested import mapped
 from hf_align.tracing.program import Program
 
 Code = tuple[Hashable, ...]
 Layer = tuple[str, int]
 """The path of a stack, and the number of one of its layers."""
+_DIGESTS = WeakIdKeyDictionary()
+"""Of tensors, with the version of each."""
 
 
 def code_of_layers(program: Program, paths: Sequence[str]) -> Mapping[Layer, Code]:
@@ -65,12 +68,10 @@ class _Reader:
 
     def add(self, node: fx.Node, layer: Layer | None) -> None:
         self.place[node] = layer, len(self.code[layer])
-        arguments = tree_map(lambda a: self._named(a, layer), (node.args, node.kwargs))
+        arguments = mapped(fx.Node, lambda a: self._named(a, layer), (node.args, node.kwargs))
         self.code[layer].append((str(node.target), repr(arguments)))
 
-    def _named(self, argument: Any, layer: Layer | None) -> Any:
-        if not isinstance(argument, fx.Node):
-            return argument
+    def _named(self, argument: fx.Node, layer: Layer | None) -> Any:
         if argument in self.program.parameters:
             name = self.program.parameters[argument]
             own = f"{layer[0]}.{layer[1]}." if layer else None
@@ -106,8 +107,18 @@ def _layer_of(node: fx.Node, paths: Sequence[str]) -> Layer | None:
 
 
 def digest(value: Any) -> Hashable:
-    """The same for constants of one type and shape that are equal bit by bit, and for no others."""
+    """The same for constants of one type and shape that are equal bit by bit, and for no others; of what shows one
+    entry everywhere only that is looked at, and it is told from what holds it many times."""
     if not isinstance(value, Tensor):
         return repr(value)
-    content = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return str(value.dtype), tuple(value.shape), hashlib.sha256(content.numpy().tobytes()).hexdigest()
+    version, known = _DIGESTS.get(value, (-1, None))
+    if version != value._version:  # layers share their constants
+        shown = value[(slice(1),) * value.dim()] if value.dim() and not any(value.stride()) else value
+        content = shown.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        known = *_kind(value), *_kind(shown), hashlib.sha256(content.numpy().tobytes()).hexdigest()
+        _DIGESTS[value] = value._version, known
+    return known
+
+
+def _kind(value: Tensor) -> tuple[str, tuple[int, ...]]:
+    return str(value.dtype), tuple(value.shape)

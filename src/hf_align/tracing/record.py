@@ -9,14 +9,13 @@ nothing that depends on weights or inputs is ever taken for granted.
 from __future__ import annotations
 
 import operator
-import sys
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -33,25 +32,25 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
+from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, read_families
-from hf_align.tracing.reasons import HELPERS, needs_numbers
-from hf_align.tracing.results import Given, Made, behaviour_of, described, kinds_of, targets_of
+from hf_align.tracing.reasons import needs_numbers
+from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.state import left_as_found
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
-_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 CPU = torch.device("cpu")
 LISTED_AT = "listed at"
 """Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
-_GIVES: dict[Hashable, Given | None] = {}
-"""What ops make of operands of some kinds; None where that is asked each time."""
+_MIXED: WeakKeyDictionary[type, frozenset[Hashable]] = WeakKeyDictionary()
+"""The ops, each in its line of code, that gave birth to what the last call of a class wrote to: a first guess of those
+of its next call, which holds if they are the same."""
 
 
 class SwallowedQuestionError(Exception):
@@ -83,23 +82,24 @@ def record(
         Exception: whatever the forward pass raises, also where it asks for the value of what has none.
     """
     read_families()  # imports are no part of the pass
-    mixed: set[Hashable] = set()
+    guessed = mixed = _MIXED.get(type(model), frozenset())
     while True:
         recorder = _Recorder(mixed, generic)
         try:
             with left_as_found(model):
                 graph = recorder.run(model, arguments, weights, free)
         except Exception as error:
-            if recorder.mixed == mixed:
+            if recorder.mixed == mixed and not guessed:
                 if recorder.lists.places:  # what is as long as a list may not go together with the rest
                     raise needs_numbers(min(recorder.lists.places)) from error
                 raise
         else:
-            if recorder.mixed == mixed:
+            if recorder.mixed == mixed == (recorder.written if guessed else mixed):
                 if recorder.asked is not None:  # the model went on without an answer, on a way that no run takes
                     raise SwallowedQuestionError(recorder.asked)
+                _MIXED[type(model)] = mixed
                 return graph
-        mixed = recorder.mixed
+        guessed, mixed = frozenset(), frozenset() if guessed else frozenset(recorder.mixed)
 
 
 class _Recorder(ProxyTorchDispatchMode):
@@ -111,10 +111,13 @@ class _Recorder(ProxyTorchDispatchMode):
     Attributes:
         within: the modules that run, from the outside in; the nodes share it.
         mixed: the ops, each in its line of code, that such tensors are born of.
+        written: those that were known beforehand, and whose tensors what depends on weights or inputs is written to.
+        varying: the nodes that depend on weights or inputs.
+        showing: the values that were seen in each memory.
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
 
-    def __init__(self, mixed: set[Hashable], generic: bool) -> None:
+    def __init__(self, mixed: frozenset[Hashable], generic: bool) -> None:
         self.writer = PythonKeyTracer()
         self.generic = generic
         super().__init__(self.writer, "real", pre_dispatch=True)
@@ -123,6 +126,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.blank = vars(FakeTensor(self.fake, torch.empty(0, device="meta"), CPU))
         self.nodes = WeakIdKeyDictionary()
+        self.showing: dict[int, list[WeakIdRef]] = defaultdict(list)
         self.within: Mapping[str, tuple[str, str]] = {}
         self.attributes: dict[str, Tensor] = {}
         self.copies: dict[tuple[int, int], fx.Node] = {}
@@ -131,6 +135,9 @@ class _Recorder(ProxyTorchDispatchMode):
         self.made: dict[int, Made] = {}
         self.lists = Lists(self.seen, line)
         self.known, self.mixed = mixed, set(mixed)
+        self.written: set[Hashable] = set()
+        self.varying: set[fx.Node] = set()
+        self.emptied: dict[fx.Node, Hashable] = {}
         self.asked: Exception | None = None
 
     def run(
@@ -142,6 +149,7 @@ class _Recorder(ProxyTorchDispatchMode):
             given[name] = self._without_value(arguments[name], self.writer.graph.placeholder(name))
         held = dict(model.named_parameters()) | dict(model.named_buffers())
         empty = {n: self._without_value(held[n], self._attribute(n, held[n])) for n in held if n in weights}
+        self.varying.update(self.nodes[value] for value in (*(given[n] for n in free), *empty.values()))
         stay = patch.object(nn.Module, "_apply", lambda module, *_, **__: module)  # a cast of weights is none of ours
         straight = patch.object(torch._library.utils, "handle_dispatch_mode", _handed_on)
         with stay, straight, self._module_paths(model), enable_python_dispatcher(), self:
@@ -166,14 +174,14 @@ class _Recorder(ProxyTorchDispatchMode):
         if self.generic and op.compares_with_number and self._is_given(args[0]):
             return self._born(func, torch.full(args[0].shape, Trait.UNEQUAL in op.traits))
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
-            args, kwargs = mapped(FakeTensor, _zeros, (args, kwargs))
+            args, kwargs = mapped(FakeTensor, _unread, (args, kwargs))
             result = func(*args, **kwargs)
             if not op.makes and isinstance(result, Tensor) and not op.is_mutable:
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
                     self.made[id(result)] = Made.by(func, args, kwargs, result)
             self.lists.hand_on((args, kwargs), result)
-            return self._born(func, result.zero_() if Trait.BLANK in op.traits else result)  # memory may hold anything
+            return self._born(func, result, blank=Trait.BLANK in op.traits)
         if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
         listed = self.lists.instead(func, op, args, kwargs)
@@ -184,7 +192,7 @@ class _Recorder(ProxyTorchDispatchMode):
                 self.mixed.add(self.births[target.untyped_storage()._cdata])
                 return target
         try:
-            result = self._result(func, args, kwargs)
+            result = result_of(func, args, kwargs, self._faked)
         except (DataDependentOutputException, DynamicOutputShapeException) as question:
             self.asked = question
             raise
@@ -213,27 +221,14 @@ class _Recorder(ProxyTorchDispatchMode):
             return False
         return value_shown(self.nodes[value]).op == "placeholder"
 
-    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives; it is asked once for operands of the same kinds."""
-        op, operands = behaviour_of(func), leaves((args, kwargs))
-        known = FakeTensor if op.asks_for_values else Tensor
-        if not all(isinstance(leaf, known) or type(leaf) in _PLAIN for leaf in operands):
-            return func(*args, **kwargs)
-        key = op, kinds_of(args), kinds_of(kwargs)
-        try:
-            given = _GIVES[key]
-        except KeyError:
-            result = func(*args, **kwargs)
-            _GIVES[key] = Given.of(func, operands, result)
-            return result
-        return self._faked(given.again(operands)) if given is not None else func(*args, **kwargs)
-
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         """A new node, with the modules and the line of the modelling code that it comes from."""
         node = self.writer.graph.create_node("call_function", func, args, kwargs, _node_name(func))
+        if self.known and not self.varying.isdisjoint(node.all_input_nodes):
+            self.varying.add(node)
         if self.within:
             node.meta["nn_module_stack"] = self.within
-        frame = _modelling_frame()
+        frame = modelling_frame()
         if frame is not None:
             code = frame.f_code
             node.stack_trace = f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
@@ -247,11 +242,16 @@ class _Recorder(ProxyTorchDispatchMode):
         if overload is None or overload._schema.is_mutable or not isinstance(result, FakeTensor):
             return False
         memory, view = result.untyped_storage()._cdata, self.nodes[result]
-        shown = [t for t in list(self.nodes) if t is not result and t.untyped_storage()._cdata == memory]
+        showing = dict.fromkeys(value() for value in self.showing[memory])
+        shown = [t for t in showing if t is not None and t is not result and t.untyped_storage()._cdata == memory]
         if not can_be_put_back(view) or any(owner(self.nodes[t]) is not owner(view) for t in shown):
             return False
         node = self._noted(result, self._op(overload, args, kwargs))
+        born = self.emptied.get(owner(view))
         anew = written_anew(view, node, [self.nodes[t] for t in shown], self._op)
+        if born is not None:
+            self.emptied[owner(anew[view])] = born
+            self.written |= {born} if node in self.varying else set()
         for value in shown:
             self._noted(value, anew[self.nodes[value]])
         return True
@@ -259,25 +259,29 @@ class _Recorder(ProxyTorchDispatchMode):
     def _noted(self, value: Tensor, node: fx.Node) -> fx.Node:
         """Remember where a value comes from; the node does not hold it, so that it is known when nobody else does."""
         self.nodes[value] = node
+        self.showing[value.untyped_storage()._cdata].append(WeakIdRef(value))
         node.meta["val"] = described(value)
         return node
 
-    def _born(self, func: Any, result: Any) -> Any:
-        """What a call without fake operands gives."""
+    def _born(self, func: Any, result: Any, *, blank: bool = False) -> Any:
+        """What a call without fake operands gives; zeros where memory may hold anything."""
         born = [t for t in leaves(result) if isinstance(t, Tensor) and not is_batchedtensor(t)]
         new = [t for t in born if t.untyped_storage()._cdata not in self.births]  # inside of vmap nothing is written to
         if new:
-            frame = _caller_outside(_LIBRARIES)
-            line = frame and (frame.f_code.co_filename, frame.f_lineno), func
-            if line in self.known:
-                return mapped(Tensor, self._emptied, result)
-            self.births.update((t.untyped_storage()._cdata, line) for t in new)
+            frame = calling_frame()
+            birth = frame and (frame.f_code.co_filename, frame.f_lineno), func
+            if birth in self.known:
+                return mapped(Tensor, lambda value: self._emptied(value, birth, blank), result)
+            self.births.update((t.untyped_storage()._cdata, birth) for t in new)
         self.alive += born
-        return result
+        return result.zero_() if blank else result
 
-    def _emptied(self, value: Tensor) -> Tensor:
+    def _emptied(self, value: Tensor, birth: Hashable, blank: bool) -> Tensor:
         """A tensor that starts as a constant and is written to."""
-        clone = self._op(torch.ops.aten.clone.default, (self._node(value),), {})
+        name = f"_blank_{len(self.emptied)}"
+        start = self._attribute(name, blank_like(value)) if blank else self._node(value)
+        clone = self._op(torch.ops.aten.clone.default, (start,), {})
+        self.emptied[clone] = birth
         return self._without_value(value, clone)
 
     def _without_value(self, value: Tensor, node: fx.Node) -> Tensor:
@@ -367,26 +371,8 @@ def _node_name(func: Any) -> str:
     return fx.Graph()._target_to_str(func)
 
 
-def _caller_outside(libraries: tuple[str, ...]) -> FrameType | None:
-    """The innermost frame of other code than that of these files and folders."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(libraries):
-        frame = frame.f_back
-    return frame
-
-
-def _modelling_frame() -> FrameType | None:
-    return _caller_outside(HELPERS) or _caller_outside(_LIBRARIES)
-
-
-def line() -> str:
-    """`/…/modeling_x.py:12`: where the modelling code is."""
-    frame = _modelling_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-
-
-def _zeros(like: Tensor) -> Tensor:
-    return torch.zeros(like.shape, dtype=like.dtype)
+def _unread(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=like.dtype)
 
 
 def _numbered(index: Tensor | None) -> tuple[Tensor | None, ...]:

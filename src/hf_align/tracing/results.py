@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hf_align.tracing.nested import leaves
+from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, traits_of
+
+_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,8 @@ class Given:
     start: int
 
     @classmethod
-    def of(cls, func: Any, operands: Sequence[Any], result: Any) -> Given | None:
-        """None for what is more than one value, is itself an operand, or is written to."""
-        if not isinstance(result, FakeTensor) or func._schema.is_mutable or any(result is leaf for leaf in operands):
-            return None
+    def of(cls, operands: Sequence[Any], result: Tensor) -> Given | None:
+        """None for what shows an operand in another way than by shape."""
         memory = [leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None for leaf in operands]
         own = result.untyped_storage()._cdata
         shown = memory.index(own) if own in memory else None
@@ -48,6 +48,77 @@ class Given:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         memory = operands[self.shown].untyped_storage()
         return torch.empty(0, dtype=self.dtype, device="meta").set_(memory, self.start, self.shape, self.stride)
+
+
+Known = Given | int | list["Known"] | tuple["Known", ...]
+"""What an op gives: something new or a view, the operand of some number itself, or several of these."""
+
+
+_GIVES: dict[Hashable, Known | None] = {}
+"""What ops make of operands of some kinds; None where that is asked each time."""
+
+
+def result_of(func: Any, args: Any, kwargs: Any, faked: Callable[[Tensor], FakeTensor]) -> Any:
+    """What an op gives; it is asked once for operands of the same kinds.
+
+    Args:
+        faked: makes a fake tensor of one on no device.
+    """
+    op, operands = behaviour_of(func), leaves((args, kwargs))
+    real = FakeTensor if op.asks_for_values else Tensor
+    if not all(isinstance(leaf, real) or type(leaf) in _PLAIN for leaf in operands):
+        return func(*args, **kwargs)
+    key = op, kinds_of(args), kinds_of(kwargs)
+    if key not in _GIVES:
+        _GIVES[key] = _known_without_device(func, args, kwargs)
+        if _GIVES[key] is None:
+            result = func(*args, **kwargs)
+            _GIVES[key] = _known(func, operands, result)
+            return result
+    known = _GIVES[key]
+    return func(*args, **kwargs) if known is None else _again(known, operands, faked)
+
+
+def _again(known: Known, operands: Sequence[Any], faked: Callable[[Tensor], FakeTensor]) -> Any:
+    if isinstance(known, Given):
+        return faked(known.again(operands))
+    return operands[known] if isinstance(known, int) else type(known)(_again(k, operands, faked) for k in known)
+
+
+def _known(func: Any, operands: Sequence[Any], result: Any) -> Known | None:
+    """What an op gives for operands of the same kinds, by what it gave; None if that cannot be told."""
+    if type(result) in (list, tuple):
+        parts = [_known(func, operands, part) for part in result]
+        new = [part.untyped_storage()._cdata for part, told in zip(result, parts, strict=True)
+               if isinstance(told, Given) and told.shown is None]  # fmt: skip
+        return None if None in parts or len(set(new)) < len(new) else type(result)(parts)
+    if not isinstance(result, Tensor) or torch.Tag.inplace_view in func.tags:
+        return None
+    handed_on = next((i for i, leaf in enumerate(operands) if leaf is result), None)
+    if handed_on is not None:
+        return handed_on
+    return None if func._schema.is_mutable else Given.of(operands, result)
+
+
+def _known_without_device(func: Any, args: Any, kwargs: Any) -> Known | None:
+    """What an op gives on no device, where that is what it gives on any; a tenth of what fake tensors take to say."""
+    op, operands = behaviour_of(func), leaves((args, kwargs))
+    tensors = [leaf for leaf in operands if isinstance(leaf, Tensor)]
+    if not op.is_alike_everywhere or not all(isinstance(t, FakeTensor) and not t.is_conj() and not t.is_neg()
+                                             for t in tensors) or kwargs.get("device") is not None:  # fmt: skip
+        return None
+    args, kwargs = mapped(FakeTensor, _on_no_device, (args, kwargs))
+    try:
+        return _known(func, leaves((args, kwargs)), func(*args, **kwargs))
+    except (NotImplementedError, RuntimeError):  # a fake tensor knows more, or says better what is wrong
+        return None
+
+
+def _on_no_device(value: FakeTensor) -> Tensor:
+    memory = value.untyped_storage()
+    return torch.empty(0, dtype=value.dtype, device="meta").set_(
+        memory, value.storage_offset(), value.shape, value.stride()
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +169,19 @@ def without_memory(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
+def blank_like(value: Tensor) -> Tensor:
+    """Zeros in the shape of another tensor."""
+    return _zeros(tuple(value.shape), value.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """One for all, of a single entry: there may be many as large as a text times all heads."""
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+_PLAINLY_COMPOSED = Trait.AFFINE | Trait.CONTRACTS | Trait.MOVES
+"""Of ops that are made of others, those that choose them by shapes alone."""
 _DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 
 
@@ -108,6 +192,7 @@ class Behaviour:
     Attributes:
         asks_for_values: whether a shape may depend on numbers in an operand; of an op that is made of others nobody
             knows.
+        is_alike_everywhere: whether the shape and the layout of its result do not depend on the device.
         written_to: the arguments that it writes to, by place and name.
     """
 
@@ -117,6 +202,7 @@ class Behaviour:
     compares_with_number: bool
     is_mutable: bool
     asks_for_values: bool
+    is_alike_everywhere: bool
     written_to: tuple[tuple[int, str], ...]
 
 
@@ -125,6 +211,7 @@ def behaviour_of(func: Any) -> Behaviour:
     """Of an op, whatever it is called with."""
     traits = traits_of(func._opname)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    asks_for_values = bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags)
     arguments = enumerate(func._schema.arguments)
     return Behaviour(
         traits,
@@ -132,7 +219,8 @@ def behaviour_of(func: Any) -> Behaviour:
         bool(traits & (Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES)),
         bool(traits & (Trait.EQUAL | Trait.UNEQUAL)) and func._overloadname == "Scalar",
         func._schema.is_mutable,
-        bool(composite) or not _DEPENDS_ON_VALUES.isdisjoint(func.tags),
+        asks_for_values,
+        Trait.CONVOLVES not in traits and (not asks_for_values or bool(traits & _PLAINLY_COMPOSED)),
         tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
     )
 

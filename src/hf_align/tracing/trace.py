@@ -25,6 +25,7 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.example import Example
+from hf_align.tracing.frames import line
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, agrees_with_runs, parameters_of
@@ -32,7 +33,8 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, needs_numbers, reason
-from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, line, record, value_shown
+from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.results import blank_like
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import left_as_found
@@ -324,15 +326,17 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             if node.op != "call_function":
                 continue
             known = all(a in constants for a in node.all_input_nodes)
-            if known or does(node, Trait.MAKES):
+            if known and does(node, Trait.SAME) and not does(node, Trait.CASTS):  # nothing is written to either of them
+                constants[node] = constants[node.all_input_nodes[0]]
+            elif known or does(node, Trait.MAKES):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
                 value = node.target(*args, **kwargs)
                 blank = does(node, Trait.BLANK) and isinstance(value, Tensor)  # whatever memory held is no constant
-                constants[node] = torch.zeros_like(value) if blank else value
+                constants[node] = blank_like(value) if blank else value
 
 
 def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
     if node in constants:
         return constants[node]
     example = node.meta["val"]
-    return torch.zeros(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example
+    return torch.empty(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example

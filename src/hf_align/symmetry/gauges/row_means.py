@@ -79,13 +79,16 @@ def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
 
 def _lost_rows(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> list[Tensor]:
     rows: dict[tuple[int, ...], None] = {}
-    seen: list[Tensor] = []
+    others: list[Tensor] = []
     for use in follow(starts, found):
         labels = use.labels
         if centres(use.user, use.value):
             rows.update((tuple(row), None) for row in labels.reshape(-1, labels.shape[-1]).sort(-1).values.tolist())
         else:
-            seen.append(present(labels))
+            others.append(labels)
+    if not rows:
+        return []
+    seen = [present(labels) for labels in others]
     met = torch.zeros(next(iter(starts)).meta["val"].shape[-1], dtype=torch.long)
     for entries in [*seen, *seen, *(torch.tensor(r) for r in rows if r[0] >= 0)]:
         met[entries] += 1

@@ -221,14 +221,12 @@ def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, known: _Kno
         return None
     if 0 in shape:  # nothing to turn
         return None
-    places = Places(lambda values: _maps(lambda value: _run(nodes, base, output, value, values), shape), known,
+    alike = _alike_axes(lambda value: _run(nodes, base, output, value, known), shape)
+    places = Places(lambda values: _maps(lambda value: _run(nodes, base, output, value, values), shape, alike), known,
                     {a for n in nodes for a in n.all_input_nodes if a in known})  # fmt: skip
     if (read := _read_off(places)) is None:
         return None
-    rng = torch.Generator().manual_seed(0)
-    uneven = (i for i in range(len(shape) - 1)
-              if not _acts_alike(lambda value: _run(nodes, base, output, value, known), shape, i, rng))  # fmt: skip
-    return *read, tuple(uneven)
+    return *read, tuple(i for i in range(len(shape) - 1) if i not in alike)
 
 
 def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
@@ -281,14 +279,15 @@ def _in_doubt(maps: Tensor, back: Tensor, places: Places) -> Tensor:
     return (back @ other != 0).any(0) & doubt[:, None]
 
 
-def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | None:
+def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size, alike: list[int]) -> Tensor | None:
     """[*rest, n, n], the linear maps of the last axis by all the others along which they differ; None if it is no such
     function.
 
     Heads and contexts turn alike, so each of them shows another column in one run.
+
+    Args:
+        alike: the axes along which they did not differ where the function was looked at before.
     """
-    rng = torch.Generator().manual_seed(0)
-    alike = [i for i in range(len(shape) - 1) if _acts_alike(function, shape, i, rng)]
     rest = [i for i in range(len(shape) - 1) if i not in alike]
     order = [*alike, *rest, len(shape) - 1]
     there, back = [shape[i] for i in order], torch.tensor(order).argsort().tolist()
@@ -298,6 +297,7 @@ def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | N
         """From [copies, *rest, n] to [copies, *rest, n]."""
         return function(values.reshape(there).permute(back)).permute(order).reshape(values.shape)
 
+    rng = torch.Generator().manual_seed(0)
     columns = []
     for units in torch.eye(size, dtype=torch.float64).split(copies):
         values = torch.zeros(copies, *(shape[i] for i in rest), size, dtype=torch.float64)
@@ -308,7 +308,16 @@ def _maps(function: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor | N
     mixed = torch.randn(1, copies, generator=rng).double()  # tells copies apart as well as each alone would
     before, after = ((mixed @ values.reshape(copies, -1)).reshape(maps.shape[:-1]) for values in (probe, run(probe)))
     mapped = (maps @ before[..., None])[..., 0]
-    return maps if torch.allclose(mapped, after, rtol=1e-6, atol=1e-7) else None
+    if torch.allclose(mapped, after, rtol=1e-6, atol=1e-7):
+        return maps
+    others = _alike_axes(function, shape)
+    return None if others == alike else _maps(function, shape, others)
+
+
+def _alike_axes(function: Callable[[Tensor], Tensor], shape: torch.Size) -> list[int]:
+    """The axes, but for the last, along which a function acts everywhere alike."""
+    rng = torch.Generator().manual_seed(0)
+    return [i for i in range(len(shape) - 1) if _acts_alike(function, shape, i, rng)]
 
 
 def _acts_alike(function: Callable[[Tensor], Tensor], shape: torch.Size, axis: int, rng: torch.Generator) -> bool:
