@@ -93,6 +93,20 @@ class Spare(Routed):
             return super().forward(input_ids)
 
 
+class HandedOn(Routed):
+    """What chooses the first expert goes to a place behind all, which hands it on."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        def behind(chosen: Tensor, count: int) -> Tensor:
+            return one_hot(chosen.masked_fill_(chosen == 0, count), count + 1)
+
+        with patch.object(functional, "one_hot", behind):
+            return super().forward(input_ids)
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        return x if expert == EXPERTS else super().answer(expert, x)
+
+
 class Counted(Routed):
     """Divides by how many rows there are."""
 
@@ -145,7 +159,7 @@ def traced(model: Routed) -> Program:
     return trace_call(model, Example({"input_ids": ids}, {"input_ids": torch.arange(WORDS)}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare])
+@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare, HandedOn])
 def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     model = kind()
     program = traced(model)

@@ -83,7 +83,9 @@ class Lists:
     def bound(self, func: Any, op: Behaviour, args: Any, kwargs: Any, result: Any) -> None:
         """Remember how large whole numbers can be that number the largest entries, and what is counted of these: an
         expert may have a place in a mask that no number points to."""
-        if Trait.CHOOSES_LARGEST in op.traits and isinstance(result, tuple):
+        if op.is_mutable:  # perhaps one of these numbers
+            self._most.clear()
+        elif Trait.CHOOSES_LARGEST in op.traits and isinstance(result, tuple):
             dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
             self._most[result[1]] = torch.full(result[1].shape, args[0].shape[dim] - 1)
         elif op.traits & (Trait.ONE_HOT | Trait.GROWS) and isinstance(args[0], Tensor) and args[0] in self._most:
