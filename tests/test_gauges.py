@@ -7,14 +7,17 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
-from traps import biases
+from traps import biases, scales, streams
 from traps.tower import TowerConfig
 
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
-from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
+from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant, Stored
+from hf_align.symmetry.gauges.shears import ShearAlongMean
+from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
@@ -25,7 +28,8 @@ def program(part: str, **sizes: int) -> Program:
     """Of a decoder with some part that is not as usual."""
     names = {"model_type": f"tower_{part.lower()}", "__init__": TowerConfig.__init__}
     config_class = type(f"{part}Config", (TowerConfig,), names)
-    kind = type(part, (getattr(biases, f"{part}Tower"),), {"config_class": config_class})
+    (base,) = {getattr(m, f"{part}Tower") for m in (biases, scales, streams) if hasattr(m, f"{part}Tower")}
+    kind = type(part, (base,), {"config_class": config_class})
     hf.AutoConfig.register(names["model_type"], config_class)
     hf.AutoModelForCausalLM.register(config_class, kind)
     return trace(config_class(architectures=[part], num_hidden_layers=1, **sizes), length=10)
@@ -38,6 +42,17 @@ def gauges(part: str, **sizes: int) -> tuple[Gauge, ...]:
         inputs = random_inputs(program(part, **sizes), rng)
         assert soundness(program(part, **sizes), spec, random_weights(spec, rng), inputs, rng) < 1e-9
     return spec.gauges
+
+
+def one(kind: type[Gauge], part: str, **sizes: int) -> Gauge | None:
+    """The one gauge of a kind of a decoder with some part, if it has one, and if what is canonical stays as it is."""
+    found = [gauge for gauge in gauges(part, **sizes) if isinstance(gauge, kind)]
+    spec = derive(program(part, **sizes))
+    once = dict(CanonicalWeights(random_weights(spec, torch.Generator().manual_seed(1)), spec.gauges))
+    again = CanonicalWeights(once, spec.gauges)
+    assert all(torch.allclose(again[name], once[name], atol=1e-10) for name in once)
+    assert len(found) < 2
+    return found[0] if found else None
 
 
 def moved(part: str, stored: Stored) -> bool:
@@ -65,6 +80,15 @@ def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: 
 )
 def test_a_constant_goes_through_groups_of_channels_that_read_one_place(part: str, moves: bool) -> None:
     assert moved(part, Stored.TABLE) == moves
+
+
+@pytest.mark.parametrize(
+    ("part", "moves"),
+    [("Channels", True), ("ChannelsPadded", False), ("ChannelsBent", False), ("ChannelsSlopes", False)],
+)
+def test_the_bias_of_a_norm_over_channels_goes_into_what_reads_one_place(part: str, moves: bool) -> None:
+    found = [g for g in gauges(part) if isinstance(g, MoveConstant) and g.source.parameter.endswith("mlp.norm.bias")]
+    assert [t.bias.endswith("places.bias") for g in found for t in g.taken] == [True] * moves
 
 
 def test_elements_do_not_differ_over_a_space_that_stands_twice_in_one_product() -> None:
@@ -100,3 +124,67 @@ def test_the_gain_of_a_norm_without_bias_is_no_constant() -> None:
     spec, rng = derive(program), torch.Generator().manual_seed(0)
     assert not [g for g in spec.gauges if isinstance(g, MoveConstant) and g.source.parameter == "head.norm.weight"]
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["Bent", "Beside", "Up", "Shown", "Twice", "ByItself", "Otherwise"],
+)
+def test_slopes_keep_their_factor_unless_all_that_sees_it_is_linear_in_it(part: str) -> None:
+    assert one(CommonScale, f"Sloped{part}") is None
+
+
+def test_slopes_give_their_factor_to_what_reads_the_units() -> None:
+    gauge = one(CommonScale, "Sloped")
+    assert isinstance(gauge, CommonScale) and gauge.unit.endswith("beta")
+    powers = {part.weight.rsplit("mlp.", 1)[1]: part.power for part in gauge.parts}
+    assert powers == {"beta": -1, "above": -1, "below": -1, "down.weight": 1}
+
+
+@pytest.mark.parametrize(
+    ("part", "opens"),
+    [("Valve", True), ("ValveHidden", True), ("ValveFilled", False), ("ValveOpen", False), ("ValveBeside", False),
+     ("ValveAgain", False), ("ValveNormed", False), ("ValveShared", False)],
+)  # fmt: skip
+def test_a_gate_goes_into_what_writes_through_it_if_all_of_that_does(part: str, opens: bool) -> None:
+    gauge = one(CommonScale, part)
+    assert (gauge is not None) == opens
+    if isinstance(gauge, CommonScale):
+        assert {part.weight.rsplit("mlp.", 1)[1] for part in gauge.parts} == {"open", "down.weight", "down.bias"}
+
+
+def test_a_gate_of_either_sign_is_opened_as_far_and_a_closed_one_leaves_nothing() -> None:
+    gauge, weights = one(CommonScale, "Valve"), {"tower": torch.eye(2).double()}
+    assert isinstance(gauge, CommonScale)
+    for value in (-0.3, 0.0):
+        names = {name: torch.ones(4, dtype=torch.float64) for name in gauge.targets}
+        weights = names | {gauge.unit: torch.tensor([value], dtype=torch.float64)}
+        fixed = CanonicalWeights(weights, (gauge,))
+        assert fixed[gauge.unit].item() == 1
+        (bias,) = (name for name in gauge.targets if name.endswith("bias"))
+        assert torch.allclose(torch.tanh(fixed[gauge.unit]) * fixed[bias], torch.tensor(value).double().tanh())
+
+
+@pytest.mark.parametrize(("part", "shares"), [("Bypass", True), ("BypassSeen", False), ("BypassMixed", False)])
+def test_what_passes_by_gives_its_factor_to_the_rows_that_are_beside_it(part: str, shares: bool) -> None:
+    gauge = one(CommonScale, part)
+    assert (gauge is not None) == shares
+    if isinstance(gauge, CommonScale):
+        rows = {part.weight.rsplit("mlp.", 1)[1]: part.entries for part in gauge.parts}
+        assert rows["up.weight"] == rows["up.bias"] == ((10, 20),)
+
+
+@pytest.mark.parametrize(
+    ("part", "levels"),
+    [("Between", True), ("Raw", True), ("RawLeaning", False), ("RawEarly", False), ("RawInner", False),
+     ("Before", False), ("Leaning", False), ("Uncentred", False), ("Bent", False), ("Beside", False), ("Two", False),
+     ("Scaled", False)],
+)  # fmt: skip
+def test_a_gain_between_two_streams_is_levelled_if_nothing_else_keeps_these_from_turning(
+    part: str, levels: bool
+) -> None:
+    gauge = one(LevelSpectrum, f"Streams{part}")
+    assert (gauge is not None) == levels
+    if isinstance(gauge, LevelSpectrum):
+        assert bool(gauge.readers) == (part == "Raw")
+    assert bool(one(ShearAlongMean, f"Streams{part}")) == (part == "Raw")

@@ -379,6 +379,42 @@ class _InPlaces(nn.Conv1d):
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Channels(Plain):
+    """Units are normalised over channels and places, and then read in place."""
+
+    kernel = 1
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.norm = nn.GroupNorm(1, config.intermediate_size)
+        size = config.intermediate_size
+        self.places = nn.Conv1d(size, size, self.kernel, padding=self.kernel // 2)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return functional.gelu(self.places(self.between(self.norm(super().hidden(x).transpose(1, 2)))).transpose(1, 2))
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ChannelsPadded(Channels):
+    """With zeros beside the ends."""
+
+    kernel = 3
+
+
+class ChannelsBent(Channels):
+    def between(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+class ChannelsSlopes(Channels):
+    """What is read grows with the place."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x * torch.arange(x.shape[-1], device=x.device).to(x.dtype)
+
+
 def _towers() -> dict[str, type[Tower]]:
     found: dict[str, type[Tower]] = {}
     for part in list(globals().values()):

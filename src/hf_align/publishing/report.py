@@ -18,6 +18,7 @@ from hf_align.matching.match import Match
 from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
+from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatistics
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
 from hf_align.symmetry.gauges.level_norms import LevelNorm
@@ -25,6 +26,7 @@ from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
 from hf_align.symmetry.gauges.row_means import CentreRows, CentreWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
+from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
 from hf_align.tracing.build import read_config
@@ -53,6 +55,8 @@ _GAUGES = {
     CentreRows.__name__: "centred, as every norm downstream does",
     FreeReader.__name__: "without what it never sees of a norm's output",
     NarrowReader.__name__: "without what it never sees of a value with more entries than dimensions",
+    CommonScale.__name__: "a scale that slopes, gates or branches share, moved into what they meet",
+    LevelSpectrum.__name__: "turned until the gain between two streams is the middle one of those that do the same",
     ShearAlongMean.__name__: "scaled along the mean, which only what reads the stream sees",
     LevelNorm.__name__: "a scale and a constant of a norm that is read along places, moved into what reads it",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",

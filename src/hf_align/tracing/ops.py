@@ -92,6 +92,8 @@ class Trait(Flag):
     """Divides by a length, with an ε."""
     CENTRES = auto()
     """Normalises, and subtracts the mean of, the last axes."""
+    ALONG_CHANNELS = auto()
+    """Normalises; its gain and its bias lie along the second axis."""
     STORED_STATISTICS = auto()
     """Normalises by a mean and a variance that are stored."""
     SOFTMAX = auto()

@@ -35,7 +35,7 @@ def fibres(gauges: tuple[Gauge, ...], weights: Weights) -> Tensor:
         return torch.zeros(0, total, dtype=torch.float64)
     shown, pull_back = torch.func.vjp(canonical, changed)  # type: ignore[misc]
     derivative = torch.func.vmap(lambda one: pull_back(one)[0])(torch.eye(len(shown)).to(shown))
-    removed = torch.eye(len(shown)).to(shown) - torch.cat([derivative[n].flatten(1) for n in changed], 1)
+    removed = torch.eye(len(shown)).to(shown) - torch.cat([derivative[n].reshape(len(shown), -1) for n in changed], 1)
     rows = torch.zeros(len(shown), total, dtype=torch.float64)
     places = {}
     for name, weight in weights.items():

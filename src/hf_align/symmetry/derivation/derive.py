@@ -14,7 +14,7 @@ from operator import and_
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.derivation.domains import positive_parameters
-from hf_align.symmetry.derivation.gains import resolve_gains
+from hf_align.symmetry.derivation.gains import between_streams, resolve_gains
 from hf_align.symmetry.derivation.nested_scales import without_repeated_scales
 from hf_align.symmetry.derivation.torus import AtomicRelation, Torus, torus
 from hf_align.symmetry.derivation.unread_parts import pin_unread_parts
@@ -49,6 +49,7 @@ def derive(program: Program) -> SymmetrySpec:
 def _derive(program: Program) -> SymmetrySpec:
     found = interpret(program)
     pin_unread_parts(found)
+    between = between_streams(found)
     folded = resolve_gains(found)
     classes = _Classes(found)
     spaces = classes.spaces()
@@ -57,7 +58,7 @@ def _derive(program: Program) -> SymmetrySpec:
         model_type=program.config.model_type,
         spaces=spaces,
         parameters=parameters,
-        gauges=find_gauges(found, folded),
+        gauges=find_gauges(found, folded, between),
         gains={g.parameter: g.offset for g in found.gains},
         ties=program.ties,
         buffers=tuple(program.buffers),

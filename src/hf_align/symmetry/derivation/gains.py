@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import fx
 
 from hf_align.symmetry.gauges.find import Folding, writer_of
-from hf_align.symmetry.gauges.folds import Carried
-from hf_align.symmetry.interpreter.bounds import FIXED, Bound
+from hf_align.symmetry.gauges.folds import carriers
+from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES_UP_TO_SIGN, Bound
 from hf_align.symmetry.interpreter.call import tie
-from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
+from hf_align.symmetry.interpreter.spaces import Kind, SpaceMismatchError, lower, unify
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, Value
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Evidence
+
+_TURNS = METRIC.meet(ONES_UP_TO_SIGN)
+"""What norms that centre leave of a stream."""
 
 
 def resolve_gains(found: Interpretation) -> list[Folding]:
@@ -36,7 +39,7 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
         alone = only_gain and alike and free and not any(target.space is g.source.root.space for g in gains)
         writer = writer_of(gains, found) if only_gain and all(_is_factor(g) for g in gains) else None
         if alone and not _shares_target(gains, found):
-            folded.append(Folding(tuple(gains), tuple(_carriers(target, found))))
+            folded.append(Folding(tuple(gains), tuple(carriers(target, found))))
         elif writer is not None:
             folded.append(Folding(tuple(gains), (), writer))
         else:
@@ -52,6 +55,19 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
     return folded
 
 
+def between_streams(found: Interpretation) -> tuple[Gain, ...]:
+    """The gains of norms between two streams that could turn, each for itself, if there were no gain; to be asked for
+    before any gain is resolved."""
+    return tuple(
+        gain
+        for gain in found.gains
+        if does(gain.node, Trait.CENTRES)
+        and gain.source.root.space is not gain.target.root.space
+        and all(a.root.space.kind is Kind.ATOM and a.root.space.bound == _TURNS for a in (gain.source, gain.target))
+        and _is_only_gain(gain.parameter, found)
+    )
+
+
 def _is_only_gain(parameter: str, found: Interpretation) -> bool:
     """Whether a weight is nowhere anything but a gain."""
     shown = {n for n, v in found.values.items() if isinstance(v, Value) and v.parameter == parameter}
@@ -64,17 +80,6 @@ def _is_only_gain(parameter: str, found: Interpretation) -> bool:
 def _is_factor(gain: Gain) -> bool:
     """Whether nothing but the factor is between source and target (no norm)."""
     return not gain.offset and does(gain.node, Trait.MULTIPLIES | Trait.STORED_STATISTICS)
-
-
-def _carriers(target: Axis, found: Interpretation) -> Iterable[Carried]:
-    """The weights along a space, or a part of which is."""
-    for name, value in found.weights.items():
-        for i, axis in enumerate(value.axes):
-            start = 0
-            for part in axis.segments:
-                if part.root.space is target.space:
-                    yield Carried(name, i, 1 if part.root.is_dual == target.is_dual else -1, start)
-                start += part.size
 
 
 def _shares_target(gains: Sequence[Gain], found: Interpretation) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
 from hf_align.symmetry.gauges.level_norms import LevelNorm
@@ -19,6 +20,7 @@ from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
 from hf_align.symmetry.gauges.row_means import CentreWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
+from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.overrides.override_file import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import AxisActions, SymmetrySpec
@@ -74,7 +76,7 @@ def _counts_on_others(gauge: Gauge) -> bool:
     that such norms' readers keep."""
     if isinstance(gauge, (FreeReader, LevelTable)):
         return gauge.norm_bias is None
-    return isinstance(gauge, (MoveConstant, NarrowReader, ShearAlongMean, ShortenConstant))
+    return isinstance(gauge, (LevelSpectrum, MoveConstant, NarrowReader, ShearAlongMean, ShortenConstant))
 
 
 def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> bool:
@@ -86,4 +88,8 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     if isinstance(gauge, NarrowReader):
         weight, axis = gauge.writer
         return gauge.centred and spec.shape(weight)[1 - axis] in sizes
-    return isinstance(gauge, (FoldNorm, LevelNorm, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes
+    if isinstance(gauge, CommonScale):
+        return any(size in sizes for name in gauge.targets for size in spec.shape(name))
+    return (
+        isinstance(gauge, (FoldNorm, LevelNorm, LevelSpectrum, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes
+    )

@@ -154,11 +154,11 @@ def _sources(
         elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
             source, labels = own, numbered(reading)
         elif does(node, Trait.LOOKS_UP_ROWS) and operands[0] in names:
-            source, labels = Constant(names[operands[0]], Stored.TABLE), _along_last(node)
-        elif does(node, Trait.CENTRES) and (bias := Arguments(node).ask("bias", None)) in names:
-            source, labels = Constant(names[bias]), _along_last(node)
+            source, labels = Constant(names[operands[0]], Stored.TABLE), _along(node)
+        elif does(node, Trait.CENTRES | Trait.ALONG_CHANNELS) and (bias := Arguments(node).ask("bias", None)) in names:
+            source, labels = Constant(names[bias]), _along(node, 1 if does(node, Trait.ALONG_CHANNELS) else -1)
         elif node in names and names[node] not in attached and _is_vector(node) and node.users and _is_added(node):
-            source, labels = Constant(names[node]), _along_last(node)
+            source, labels = Constant(names[node]), _along(node)
         else:
             continue
         starts[source][node] = labels
@@ -169,9 +169,9 @@ def _sources(
             yield source, nodes
 
 
-def _along_last(node: fx.Node) -> Tensor:
-    shape = node.meta["val"].shape
-    return torch.arange(shape[-1]).expand(shape)
+def _along(node: fx.Node, axis: int = -1) -> Tensor:
+    shape = node.meta["val"].movedim(axis, -1).shape
+    return torch.arange(shape[-1]).expand(shape).movedim(-1, axis)
 
 
 def _is_vector(node: fx.Node) -> bool:

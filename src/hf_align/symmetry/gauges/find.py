@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.kept_norms import kept_norms
@@ -16,6 +17,7 @@ from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
+from hf_align.symmetry.gauges.spectra import level_spectra
 from hf_align.symmetry.interpreter.spaces import Axis, Kind
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
 from hf_align.symmetry.rules.patterns import (
@@ -47,8 +49,12 @@ class Folding:
     writer: LinearUse | None = None
 
 
-def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ...]:
-    """The gauges of an architecture in the order in which they must be fixed."""
+def find_gauges(found: Interpretation, folded: list[Folding], between: Collection[Gain]) -> tuple[Gauge, ...]:
+    """The gauges of an architecture in the order in which they must be fixed.
+
+    Args:
+        between: gains between two streams that could turn without them.
+    """
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
     ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
     gains = tuple(_gains(found, folded))
@@ -67,16 +73,19 @@ def find_gauges(found: Interpretation, folded: list[Folding]) -> tuple[Gauge, ..
     means = _Means(found, ones)
     centred = {r.weight for g in folds if g.centred and g.exclusive for r in g.reads if r.bias or not g.bias}
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
+    shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
     writers = tuple(_centred_writers(found, means))
     return (
         *statistics,
         *gains,
+        *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases
         *constants,
         *(g for g in readers if g.norm_bias is None),
         *level_norms(found, gone, zero),
         *narrow,
-        *shears_along_means(found, gone, zero, means.is_lost_by),
+        *shears,
+        *level_spectra(found, between, gone, shears, means.is_lost_by),
         *writers,
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge, Get, along
+from hf_align.symmetry.interpreter.spaces import Axis
+from hf_align.symmetry.interpreter.values import Interpretation
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,17 @@ class Carried:
         every = torch.ones(tensor.shape[self.axis], dtype=factors.dtype)
         every[self.start : self.start + len(factors)] = factors
         return along(tensor, self.axis, every)
+
+
+def carriers(target: Axis, found: Interpretation) -> Iterator[Carried]:
+    """The weights along a space, or a part of which is."""
+    for name, value in found.weights.items():
+        for i, axis in enumerate(value.axes):
+            start = 0
+            for part in axis.segments:
+                if part.root.space is target.root.space:
+                    yield Carried(name, i, 1 if part.root.is_dual == target.root.is_dual else -1, start)
+                start += part.size
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ def follow(
         if user in seen or not carried:
             continue
         seen.add(user)
-        if _only_moves(user, carried, found):
-            for after, part in _moved(user, labels, found):
+        if only_moves(user, carried, found):
+            for after, part in moved(user, labels, found):
                 labels[after] = part
                 for later in after.users:
                     heappush(waiting, (order[later], later))
@@ -101,13 +101,13 @@ def follow(
 
 def moved_alone(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretation) -> Tensor | None:
     """The labels of a single result that only shows the entries of a single value elsewhere."""
-    if not (_only_moves(user, [node], found) and isinstance(user.meta.get("val"), Tensor)):
+    if not (only_moves(user, [node], found) and isinstance(user.meta.get("val"), Tensor)):
         return None
-    ((_, after),) = _moved(user, {node: labels}, found)
+    ((_, after),) = moved(user, {node: labels}, found)
     return after
 
 
-def _only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
+def only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
     if does(user, Trait.JOINS | Trait.STACKS | Trait.REPLACES | Trait.ROLLS) or pads_nothing(user):
         return True
@@ -138,7 +138,7 @@ def _is_put(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> boo
     return base in found.program.constants and fixed
 
 
-def _moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[tuple[fx.Node, Tensor]]:
+def moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation) -> Iterator[tuple[fx.Node, Tensor]]:
     """The labels of what an op makes of its operands."""
 
     def lookup(other: fx.Node) -> Any:

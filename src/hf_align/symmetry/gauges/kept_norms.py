@@ -258,26 +258,31 @@ def _uncast(node: Any) -> fx.Node:
 
 def _summands(node: fx.Node) -> Iterator[fx.Node]:
     """What is added up with a value, all of which nothing else sees."""
-    top = top_of(node)
-    return (term for term in terms_of(top) if term is top or len(term.users) == 1)
+    top = _top_of(node)
+    return (term for term in _terms_of(top) if term is top or len(term.users) == 1)
 
 
-def top_of(node: fx.Node) -> fx.Node:
+def _top_of(node: fx.Node) -> fx.Node:
     """The sum of a value and others, where nothing else sees it."""
-    while len(node.users) == 1 and (is_sum(user := next(iter(node.users))) or _is_same(user)):
+    while len(node.users) == 1 and is_sum_or_same(user := next(iter(node.users))):
         node = user
     return node
 
 
-def terms_of(top: fx.Node, whole: Collection[fx.Node] = ()) -> Iterator[fx.Node]:
-    """The terms of a sum; a sum that something else sees, too, or that is called whole, is one."""
+def _terms_of(top: fx.Node) -> Iterator[fx.Node]:
+    """The terms of a sum; a sum that something else sees, too, is one."""
     parts = [top]
     while parts:
         part = parts.pop()
-        if part not in whole and (is_sum(part) or _is_same(part)) and (part is top or len(part.users) == 1):
+        if is_sum_or_same(part) and (part is top or len(part.users) == 1):
             parts += part.all_input_nodes
         else:
             yield part
+
+
+def is_sum_or_same(node: fx.Node) -> bool:
+    """Whether an op adds two values, or leaves one as it is."""
+    return is_sum(node) or _is_same(node)
 
 
 def _is_same(node: fx.Node) -> bool:

@@ -18,9 +18,8 @@ from hf_align.symmetry.gauges.kept_norms import (
     KeptNorm,
     VectorUse,
     inverse,
+    is_sum_or_same,
     norms_that_stay,
-    terms_of,
-    top_of,
     vector_uses,
 )
 from hf_align.symmetry.interpreter.values import Interpretation
@@ -28,8 +27,15 @@ from hf_align.symmetry.rules.patterns import used_only_by
 from hf_align.tracing.ops import Trait, does
 
 _Weight = tuple[str, int]
+_LosesMean = Callable[[fx.Node, fx.Node], bool]
+"""Whether an op is blind to the mean of one of its operands along the last axis."""
 _NEARLY_ORTHOGONAL = 1e-3
-"""Below this cosine between 1/γ and the all-ones vector a shear cannot be told from what changes nothing."""
+"""The cosine between 1/γ and the all-ones vector."""
+
+
+def is_nearly_orthogonal_to_ones(row: Tensor) -> bool:
+    """Whether a shear along 1 with such a row cannot be told from what changes nothing."""
+    return bool(row.sum().abs() < _NEARLY_ORTHOGONAL * row.norm() * math.sqrt(len(row)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class ShearAlongMean(Gauge):
         row = inverse(get(self.gain).double() + self.offset)
         means = [get(weight).double().sum(axis) for weight, axis in self.readers]
         length = torch.cat(means).square().mean().sqrt()
-        if bool(row.sum().abs() < _NEARLY_ORTHOGONAL * row.norm() * math.sqrt(len(row))) or not bool(length):
+        if is_nearly_orthogonal_to_ones(row) or not bool(length):
             return get(name)
         share = (length - 1) / row.sum()
         for weight, axis in self.writers:
@@ -98,7 +104,7 @@ def shears_along_means(
     found: Interpretation,
     gone: Collection[str],
     zero: Collection[str],
-    loses_mean: Callable[[fx.Node, fx.Node], bool],
+    loses_mean: _LosesMean,
 ) -> Iterator[ShearAlongMean]:
     """The gauges of all such values that norms write in part.
 
@@ -107,8 +113,8 @@ def shears_along_means(
         loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
     """
     norms = norms_that_stay(found, gone, zero)
-    tops = dict.fromkeys(top_of(node) for node in (*norms, *found.linear_uses))
-    values = [value for value in (_value(node, norms, zero, found) for node in tops) if value.readers]
+    tops = dict.fromkeys(_top_of(node, loses_mean) for node in (*norms, *found.linear_uses))
+    values = [value for value in (_value(node, norms, zero, found, loses_mean) for node in tops) if value.readers]
     for gain in dict.fromkeys(norm.gain for norm in norms.values()):
         together = _read_together([v for v in values if any(n.gain == gain for n in v.norms)], values)
         shear = _shear(together, found, loses_mean)
@@ -116,8 +122,38 @@ def shears_along_means(
             yield shear
 
 
-def _value(node: fx.Node, norms: Mapping[fx.Node, KeptNorm], zero: Collection[str], found: Interpretation) -> _Value:
-    terms = frozenset(terms_of(node, norms))
+def _seeing(node: fx.Node, loses_mean: _LosesMean) -> list[fx.Node]:
+    """The users of a value that are not blind to its mean."""
+    return [user for user in node.users if not loses_mean(user, node)]
+
+
+def _top_of(node: fx.Node, loses_mean: _LosesMean) -> fx.Node:
+    """The last stage of the stream that a value is written into: what reads those before it never sees their mean."""
+    while len(users := _seeing(node, loses_mean)) == 1 and is_sum_or_same(users[0]):
+        (node,) = users
+    return node
+
+
+def _terms_of(top: fx.Node, norms: Mapping[fx.Node, KeptNorm], loses_mean: _LosesMean) -> Iterator[fx.Node]:
+    """All that is written into the stream up to a stage."""
+    parts = [top]
+    while parts:
+        part = parts.pop()
+        alone = part is top or len(_seeing(part, loses_mean)) == 1
+        if part not in norms and is_sum_or_same(part) and alone:
+            parts += part.all_input_nodes
+        else:
+            yield part
+
+
+def _value(
+    node: fx.Node,
+    norms: Mapping[fx.Node, KeptNorm],
+    zero: Collection[str],
+    found: Interpretation,
+    loses_mean: _LosesMean,
+) -> _Value:
+    terms = frozenset(_terms_of(node, norms, loses_mean))
     written = frozenset(norms[term] for term in terms if term in norms)
     writers: set[_Weight] | None = {(norm.bias, 0) for norm in written if norm.bias is not None}
     for term in terms - set(norms):
@@ -129,7 +165,7 @@ def _value(node: fx.Node, norms: Mapping[fx.Node, KeptNorm], zero: Collection[st
             writers.add((table, 1))
         else:
             writers = None
-    alone = writers is not None and all(term is node or len(term.users) == 1 for term in terms)
+    alone = writers is not None and all(term is node or len(_seeing(term, loses_mean)) == 1 for term in terms)
     return _Value(tuple(vector_uses(node, found)), terms, written, frozenset(writers or ()) if alone else None)
 
 
@@ -144,9 +180,7 @@ def _read_together(first: list[_Value], values: list[_Value]) -> list[_Value]:
         found = more
 
 
-def _shear(
-    values: list[_Value], found: Interpretation, loses_mean: Callable[[fx.Node, fx.Node], bool]
-) -> ShearAlongMean | None:
+def _shear(values: list[_Value], found: Interpretation, loses_mean: _LosesMean) -> ShearAlongMean | None:
     """The gauge of some values together, if there is one."""
     norms = {norm for value in values for norm in value.norms}
     writers = sorted({w for value in values for w in value.writers or ()})

@@ -222,7 +222,7 @@ def variance(call: Call) -> Value:
     return Value(_without(value.axes, reduced, len(call.shape)))
 
 
-@rule("group_norm", harmless="eps", traits=Trait.NORMALISES)
+@rule("group_norm", harmless="eps", traits=Trait.NORMALISES | Trait.ALONG_CHANNELS)
 def group_norm(call: Call) -> Value:
     """y = γ ⊙ (x - mean x) / std x + β over the channels of a group and all positions."""
     value, groups = call.value(call.argument(0)), call.argument(1)
@@ -236,7 +236,7 @@ def group_norm(call: Call) -> Value:
     return _with_gain(call, value, call.argument("weight"), call.argument("bias"), at=1)
 
 
-@rule("instance_norm", harmless="eps momentum use_input_stats", traits=Trait.NORMALISES)
+@rule("instance_norm", harmless="eps momentum use_input_stats", traits=Trait.NORMALISES | Trait.ALONG_CHANNELS)
 def instance_norm(call: Call) -> Value:
     """y_c = γ_c (x_c - mean x_c) / std x_c + β_c: each channel by itself."""
     value = call.value(call.argument(0))

@@ -1,0 +1,110 @@
+"""Degrees: if some weights are multiplied by powers of one number, what becomes of every value behind them?
+
+The powers are followed entry by entry through all that is linear, bilinear, or only moves entries. So whoever supposes
+that a factor may go from some weights into others learns here whether the outputs stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.gauges.index_provenance import moved, only_moves
+from hf_align.symmetry.interpreter.values import Interpretation
+from hf_align.symmetry.rules.patterns import gives_only_its_shape
+from hf_align.tracing.execute import call_wide
+from hf_align.tracing.ops import Trait, does, factors_of
+
+_SHIFT = 1000
+"""What is added to a power to label an entry: labels below zero are nobody's."""
+
+Powers = dict[fx.Node, Tensor]
+"""By value, whole numbers in its shape; all zero where there are none."""
+
+
+def cancels(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> bool:
+    """Whether no output changes if the entries of some values are multiplied by powers of any positive number."""
+    powers = dict(starts)
+    for node in found.program.graph.nodes:
+        if node in starts or node.op == "output" or not any(a in powers for a in node.all_input_nodes):
+            continue
+        after = _powers(node, powers, found)
+        if after is None:
+            return False
+        powers.update((n, p) for n, p in after.items() if bool(p.any()))
+    return powers.keys().isdisjoint(found.program.interface)
+
+
+def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | None:
+    """Those of what an op makes of its operands; none if a factor does not stay one."""
+    value = node.meta.get("val")
+    carried = [a for a in node.all_input_nodes if a in powers]
+    if all(gives_only_its_shape(a, node) for a in carried):
+        return {}
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        return None
+
+    def of(operand: object) -> Tensor:
+        if isinstance(operand, fx.Node):
+            return powers.get(operand, torch.zeros(_shape(operand), dtype=torch.long))
+        return torch.zeros((), dtype=torch.long)
+
+    if only_moves(node, carried, found):
+        labels = {a: powers[a] + _SHIFT for a in carried}
+        return {n: torch.where(p < 0, 0, p - _SHIFT) for n, p in moved(node, labels, found)}
+    if does(node, Trait.LINEAR) and node.args == (carried[0],) and not node.kwargs:
+        return {node: of(carried[0])} if _shape(carried[0]) == _shape(node) else None
+    if does(node, Trait.ADDS | Trait.SUBTRACTS) and len(node.args) == 2:
+        return _alike(node, *map(of, node.args))
+    if does(node, Trait.FILLS) and node.args[1] not in powers and node.args[2:] in ((0,), (0.0,)):
+        return {node: of(node.args[0]).expand(_shape(node))}
+    if does(node, Trait.SELECTS) and not does(node, Trait.FILLS) and node.args[0] not in powers:
+        return _alike(node, *map(of, node.args[1:]))
+    if does(node, Trait.MULTIPLIES) and len(node.args) == 2 and not node.kwargs:
+        return {node: (of(node.args[0]) + of(node.args[1])).expand(_shape(node))}
+    if does(node, Trait.DIVIDES) and len(node.args) == 2 and not node.kwargs:
+        return {node: (of(node.args[0]) - of(node.args[1])).expand(_shape(node))}
+    return _contracted(node, of)
+
+
+def _shape(node: fx.Node) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape
+
+
+def _alike(node: fx.Node, first: Tensor, second: Tensor) -> Powers | None:
+    """Of a sum, or of what is chosen from two values: both have one factor."""
+    first, second = torch.broadcast_tensors(first, second)
+    return {node: first.expand(_shape(node))} if torch.equal(first, second) else None
+
+
+def _contracted(node: fx.Node, of: Callable[[object], Tensor]) -> Powers | None:
+    """Of a product of matrices: all terms of a sum have one factor if the mean of their powers is that of the squares,
+    squared."""
+    factors = factors_of(node)
+    if factors is None or not does(node, Trait.CONTRACTS | Trait.AFFINE | Trait.CONVOLVES):
+        return None
+    x, w, b = factors
+    left, right = (of(node.args[i]).double() for i in (x, w))
+    added = of(node.args[b]).double() if b is not None and len(node.args) > b and node.args[b] is not None else None
+
+    def product(left: Tensor, right: Tensor, added: Tensor | None) -> Tensor:
+        args = list(node.args)
+        args[x], args[w] = left, right
+        if b is not None and len(args) > b:
+            args[b] = added
+        result: Tensor = call_wide(node, args, node.kwargs)
+        return result
+
+    none = None if added is None else torch.zeros_like(added)
+    one, other = torch.ones_like(left), torch.ones_like(right)
+    terms = product(one, other, none).clamp_min(1)
+    mean = (product(left, other, none) + product(one, right, none)) / terms
+    squares = product(left.square(), other, none) + 2 * product(left, right, none) + product(one, right.square(), none)
+    if not torch.allclose(squares / terms, mean.square()):
+        return None
+    if added is not None and not torch.allclose(product(0 * one, 0 * other, added), mean):
+        return None
+    return {node: mean.round().long()}
