@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_distance
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 Weights = Mapping[str, Tensor]
@@ -103,6 +104,8 @@ def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) ->
     """The gauge in which spaces that share a weight are balanced together: each moves what the next one reads, so they
     take turns until none moves any more. The sum of squares goes down with every turn."""
     coupled = [name for name in gauge if gauge.keys() & _beside(spec, name)]
+    if all(isinstance(spec.group(name), ScaledPermutation) for name in coupled):
+        spec, weights = _lengths(spec, weights, coupled)
     for _ in range(_TURNS if len(coupled) > 1 else 0):
         moved = 0.0
         for name in coupled:
@@ -112,6 +115,20 @@ def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) ->
         if moved < _STILL:
             break
     return gauge
+
+
+def _lengths(spec: SymmetrySpec, weights: Weights, names: list[str]) -> tuple[SymmetrySpec, Weights]:
+    """All that scales are balanced by: the lengths of what lies along axes that nothing moves, as weights of a spec
+    without these axes."""
+    parameters, lengths = {}, {}
+    for name in dict.fromkeys(p for space in names for p in spec.uses(space)):
+        axes = spec.parameters[name]
+        moved = [any(f.powers for segment in axis for f in segment) for axis in axes]
+        still = [i for i, moves in enumerate(moved) if not moves]
+        squares = weights[name].double().square()
+        lengths[name] = (squares.sum(still) if still else squares).sqrt()
+        parameters[name] = tuple(axis for axis, moves in zip(axes, moved, strict=True) if moves)
+    return replace(spec, parameters=parameters), lengths
 
 
 def _beside(spec: SymmetrySpec, name: str) -> set[str]:
