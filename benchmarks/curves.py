@@ -152,7 +152,7 @@ def measure(family: str, curve: Curve, label: str, seed: int) -> Row:
     schedule = replace(curve.schedule, seed=seed)
     data = {k: t for k, t in training(family, pair).items() if k != "labels"} if family in DATA else None
     objective = towards((a, b), network, Search(schedule=schedule, own=curve.own), data, lambda _: None)
-    offsets = learn_curve(a, b, network, objective, schedule)
+    offsets = learn_curve((a, b), network, objective, schedule)
     seconds = matching + time.process_time() - began
     line, path = (_path(pair, reported, models, found) for found in ({}, offsets))
     return Row(family, curve.aligned, curve.name, label, seed, path.losses[0], path.losses[-1],

@@ -76,7 +76,7 @@ class Bench:
         network, search = self.judge[0].network, Search()
         a, b = (dict(self.models[m]) for m in "ab")
         objective = towards((a, b), network, search, None, lambda _: None)
-        mix = along(Aligned(self.inputs.spec, a, b), learn_curve(a, b, network, objective, search.schedule))
+        mix = along(Aligned(self.inputs.spec, a, b), learn_curve((a, b), network, objective, search.schedule))
         return self.losses({n: mix(n, 0.5) for n in a})
 
     def cosine(self) -> float:

@@ -19,7 +19,7 @@ from hf_align.jobs.descending import written_by
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.merging.distil import distilled
-from hf_align.merging.transport import Fine, Texts, samples_of
+from hf_align.merging.transport import Carried, Change, Texts, samples_of
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.settings.choices import KEEP
@@ -60,20 +60,20 @@ class Bench:
     def bases(self) -> Opened:
         return replace(self.models, pairs=self.models.pairs[:1], names=self.models.names[:2])
 
-    def fine(self, aligned: bool) -> Fine:
+    def carried(self, aligned: bool) -> Carried:
         matches = self.bases.find() if aligned else []
         onto, base, tuned = ({n: w[n].float() for n in self.models.spec.parameters}
                              for w in Basis(self.models, [*matches, *matches]).weights)  # fmt: skip
-        return Fine(onto, base, tuned)
+        return Carried(onto, (Change(base, tuned),))
 
-    def regressed(self, fine: Fine, keep: float = KEEP) -> Weights:
+    def regressed(self, carried: Carried, keep: float = KEEP) -> Weights:
         solved: dict[str, Tensor] = {}
-        fine.solve(samples_of(fine, self.models.network, None, keep, silent), solved)
-        return {**fine.by_vector, **solved}
+        carried.solve(samples_of(carried, self.models.network, None, keep, silent), solved)
+        return {**carried.by_vector, **solved}
 
-    def distilled(self, fine: Fine, start: Weights, keep: float = KEEP) -> Weights:
-        learned = tuple(written_by(self.models, (fine.finetuned,), None))
-        objective = Texts.of(fine, self.models.network, learned, keep).objective(fine, keep)
+    def distilled(self, carried: Carried, start: Weights, keep: float = KEEP) -> Weights:
+        learned = [tuple(written_by(self.models, (carried.changes[0].finetuned,), None))]
+        objective = Texts.of(carried, self.models.network, learned, keep).objective(carried, keep)
         return distilled(dict(start), self.models.network, objective, Schedule(steps=STEPS, rows=ROWS))
 
     def learned_matching(self) -> float:
@@ -98,17 +98,17 @@ class Between:
 
 
 def rows_of(bench: Bench) -> list[Row]:
-    raw, moved = bench.fine(False), bench.fine(True)
+    raw, moved = bench.carried(False), bench.carried(True)
     made: dict[str, Weights] = {}
 
-    def regressed(fine: Fine, called: str) -> Weights:
-        made[called] = bench.regressed(fine)
+    def regressed(carried: Carried, called: str) -> Weights:
+        made[called] = bench.regressed(carried)
         return made[called]
 
     return [
         ("the other base, B", lambda: raw.onto),
-        ("the fine-tune, F", lambda: raw.finetuned),
-        ("its base, A", lambda: raw.base),
+        ("the fine-tune, F", lambda: raw.changes[0].finetuned),
+        ("its base, A", lambda: raw.changes[0].base),
         ("B + (F − A), not aligned", lambda: dict(raw.by_vector)),
         ("B + (F − A), aligned", lambda: dict(moved.by_vector)),
         ("regression, not aligned", lambda: regressed(raw, "raw")),

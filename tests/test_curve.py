@@ -19,7 +19,7 @@ from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.descent import State
 from hf_align.matching.objectives import TowardsSources
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.curve import _Offset, along, learn_curve
+from hf_align.merging.curve import _drawn, _Offset, along, learn_curve
 from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
@@ -41,7 +41,7 @@ class Case:
     evaluator: Evaluator
 
     def offsets(self, schedule: Schedule = SHORT, **more: object) -> dict[str, Tensor]:
-        return learn_curve(self.a, self.b, self.network, self.objective, schedule, **more)  # type: ignore[arg-type]
+        return learn_curve((self.a, self.b), self.network, self.objective, schedule, **more)  # type: ignore[arg-type]
 
     def loss(self, offsets: dict[str, Tensor], weight: float) -> float:
         mix = along(Aligned(self.pair.spec, self.a, self.b), offsets)
@@ -80,9 +80,9 @@ def test_what_both_share_does_not_bend() -> None:
     """A model and itself, and all weights that two fine-tunes have left alone."""
     found = case("llama")
     frozen = {n: found.a[n] if "mlp" not in n else t for n, t in found.b.items()}
-    offsets = learn_curve(found.a, frozen, found.network, found.objective, SHORT)
+    offsets = learn_curve((found.a, frozen), found.network, found.objective, SHORT)
     assert offsets and all("mlp" in name for name in offsets)
-    assert learn_curve(found.a, dict(found.a), found.network, found.objective, SHORT) == {}
+    assert learn_curve((found.a, dict(found.a)), found.network, found.objective, SHORT) == {}
 
 
 def test_a_step_is_as_long_as_the_models_are_apart() -> None:
@@ -113,7 +113,7 @@ def test_statistics_stay_on_the_line() -> None:
     a, b = ({n: t.float() for n, t in state.items() if t.is_floating_point()} for state in states)
     b["resnet.embedder.embedder.normalization.running_mean"] += 1
     images = {"pixel_values": torch.randn(8, 1, 16, 16)}
-    offsets = learn_curve(a, b, network, TowardsSources((a, b), (images, images)), SHORT)
+    offsets = learn_curve((a, b), network, TowardsSources((a, b), (images, images)), SHORT)
     assert offsets and not any("running" in name for name in offsets)
     kernels = [n for n, m in transformers.ResNetForImageClassification(config).named_modules()
                if isinstance(m, nn.Conv2d)]  # fmt: skip
@@ -202,3 +202,41 @@ def test_a_killed_merge_keeps_its_match_and_its_curve(
     monkeypatch.setattr(merge, "learn_curve", not_again)
     assert run(*arguments) == 0
     assert not (tmp_path / "out" / ".hf-align").exists()
+
+
+def test_three_models_have_a_simplex_whose_centre_is_lower(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    """No edge of it moves: what is learned vanishes where a model has no share."""
+    torch.manual_seed(2)
+    third = transformers.GPT2LMHeadModel(tiny_gpt2(initializer_range=0.5))
+    third.save_pretrained(tmp_path / "c")
+    folders, losses = (*tiny, tmp_path / "c"), {}
+    rows = [torch.tensor(written(folder, 64)) for folder in folders]
+    for method in ("linear", "curve"):
+        steps = ("--steps", "60") if method == "curve" else ()
+        assert (
+            run("merge", *folders, "--method", method, "--match", "weight", *steps, "-o", tmp_path / method, "--quiet")
+            == 0
+        )
+        model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / method)
+        with torch.no_grad():
+            losses[method] = sum(float(model(x, labels=x).loss) for x in rows)
+    assert losses["curve"] < losses["linear"] - 0.5, losses
+
+
+def test_where_the_loss_of_a_simplex_is_taken() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for sampling, spread in (("midpoint", 0.0), ("near-midpoint", 0.1), ("uniform", 1.0)):
+        schedule = Schedule(lambda_sampling=sampling)  # type: ignore[arg-type]
+        drawn = torch.tensor([_drawn(3, schedule, rng) for _ in range(100)])
+        torch.testing.assert_close(drawn.sum(1), torch.ones(100))
+        assert bool(((drawn - 1 / 3).abs() <= spread + 1e-6).all()) and (
+            spread == 0 or float(drawn.std()) > spread / 10
+        )
+
+
+def test_an_offset_is_as_long_as_models_are_apart() -> None:
+    a, b, c = torch.zeros(3, 3), torch.ones(3, 3), 7**0.5 * torch.ones(3, 3)
+    for others, apart in (((b,), 1.0), ((c,), 7**0.5), ((b, c), 2.0)):
+        found = _Offset.between(a, *others)
+        assert found is not None and float(found.unit) == pytest.approx(apart * 3**0.5)
+    assert _Offset.between(a, a, a) is None

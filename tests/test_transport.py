@@ -11,7 +11,7 @@ from test_api import answers
 from transformers import PretrainedConfig, PreTrainedModel
 
 import hf_align
-from hf_align.merging.transport import Fine, Texts
+from hf_align.merging.transport import Carried, Change, Texts
 from hf_align.running.network import Network
 
 FAMILIES = {"llama": tiny_llama, "gpt2": tiny_gpt2, "bert": tiny_bert, "vit": tiny_vit}
@@ -101,12 +101,12 @@ def test_how_far_a_fine_tune_is_from_its_base_decides_what_is_aimed_at(noise: fl
     base, other = loud(0), loud(1)
     weights = [{n: w.detach() for n, w in m.named_parameters()} for m in (base, other)]
     tuned = {n: torch.lerp(w, weights[1][n], noise) for n, w in weights[0].items()}
-    fine = Fine(weights[1], weights[0], tuned, 2.0)
-    texts = Texts.of(fine, Network(base.config), ({"input_ids": written(base, 32)},), 0.5)
-    assert least <= texts.apart <= most
+    carried = Carried(weights[1], (Change(weights[0], tuned, 2.0),))
+    texts = Texts.of(carried, Network(base.config), [({"input_ids": written(base, 32)},)], 0.5)
+    assert least <= texts.apart[0] <= most
     assert texts.known is not None and texts.known["input_ids"].shape == (16, 8)
-    shares = fine.shares(texts.apart)
-    assert sum(shares) == pytest.approx(1) and shares[2] == 2.0 and shares[0] == pytest.approx(1 - 2 * texts.apart)
+    shares = carried.shares(0, texts.apart[0])
+    assert sum(shares) == pytest.approx(1) and shares[2] == 2.0 and shares[0] == pytest.approx(1 - 2 * texts.apart[0])
 
 
 def test_what_other_arguments_than_text_need_is_not_made_up() -> None:
@@ -116,9 +116,56 @@ def test_what_other_arguments_than_text_need_is_not_made_up() -> None:
     rows = {"input_ids": written(base, 8)}
     for more, kept in (("attention_mask", True), ("token_type_ids", False)):
         inputs = {**rows, more: torch.ones_like(rows["input_ids"])}
-        texts = Texts.of(Fine(weights[1], weights[0], weights[1]), Network(base.config), (inputs,), 0.5)
+        carried = Carried(weights[1], (Change(weights[0], weights[1]),))
+        texts = Texts.of(carried, Network(base.config), [(inputs,)], 0.5)
         assert (texts.known is not None and texts.known.keys() == inputs.keys()) == kept
-        assert (texts.apart > 0) == kept
+        assert (texts.apart[0] > 0) == kept
+
+
+def test_several_fine_tunes_of_several_bases_are_carried_at_once() -> None:
+    """Each is heard where it speaks; carried alone, the other is not."""
+    bases, onto, finetuned = [loud(0), loud(3)], loud(1), [loud(2), loud(4)]
+    texts = [written(model, 256) for model in finetuned]
+    both = hf_align.transport(finetuned, base=bases, onto=onto, keep=0, witness=False)
+    alone = [hf_align.transport(f, base=a, onto=onto, keep=0, witness=False)
+             for f, a in zip(finetuned, bases, strict=True)]  # fmt: skip
+    with torch.no_grad():
+        for number, (model, rows) in enumerate(zip(finetuned, texts, strict=True)):
+            told = model(rows).logits
+            far = [apart(told, m(rows).logits) for m in (both, alone[1 - number], onto)]
+            assert far[0] < 0.7 * far[1] and far[0] < 0.7 * far[2], far
+
+
+@pytest.mark.parametrize("strengths", [(1.0, 1.0), (0.5, 2.0)])
+def test_the_changes_of_several_are_added(strengths: tuple[float, float]) -> None:
+    """Of one base in another basis: what they sum to there is what they sum to here."""
+    base = built(tiny_llama(), 0)
+    finetuned = [tuned(base, tiny_llama(), seed) for seed in (8, 9)]
+    onto, summed = hf_align.randomize(base, seed=3), built(tiny_llama(), 0)
+    with torch.no_grad():
+        for w, start, *others in zip(*(m.parameters() for m in (summed, base, *finetuned)), strict=True):
+            w.copy_(start + sum(s * (other - start) for s, other in zip(strengths, others, strict=True)))
+    carried = hf_align.transport(finetuned, base=base, onto=onto, strength=strengths, method="task_arithmetic")
+    assert float((answers(carried) - answers(summed)).abs().max()) < 0.05 * float(
+        (answers(onto) - answers(summed)).abs().max()
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"base": [0]}, "2 fine-tunes have 1 bases"),
+        ({"strength": [1.0, 2.0, 3.0]}, "and 3 strengths"),
+        ({"strength": [1.0, float("inf")]}, "strength is inf"),
+        ({"data": {"input_ids": torch.zeros(2, 4, dtype=torch.long)}}, "of several, each writes its own"),
+    ],
+    ids=["bases", "strengths", "infinite", "data"],
+)
+def test_what_does_not_fit_several(asked: dict[str, object], message: str) -> None:
+    model = built(tiny_llama(), 0)
+    given = {"base": model, **{k: [model] if k == "base" else v for k, v in asked.items()}}
+    with pytest.raises(ValueError, match=message):
+        hf_align.transport([model, model], onto=model, **given)  # type: ignore[arg-type]
 
 
 def save(folder: Path, model: PreTrainedModel) -> Path:

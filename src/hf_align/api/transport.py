@@ -1,33 +1,36 @@
-"""A fine-tune carried to another base, with live models."""
+"""Fine-tunes carried to another base, with live models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_align.api.align import align, moved_of
+from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, called_with, examples
-from hf_align.api.given import Kind, Model
+from hf_align.api.given import Given, Kind, Model
 from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.job import silent
-from hf_align.merging.transport import Fine, samples_of
+from hf_align.merging.transport import Carried, Change, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, finite
+from hf_align.symmetry.action import Elements
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
 
 
 def transport(
-    finetuned: Model,
+    finetuned: Model | Sequence[Model],
     *,
-    base: Model,
+    base: Model | Sequence[Model],
     onto: Kind,
     data: Data | None = None,
-    strength: float = 1.0,
+    strength: float | Sequence[float] = 1.0,
     keep: float = KEEP,
     method: TransportMethod = "regression",
     match: Match = "weight",
@@ -37,14 +40,14 @@ def transport(
     tokenizer: PreTrainedTokenizerBase | None = None,
     witness: bool = True,
 ) -> Kind:
-    """Carry what a fine-tune learned on its base to another base.
+    """Carry what fine-tunes learned on their bases to another base.
 
     Args:
-        finetuned: the fine-tune: a live model, a state dict, a folder or a Hub id.
-        base: what it was tuned from.
+        finetuned: the fine-tune: a live model, a state dict, a folder or a Hub id; or a list of several.
+        base: what it was tuned from; a list where not all of them have one base.
         onto: what it is carried to; of the same architecture and vocabulary.
-        data: text like what the fine-tune was trained on; without it the fine-tune writes its own.
-        strength: how much of the change is carried over.
+        data: text like what the fine-tune was trained on; without it each fine-tune writes its own.
+        strength: how much of the change is carried over; a list of as many as there are fine-tunes, or one for all.
         keep: examples that `onto` writes, and answers on as before, for each of the others. It has an effect on models
             that generate, and with "regression" alone.
         method: "regression" fits every weight so that B does on top of its own what the fine-tune does on top of its
@@ -66,30 +69,56 @@ def transport(
     """
     checked("method", method, TransportMethod)
     checked("witness", witness, (True, False))
+    tuned_from = _changes(finetuned, base, strength)
     if data is not None and method != "regression":
         raise ValueError(f'data is not used by method="{method}"')
-    finite("strength", strength)
+    if data is not None and len(tuned_from) > 1:
+        raise ValueError("data is what one fine-tune was trained on; of several, each writes its own")
     if not 0 <= finite("keep", keep) <= 1:
         raise ValueError(f"keep is {keep}; it must lie between 0 and 1")
     data = reusable(data)
-    found = align(base, to=onto, match=match, inputs=called_with(inputs, data, onto), device=device, config=config,
-                  tokenizer=tokenizer, witness=witness)  # fmt: skip
-    first, last, tuned = (found.taken(model, config, called=name) for model, name in (
-        (onto, "onto"), (base, "base"), (finetuned, "finetuned")))  # fmt: skip
+    called = called_with(inputs, data, onto)
     running = Devices.choose(device).running
-    if witness:
-        hold_all([moved_of(tuned, found.config, found.spec, found.elements)], running)
-    moves = ((first, found.reference), (last, found.elements), (tuned, found.elements))
-    known = found.spec.parameters
-    onto_b, base_b, tuned_b = (
-        Computed(known, found.weights_of(given, elements).__getitem__) for given, elements in moves
-    )
-    fine = Fine(onto_b, base_b, tuned_b, strength)
+    alignments: dict[int, Alignment] = {}
+    changes: list[Change] = []
+    for model, before, share in tuned_from:
+        if id(before) not in alignments:
+            alignments[id(before)] = align(before, to=onto, match=match, inputs=called, device=device, config=config,
+                                           tokenizer=tokenizer, witness=witness)  # fmt: skip
+        found = alignments[id(before)]
+        tuned, last = (found.taken(m, config, called=part) for m, part in ((model, "finetuned"), (before, "base")))
+        if witness:
+            hold_all([moved_of(tuned, found.config, found.spec, found.elements)], running)
+        changes.append(Change(_weights(found, last, found.elements), _weights(found, tuned, found.elements), share))
+    first = found.taken(onto, config, called="onto")
+    carried = Carried(_weights(found, first, found.reference), tuple(changes))
     solved: dict[str, Tensor] = {}
     if method == "regression":
         network = network_for(found.config, running)
-        fine.solve(samples_of(fine, network, examples(data, tuned, tokenizer), keep, silent), solved)
-    start = fine.by_vector
+        carried.solve(samples_of(carried, network, examples(data, tuned, tokenizer), keep, silent), solved)
+    start = carried.by_vector
     made = Computed(found.spec.parameters, lambda n: solved[n] if n in solved else start[n])
-    carried: Any = first.with_weights(made, found.config, found.spec)
-    return carried
+    result: Any = first.with_weights(made, found.config, found.spec)
+    return result
+
+
+def _changes(
+    finetuned: Model | Sequence[Model], base: Model | Sequence[Model], strength: float | Sequence[float]
+) -> list[tuple[Any, Any, float]]:
+    """Each fine-tune with its base, and how much of it is carried over.
+
+    Raises:
+        ValueError: a strength is no finite number, or there are other numbers of them.
+    """
+    models = list(finetuned) if isinstance(finetuned, list | tuple) else [finetuned]
+    bases = list(base) if isinstance(base, list | tuple) else [base] * len(models)
+    several = list(strength) if isinstance(strength, list | tuple) else [strength] * len(models)
+    strengths = [finite("strength", each) for each in several]
+    if not models or not len(models) == len(bases) == len(strengths):
+        found = f"{len(models)} fine-tunes have {len(bases)} bases and {len(strengths)} strengths"
+        raise ValueError(f"{found}; each fine-tune needs one of both")
+    return list(zip(models, bases, strengths, strict=True))
+
+
+def _weights(found: Alignment, given: Given, elements: Elements) -> Mapping[str, Tensor]:
+    return Computed(found.spec.parameters, found.weights_of(given, elements).__getitem__)

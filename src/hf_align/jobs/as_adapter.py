@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Asked, Draft, Say
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
-from hf_align.jobs.transport import Transport
+from hf_align.jobs.transport import Transport, Tuned
 from hf_align.jobs.witnessing import moved_model
 from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import REGRESSION
 from hf_align.merging.sites import sites
-from hf_align.merging.transport import Fine
+from hf_align.merging.transport import Carried
 from hf_align.running.generate import noise
 from hf_align.running.network import Weights
 from hf_align.runtime.devices import Devices
@@ -134,9 +134,7 @@ class TransportAdapter(Transport):
     changes: Changes
 
     @classmethod
-    def open(
-        cls, finetuned: str, base: str, onto: str, asked: Asked, *, strength: float, keep: float
-    ) -> TransportAdapter:
+    def open(cls, tuned: Sequence[Tuned], onto: str, asked: Asked, *, keep: float) -> TransportAdapter:
         """Open all three models.
 
         Raises:
@@ -144,12 +142,12 @@ class TransportAdapter(Transport):
         """
         if asked.options.method != REGRESSION:
             raise HfAlignError(f"--as-adapter fits factors, and --method {asked.options.method} fits none")
-        whole = Transport.open(finetuned, base, onto, asked, strength=strength, keep=keep)
-        changes, (first, *_, tuned) = Changes.of(whole.models), whole.models.sources
-        assert tuned.adapter is not None
-        draft = AdapterDraft(changes.plan, tuned.adapter.folder, {"inference_mode": True}, base=first)
+        whole = Transport.open(tuned, onto, asked, keep=keep)
+        changes, (first, *_, last) = Changes.of(whole.models), whole.models.sources
+        assert last.adapter is not None
+        draft = AdapterDraft(changes.plan, last.adapter.folder, {"inference_mode": True}, base=first)
         return cls(asked=asked, sources=whole.sources, record={**whole.record, "--as-adapter": "True"}, draft=draft,
-                   chosen={**whole.chosen, "as adapter": True}, models=whole.models, fit=whole.fit, strength=strength,
+                   chosen={**whole.chosen, "as adapter": True}, models=whole.models, fit=whole.fit, tuned=tuned,
                    keep=keep, held_out=whole.held_out, changes=changes)  # fmt: skip
 
     @property
@@ -170,16 +168,16 @@ class TransportAdapter(Transport):
         return [moved_model(name, model, pair, spec, elements, pair.layout(pair.a), self.options)
                 for name, model, elements in zip(called, models, self._elements(match), strict=True)]  # fmt: skip
 
-    def _fine(self, match: Basis) -> Fine:
+    def _carried(self, match: Basis) -> Carried:
         onto, base, finetuned = Basis(self.models).weights
         if match.matches:
             device, spec = Devices.choose(self.options.device).running, self.models.spec
             base, finetuned = (AlignedWeights(w, spec, e, device)
                                for w, e in zip((base, finetuned), self._elements(match), strict=True))  # fmt: skip
-        return Fine(onto, base, finetuned, self.strength)
+        return self._among((onto, base, finetuned))
 
     def _made(self, claim: Claim, match: Basis) -> Weights:
-        onto, solved = Basis(self.models).weights[0], self._solved(claim, self._fine(match))
+        onto, solved = Basis(self.models).weights[0], self._solved(claim, self._carried(match))
         return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else onto[n])
 
     def entries(self, claim: Claim, match: Basis) -> Entries:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.ondemand import Computed
@@ -26,7 +27,7 @@ from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
-from hf_align.merging.curve import along, learn_curve
+from hf_align.merging.curve import along, bulging, learn_curve
 from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import CURVE, DISTIL, HOLDING, INEXACT, REGRESSION, mix_of
 from hf_align.merging.regression import Regressed, mean_of, regress
@@ -167,7 +168,8 @@ class Merge(OpenedJob[Mixed]):
             made = self._regressed(claim, basis) if method == REGRESSION else self._distilled(claim, basis)[1]
             return lambda name, _: made[name]
         if not self.is_pair:
-            mean = Mean(weights)
+            mean: Weights = Mean(weights)
+            mean = bulging(mean, self._bulge(claim, weights)) if method == CURVE else mean
             return lambda name, _: mean[name]
         models = Aligned(self.models.spec, *weights)
         if method in INEXACT:
@@ -175,7 +177,7 @@ class Merge(OpenedJob[Mixed]):
                 f"--method {method} mixes units by maps that are not symmetries: B's function is not preserved"
             )
         if method == CURVE:
-            return along(models, load_file(once(claim, _OFFSETS, partial(self._offsets, models))))
+            return along(models, self._bulge(claim, weights))
         return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
 
     def _regressed(self, claim: Claim, basis: Basis) -> Regressed:
@@ -199,12 +201,16 @@ class Merge(OpenedJob[Mixed]):
         called, found = distil_once(claim, self.models, starts, towards)
         return called, Regressed(starts[called], found)
 
-    def _offsets(self, models: Aligned, state: State) -> Callable[[Path], None]:
+    def _bulge(self, claim: Claim, weights: Sequence[Weights]) -> dict[str, Tensor]:
+        """What is learned of a curve, or of a simplex."""
+        return load_file(once(claim, _OFFSETS, partial(self._offsets, weights)))
+
+    def _offsets(self, weights: Sequence[Weights], state: State) -> Callable[[Path], None]:
         network, search = self.models.network, self.models.search()
         parameters = self.models.first.spec.parameters
-        a, b = (network.placed(Computed(parameters, w.__getitem__)) for w in (models.a, models.b))
+        placed = tuple(network.placed(Computed(parameters, w.__getitem__)) for w in weights)
         unlabelled = None if self.fit is None else {k: t for k, t in self.fit.items() if k != "labels"}
-        objective = towards((a, b), network, search, unlabelled, self.asked.say)
+        objective = towards(placed, network, search, unlabelled, self.asked.say)
         with searching(search, "learning the curve") as progress:
-            offsets = learn_curve(a, b, network, objective, search.schedule, state=state, progress=progress)
+            offsets = learn_curve(placed, network, objective, search.schedule, state=state, progress=progress)
         return partial(save_file, offsets)

@@ -120,10 +120,10 @@ def transport(
         HfAlignError: any bad input, before anything is written.
     """
     from hf_align.jobs.as_adapter import TransportAdapter
-    from hf_align.jobs.transport import Transport
+    from hf_align.jobs.transport import Transport, Tuned
 
     asked, job = Asked(options, data, say, command), TransportAdapter if as_adapter else Transport
-    return run(job.open(finetuned, base, onto, asked, strength=strength, keep=keep), output)
+    return run(job.open([Tuned(finetuned, base, strength)], onto, asked, keep=keep), output)
 
 
 def evaluate(a: str, b: str, data: Path, options: Options, say: Say = silent) -> Comparison:

@@ -33,6 +33,7 @@ from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import Command, run_command, run_moe, write_inputs
 from hf_align.mergekit.loaders import is_planned, renamed, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
+from hf_align.mergekit.own import is_own, own_job
 from hf_align.mergekit.slices import stack_here
 from hf_align.opening.pairs import Pair
 from hf_align.publishing.card import document
@@ -81,12 +82,15 @@ def run_recipe(
     Devices.choose(told.device)
     ordered, report = in_order(read_recipes(path), output), Report(str(output), "")
     if is_known():
-        for recipe, _ in ordered:
-            require_experts(recipe.body) if "experts" in recipe.body else _require_sound(recipe.body)
+        for body in (recipe.body for recipe, _ in ordered if not is_own(recipe.body)):
+            require_experts(body) if "experts" in body else _require_sound(body)
     for recipe, folder in ordered:
         align = recipe.align
         options = _options(align, common)
         asked = Asked(replace(options, device=options.device or told.device), align.data if align else None, say)
+        if is_own(recipe.body):
+            report = run(own_job(path, recipe.body, align, asked), folder)
+            continue
         kind = _Experts if "experts" in recipe.body else _Recipe
         report = run(kind.open(path, recipe.body, align, told, asked), folder)
     return {"notes": report.notes, "witness": report.witness}

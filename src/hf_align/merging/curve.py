@@ -2,22 +2,27 @@
 
 Between two aligned models runs a parabola, the quadratic Bézier curve of Garipov et al. (arXiv 1802.10026, section 3);
 aligned models are joined by better ones (Tatro et al., arXiv 2009.02439). What is learned is by how much every weight
-leaves the line halfway. The loss is the distance from what either model predicts on its own inputs, so that a curve
-needs neither labels nor data. Its middle is trained: what it gains over the mean is no property of A and B alone.
+leaves the line halfway. Of three models and more it is a simplex in place of the line: it bulges over its centre, and
+stays at the models and on all faces as it was. The loss is the distance from what every model predicts on its own
+inputs, so that a curve needs neither labels nor data. Its middle is trained: what it gains over the mean is no property
+of the models alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective
 from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.merging.aligned import Aligned, Mix, Weights
+from hf_align.merging.regression import mean_of
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Network
 from hf_align.settings.schedule import Schedule
@@ -41,9 +46,18 @@ def along(models: Aligned, offsets: Mapping[str, Tensor]) -> Mix:
     return mix
 
 
+def bulging(mean: Weights, offsets: Mapping[str, Tensor]) -> Weights:
+    """The centre of a simplex: the mean of its models, and what was learned there."""
+
+    def centre(name: str) -> Tensor:
+        plain = mean[name]
+        return plain if name not in offsets else (plain + offsets[name].to(plain.device)).to(plain)
+
+    return Computed(mean, centre)
+
+
 def learn_curve(
-    a: Weights,
-    b: Weights,
+    models: Sequence[Weights],
     network: Network,
     objective: Objective,
     schedule: Schedule,
@@ -51,27 +65,29 @@ def learn_curve(
     state: State | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The midpoint offsets [shape of the weight, float32, CPU] at which the loss between two models is low, by weight.
+    """The midpoint offsets [shape of the weight, float32, CPU] at which the loss between models is low, by weight.
 
-    Steps are steepest in the spectral norm of each matrix, and as long as A and B are apart in it: a weight that both
+    Steps are steepest in the spectral norm of each matrix, and as long as the models are apart in it: a weight that all
     share stays as it is.
 
     Args:
-        a, b: weights of aligned models by name in memory, placed for the network.
+        models: weights of aligned models by name in memory, placed for the network.
         state: an interrupted run resumes from there.
         progress: called after each step with its number and the loss.
 
     Raises:
         HfAlignError: the loss is not finite.
     """
-    offsets = {
-        n: offset for n in sorted(network.trained & a.keys()) if (offset := _Offset.between(a[n], b[n])) is not None
-    }
+    first = models[0]
+    found = {n: _Offset.between(*(model[n] for model in models)) for n in sorted(network.trained & first.keys())}
+    offsets = {n: offset for n, offset in found.items() if offset is not None}
 
     def loss(rng: Generator) -> Tensor:
-        at = schedule.draw(rng)
-        merged = {n: linear(a[n], b[n], at) if a[n].is_floating_point() else a[n] for n in a}
-        merged |= {n: merged[n] + 4 * at * (1 - at) * offset.value for n, offset in offsets.items()}
+        shares = _drawn(len(models), schedule, rng)
+        bulge = len(shares) ** len(shares) * math.prod(shares)
+        mean = mean_of(models, shares)
+        merged = {n: mean[n] if first[n].is_floating_point() else first[n] for n in first}
+        merged |= {n: merged[n] + bulge * offset.value for n, offset in offsets.items()}
         return objective.loss(network, merged, schedule.rows, rng)
 
     if offsets:
@@ -80,13 +96,22 @@ def learn_curve(
     return {n: offset.value.detach().cpu() for n, offset in offsets.items()}
 
 
+def _drawn(count: int, schedule: Schedule, rng: Generator) -> tuple[float, ...]:
+    """Where the loss is taken: shares of so many models, 1 in sum."""
+    if count == 2:
+        at = schedule.draw(rng)
+        return 1 - at, at
+    parts = [schedule.draw(rng) for _ in range(count)]
+    return tuple(part / sum(parts) for part in parts)
+
+
 @dataclass(frozen=True)
 class _Offset:
     """How far one weight leaves the line.
 
     Attributes:
         steps: as matrices [*, n, k], in units of `unit`.
-        unit: for which a matrix of spectral norm one has entries of the size by which those of A and B differ.
+        unit: for which a matrix of spectral norm one has entries of the size by which those of the models differ.
     """
 
     steps: Tensor
@@ -94,9 +119,9 @@ class _Offset:
     shape: torch.Size
 
     @classmethod
-    def between(cls, a: Tensor, b: Tensor) -> _Offset | None:
-        """None where A and B do not differ."""
-        apart = (b - a).square().mean().sqrt()
+    def between(cls, a: Tensor, *others: Tensor) -> _Offset | None:
+        """None where the models do not differ."""
+        apart = torch.stack([(other - a).square().mean() for other in others]).mean().sqrt()
         if not apart:
             return None
         matrices = as_matrices(a)  # of weights that were moved strides may be any

@@ -1,4 +1,4 @@
-"""A fine-tune carried to another base: it answers as the fine-tune where that speaks, and as B where B does.
+"""Fine-tunes carried to another base: it answers as each fine-tune where that speaks, and as B where B does.
 
 All models are in one basis. What is added to B's weights is F − A (task arithmetic, arXiv 2212.04089), which knows
 nothing of how B's activations differ from A's. From there every weight is fitted in the order of the graph
@@ -7,19 +7,21 @@ nothing of how B's activations differ from A's. From there every weight is fitte
 On what the fine-tune writes the aim is B + (F − A) + g (A − B). With g = 0 that is the arithmetic of logits of proxy
 tuning (arXiv 2401.08565): right for a fine-tune that changed little, since what B does better than A is kept. With
 g = 1 it is F: right for one that learned a text of which neither base knows anything, since A's and B's errors there
-have nothing in common. g is measured, 1 − exp(−KL(F ‖ A)). On what B writes the aim is B.
+have nothing in common. g is measured, 1 − exp(−KL(F ‖ A)). On what B writes the aim is B. Of several fine-tunes, of one
+base or of several, all changes are added, and each has its own text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hf_align.checkpoints.ondemand import Computed
+from hf_align.matching.objectives import Objective
 from hf_align.merging.aligned import Weights
 from hf_align.merging.distil import Together, TowardsMix
 from hf_align.merging.regression import Solved, regress
@@ -37,44 +39,65 @@ _ASKED = 128
 
 
 @dataclass(frozen=True)
-class Fine:
-    """A fine-tune, what it was tuned from, and what it is carried to, in one basis.
+class Change:
+    """What a fine-tune learned.
 
     Attributes:
-        onto, base, finetuned: weights by name in memory: B's, A's and F's.
+        base, finetuned: weights by name in memory: A's and F's.
         strength: λ, how much of the change is carried over.
     """
 
-    onto: Weights
     base: Weights
     finetuned: Weights
     strength: float = 1.0
 
+
+@dataclass(frozen=True)
+class Carried:
+    """Fine-tunes, what each was tuned from, and what they are carried to, in one basis.
+
+    Attributes:
+        onto: B's weights by name in memory.
+    """
+
+    onto: Weights
+    changes: tuple[Change, ...]
+
     @property
-    def models(self) -> tuple[Weights, Weights, Weights]:
-        """B, A and F."""
-        return self.onto, self.base, self.finetuned
+    def models(self) -> tuple[Weights, ...]:
+        """B, and of each fine-tune A and F."""
+        return self.onto, *(model for change in self.changes for model in (change.base, change.finetuned))
 
     @property
     def by_vector(self) -> Weights:
-        """B + λ (F − A), tensor by tensor, in the dtype of B's."""
+        """B + Σ λ (F − A), tensor by tensor, in the dtype of B's."""
 
         def moved(name: str) -> Tensor:
-            onto, base, finetuned = (weights[name] for weights in self.models)
+            onto = self.onto[name]
             if not onto.is_floating_point():
                 return onto
             wide = torch.promote_types(onto.dtype, torch.float32)
-            return (onto.to(wide) + self.strength * (finetuned.to(wide) - base.to(wide))).to(onto.dtype)
+            found = onto.to(wide)
+            for change in self.changes:
+                found = found + change.strength * (change.finetuned[name].to(wide) - change.base[name].to(wide))
+            return found.to(onto.dtype)
 
         return Computed(self.onto, moved)
 
-    def shares(self, apart: float = 0.0) -> tuple[float, float, float]:
-        """Of B, A and F in what is aimed at on the fine-tune's text: B + λ (F − A + g (A − B)).
+    def shares(self, number: int, apart: float = 0.0) -> tuple[float, ...]:
+        """Of the models in what is aimed at on the text of one fine-tune: B + λ (F − A + g (A − B)).
 
         Args:
             apart: g, from 0 for a fine-tune that hardly differs from its base to 1.
         """
-        return 1 - apart * self.strength, (apart - 1) * self.strength, self.strength
+        found, strength = [0.0] * len(self.models), self.changes[number].strength
+        found[0], found[1 + 2 * number], found[2 + 2 * number] = 1 - apart * strength, (apart - 1) * strength, strength
+        return tuple(found)
+
+    def teacher(self, number: int, apart: float) -> tuple[tuple[Weights, ...], tuple[float, ...]]:
+        """The models that have a share in what is aimed at there, and their shares."""
+        found = [(model, share) for model, share in zip(self.models, self.shares(number, apart), strict=True) if share]
+        return tuple(model for model, _ in found), tuple(share for _, share in found)
 
     def solve(self, texts: Texts, solved: Solved, ranks: Mapping[str, int | None] | None = None) -> None:
         """Fit every weight that can be fitted, and that `solved` does not have yet.
@@ -85,14 +108,10 @@ class Fine:
         Raises:
             HfAlignError: as `regress`.
         """
-        others = () if texts.known is None else (Taught(texts.known, _ONTO),)
+        first, *others = texts.taught(self)
         start = self.by_vector if ranks is None else self.onto
-        regress(self.models, self.shares(texts.apart), Samples(texts.network, texts.learned), start, solved,
+        regress(self.models, first.shares, Samples(texts.network, (first.inputs,)), start, solved,
                 others=others, ranks=ranks)  # fmt: skip
-
-
-_ONTO = (1.0, 0.0, 0.0)
-"""Of B, A and F in B."""
 
 
 @dataclass(frozen=True)
@@ -100,51 +119,66 @@ class Texts:
     """What the models are run on.
 
     Attributes:
-        learned: what the fine-tune was trained on, or writes: one batch or more, without labels.
+        learned: what each fine-tune was trained on, or writes: one batch or more, without labels.
         known: what B writes; None where nothing is kept on purpose.
-        apart: g, how far the fine-tune is from its base there.
+        apart: g, how far each fine-tune is from its base there.
     """
 
     network: Network
-    learned: tuple[Batch, ...]
+    learned: tuple[tuple[Batch, ...], ...]
     known: Batch | None
-    apart: float
+    apart: tuple[float, ...]
 
     @classmethod
-    def of(cls, fine: Fine, network: Network, learned: tuple[Batch, ...], keep: float, seed: int = 1) -> Texts:
-        """With what B writes beside what the fine-tune does. Where nothing can be written like it, g is zero: what B
+    def of(
+        cls, carried: Carried, network: Network, learned: Sequence[tuple[Batch, ...]], keep: float, seed: int = 1
+    ) -> Texts:
+        """With what B writes beside what the fine-tunes do. Where nothing can be written like it, g is zero: what B
         knew would be lost without a text of its own.
 
         Args:
             keep: examples that B writes for each of the others.
         """
-        first = learned[0]
+        batches, first = [inputs for each in learned for inputs in each], learned[0][0]
         if not writes(build_without_weights(network.config)) or not first.keys() <= _OF_TEXT:
-            return cls(network, learned, None, 0.0)
-        count = round(keep * sum(len(next(iter(inputs.values()))) for inputs in learned))
+            return cls(network, tuple(learned), None, (0.0,) * len(learned))
+        count = round(keep * sum(len(next(iter(inputs.values()))) for inputs in batches))
         known = None
         if count:
-            found = own_inputs(network, network.placed(fine.onto), count, first["input_ids"].shape[1], seed)
+            found = own_inputs(network, network.placed(carried.onto), count, first["input_ids"].shape[1], seed)
             known = {k: found["input_ids"] if k == "input_ids" else torch.ones_like(found["input_ids"]) for k in first}
-        return cls(network, learned, known, apart(fine, network, learned[-1]))
+        far = (apart(change, network, each[-1]) for change, each in zip(carried.changes, learned, strict=True))
+        return cls(network, tuple(learned), known, tuple(far))
 
-    def objective(self, fine: Fine, keep: float) -> Together | TowardsMix:
+    def taught(self, carried: Carried) -> list[Taught]:
+        """Inputs, and what is aimed at on them."""
+        found = [Taught(inputs, carried.shares(number, far))
+                 for number, (each, far) in enumerate(zip(self.learned, self.apart, strict=True))
+                 for inputs in each]  # fmt: skip
+        of_onto = (1.0,) + (0.0,) * (len(carried.models) - 1)
+        return found if self.known is None else [*found, Taught(self.known, of_onto)]
+
+    def objective(self, carried: Carried, keep: float) -> Objective:
         """Of a descent.
 
         Args:
-            fine: placed for the network.
+            carried: placed for the network.
         """
-        learned = TowardsMix(fine.models, fine.shares(self.apart), self.learned)
-        if self.known is None:
-            return learned
-        known = TowardsMix((fine.onto,), (1.0,), (self.known,))
-        return Together((learned, known), (1 / (1 + keep), keep / (1 + keep)))
+        each: list[Objective] = [
+            TowardsMix(*carried.teacher(number, far), inputs)
+            for number, (inputs, far) in enumerate(zip(self.learned, self.apart, strict=True))
+        ]
+        rows = [1 / len(each)] * len(each)
+        if self.known is not None:
+            each = [*each, TowardsMix((carried.onto,), (1.0,), (self.known,))]
+            rows = [*(share / (1 + keep) for share in rows), keep / (1 + keep)]
+        return Together(each, rows)
 
 
 @torch.no_grad()
-def apart(fine: Fine, network: Network, inputs: Batch) -> float:
+def apart(change: Change, network: Network, inputs: Batch) -> float:
     """1 − exp(−KL(F ‖ A)), of what both predict on some inputs."""
-    tuned, base = (network.placed(weights) for weights in (fine.finetuned, fine.base))
+    tuned, base = (network.placed(weights) for weights in (change.finetuned, change.base))
     total = count = 0.0
     for part in batches({k: t[:_ASKED] for k, t in inputs.items()}):
         placed = {k: t.to(network.device) for k, t in part.items()}
@@ -154,11 +188,13 @@ def apart(fine: Fine, network: Network, inputs: Batch) -> float:
     return 1 - math.exp(-max(0.0, total / count))
 
 
-def samples_of(fine: Fine, network: Network, data: Batch | None, keep: float, say: Callable[[str], None]) -> Texts:
-    """What the models are run on for a regression: some of the data, or what the fine-tune writes itself."""
-    if data is None:
-        say(f"no data: the models are run on {MOST} inputs of the fine-tune's own, or on noise if it cannot generate")
-        found = own_inputs(network, network.placed(fine.finetuned), MOST, LENGTH, 0)
-    else:
-        found = {k: t[:MOST] for k, t in data.items() if k != "labels"}
-    return Texts.of(fine, network, (found,), keep)
+def samples_of(
+    carried: Carried, network: Network, data: Batch | None, keep: float, say: Callable[[str], None]
+) -> Texts:
+    """What the models are run on for a regression: some of the data of the only fine-tune, or what each writes."""
+    if data is not None:
+        return Texts.of(carried, network, [({k: t[:MOST] for k, t in data.items() if k != "labels"},)], keep)
+    say(f"no data: the models are run on {MOST} inputs of the fine-tune's own, or on noise if it cannot generate")
+    written = [(own_inputs(network, network.placed(change.finetuned), MOST, LENGTH, 2 * number),)
+               for number, change in enumerate(carried.changes)]  # fmt: skip
+    return Texts.of(carried, network, written, keep)

@@ -44,7 +44,7 @@ BY_SITE = frozenset(("first", "last", "all", "separate"))
 """Choices of features for the residual stream, which need features to match by."""
 DESCENDING = frozenset(("curve", "distil"))
 """Methods that go down a loss."""
-OF_MANY = ("linear", "regression", "distil")
+OF_MANY = ("linear", "regression", "curve", "distil")
 """Methods that merge any number of models."""
 BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""
