@@ -19,9 +19,11 @@ from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing import modes
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.small.reduce import reduced
+from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
 
@@ -332,3 +334,13 @@ def test_no_mode_is_longer_than_a_table_of_positions_that_the_config_calls_other
     program = trace_modes(build_without_weights(config))
     spec, rng = derive(program), Generator().manual_seed(0)
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9
+
+
+def test_parts_that_a_call_does_not_reach_are_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head for contacts is called on demand alone; each trial of an argument of it would be a trace."""
+    paths: list[str] = []
+    monkeypatch.setattr(modes, "try_parts", lambda *arguments: paths.extend(arguments[3]))
+    config = shrink(hf.EsmConfig(vocab_size=12, architectures=["EsmForMaskedLM"], pad_token_id=1))
+    spare = trace_modes(build_without_weights(config)).unread
+    assert any("contact_head" in name for name in spare)
+    assert paths and not any("contact_head" in path for path in paths)

@@ -17,6 +17,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError, first_line
@@ -89,7 +90,8 @@ def find_modes(
     """
     if isinstance(model, ModuleModel):
         return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
-    base = trace_model(model, length=length)
+    with _called(model) as called:
+        base = trace_model(model, length=length)
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
     extents, idle = _extents(base), list[Found]()
@@ -118,7 +120,7 @@ def find_modes(
         found += _with_the_same_arguments(model, most, found, longer)
     read = frozenset[str]().union(*(program.opened for _, program in found))
     owners = _owners(name for name in base.shapes if name not in read)
-    try_parts(model, base.example, extents, owners, attempt)
+    try_parts(model, base.example, extents, [path for path in owners if path in called], attempt)
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
     return [*found, *_with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))]
 
@@ -191,6 +193,22 @@ def _with_fewer_tokens(model: PreTrainedModel, found: Mapping[Mode, Program]) ->
             answer = NothingNew() if shorter is None else _answer(model, shorter, base)
             if shorter is not None and isinstance(answer, Program) and not is_part_of(answer, program):
                 yield shorter, answer
+
+
+@contextmanager
+def _called(model: PreTrainedModel) -> Iterator[set[str]]:
+    """The modules that are called in the block, by their names: another argument of any other one changes nothing."""
+    names = {module: name for name, module in model.named_modules()}
+    found = set[str]()
+
+    def note(module: nn.Module, args: Any) -> None:
+        found.add(names.get(module, ""))
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def _owners(weights: Iterable[str]) -> list[str]:
