@@ -99,6 +99,8 @@ class Trait(Flag):
     SOFTMAX = auto()
     KINKED = auto()
     """Linear on either side of zero."""
+    LIMITS = auto()
+    """y = x between limits, and constant beyond."""
     OF_POSITIVES = auto()
     """Not a number below zero."""
     SELECTS = auto()

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
 from hf_align.symmetry.certificate.random_copy import (
     Weights,
+    lower_limits,
     raise_epsilons,
     random_elements,
     random_inputs,
@@ -138,7 +139,7 @@ def certify(
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
         traced: one call to certify alone, of the config with its epsilons raised; all modes by default. Other
-            epsilons in it are raised in place.
+            epsilons in it are raised in place, and limits lowered.
         review: overrides of the derived spec, which then is certified, with their calls.
         eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
         positions: tokens in each context.
@@ -147,7 +148,7 @@ def certify(
     config = with_eps(config, eps)
 
     def derived(program: Program) -> tuple[Program, SymmetrySpec]:
-        program = raise_epsilons(program, eps)
+        program = lower_limits(raise_epsilons(program, eps))
         spec = derive(program)
         return program, review(spec if traced is not None else without_unseen(spec, review.reviewed.unused))
 

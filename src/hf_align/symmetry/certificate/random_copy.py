@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -18,6 +19,10 @@ from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
 Weights = dict[str, Tensor]
+_LIMIT = 1.0
+"""About as large as what random weights make."""
+_NO_LIMIT = 100.0
+"""What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
 
 
 def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:
@@ -49,6 +54,20 @@ def raise_epsilons(program: Program, eps: float) -> Program:
         if does(node, Trait.ADDS | Trait.NORMALISES):
             node.args = tuple(eps if isinstance(a, float) and 0 < a < eps else a for a in node.args)
     return program
+
+
+def lower_limits(program: Program) -> Program:
+    """Bring limits within the reach of random values: below one that none reaches, units seem to have scales."""
+    for node in program.graph.nodes:
+        if does(node, Trait.LIMITS) and node not in program.constants:
+            node.args = tuple(map(_within_reach, node.args))
+            node.kwargs = {name: _within_reach(value) for name, value in node.kwargs.items()}
+    return program
+
+
+def _within_reach(limit: Any) -> Any:
+    far = isinstance(limit, float) and _LIMIT < abs(limit) < _NO_LIMIT
+    return math.copysign(_LIMIT, limit) if far else limit
 
 
 def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:

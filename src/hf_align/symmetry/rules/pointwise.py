@@ -42,6 +42,9 @@ def unchanged(call: Call) -> object:
     return call.raw(call.argument(0))
 
 
+describe("clamp", "clamp_", "clip", traits=Trait.LIMITS)
+
+
 @runs("to", "_to_copy", "type_as")
 def _stays_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Rounding is no part of the function."""
