@@ -48,6 +48,13 @@ def test_a_folder_is_on_the_hub(hub: Hub, folder: Path) -> None:
     assert hub.count("POST .*/lfs/objects/verify") == 2
 
 
+def test_an_adapter_is_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    push(tmp_path, Destination("alice/lora"))
+    assert uploaded(hub, "alice/lora") == contents(tmp_path)
+
+
 def test_again_nothing_is_sent(hub: Hub, folder: Path) -> None:
     first = push(folder, Destination("alice/x"))
     hub.requests.clear()

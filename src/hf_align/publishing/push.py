@@ -12,12 +12,13 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 
-from hf_align.checkpoints.hub import plain_errors, retrying
+from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying
 from hf_align.errors import HfAlignError
 
 _STALE = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*"]
 """Weights of an older upload that `from_pretrained` might load instead of ours."""
 _LONGEST_NAME = 96
+_CONFIGS = ("config.json", ADAPTER)
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def push(folder: Path, to: Destination) -> Pushed:
     Raises:
         HfAlignError: it failed; the message has the command that goes on.
     """
-    if not (folder / "config.json").is_file():
-        raise HfAlignError(f"{folder} holds no model: it has no config.json")
+    if not any((folder / config).is_file() for config in _CONFIGS):
+        raise HfAlignError(f"{folder} holds no model: it has neither {' nor '.join(_CONFIGS)}")
     _require_own(folder)
     with _how_to_finish(folder, to):
         _make(to)
