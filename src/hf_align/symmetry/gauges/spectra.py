@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, along
 from hf_align.symmetry.gauges.folds import Carried, carriers
@@ -52,7 +54,7 @@ class LevelSpectrum(Gauge):
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = get(self.gain).double() + self.offset
-        found = _levelled(gain)
+        found = _levelled_once(gain)
         if found is None:
             return get(name)
         levelled, turn = found
@@ -124,6 +126,19 @@ def _parts(found: Interpretation) -> set[Space]:
     """The spaces of which some axis of a weight is more than a sum."""
     parts = [p.root for v in found.weights.values() for a in v.axes for p in a.segments]
     return {atom.space for p in parts if p.space.kind is not Kind.ATOM for atom in p.atoms}
+
+
+def _levelled_once(gain: Tensor) -> tuple[Tensor, Tensor] | None:
+    """As `_levelled`; what was found last is used again, for every weight along a stream asks for the same."""
+    if gain.requires_grad or is_functorch_wrapped_tensor(gain):
+        return _levelled(gain)
+    found = _levelled_of(tuple(gain.tolist()))
+    return None if found is None else (found[0].to(gain.device), found[1].to(gain.device))
+
+
+@lru_cache(maxsize=4)
+def _levelled_of(gain: tuple[float, ...]) -> tuple[Tensor, Tensor] | None:
+    return _levelled(torch.tensor(gain, dtype=torch.float64))
 
 
 def _levelled(gain: Tensor) -> tuple[Tensor, Tensor] | None:
