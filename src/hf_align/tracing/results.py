@@ -182,6 +182,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 _PLAINLY_COMPOSED = Trait.AFFINE | Trait.CONTRACTS | Trait.MOVES
 """Of ops that are made of others, those that choose them by shapes alone."""
+_OF_A_DEVICE = Trait.CONVOLVES | Trait.NORMALISES | Trait.STORED_STATISTICS
+"""Of ops whose results are laid out, or kept for a gradient, as the device likes it."""
 _DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 
 
@@ -220,7 +222,7 @@ def behaviour_of(func: Any) -> Behaviour:
         bool(traits & (Trait.EQUAL | Trait.UNEQUAL)) and func._overloadname == "Scalar",
         func._schema.is_mutable,
         asks_for_values,
-        Trait.CONVOLVES not in traits and (not asks_for_values or bool(traits & _PLAINLY_COMPOSED)),
+        not traits & _OF_A_DEVICE and (not asks_for_values or bool(traits & _PLAINLY_COMPOSED)),
         tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
     )
 
