@@ -154,12 +154,41 @@ class Last(Routed):
         return super().add(out, words[-1:], answers[-1:], expert)
 
 
+class Read(Routed):
+    """A recurrence reads what experts write: it is taken apart by export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = super().forward(input_ids).unflatten(0, input_ids.shape)
+        return x + self.loop(x)[0]
+
+
+class ReadAlone(Read, Alone):
+    pass
+
+
+class Beside(Routed):
+    """What its experts hold goes out beside the answer."""
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        self.load = torch.zeros(())
+        return super().forward(input_ids), self.load
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        hidden = functional.silu(x @ self.up[expert].T)
+        self.load = self.load + hidden.sum()
+        return hidden @ self.down[expert].T
+
+
 def traced(model: Routed) -> Program:
     ids = torch.arange(12).reshape(2, 6) % WORDS
     return trace_call(model, Example({"input_ids": ids}, {"input_ids": torch.arange(WORDS)}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare, HandedOn])
+@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare, HandedOn, Read])
 def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     model = kind()
     program = traced(model)
@@ -173,7 +202,7 @@ def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
 
 
-@pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last])
+@pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last, ReadAlone, Beside])
 def test_what_the_length_of_a_list_decides_is_refused(kind: type[Routed]) -> None:
     with pytest.raises(IncompatibleModels, match=r"test_listed.py:\d+ .* needs numbers that only a run computes"):
         traced(kind())

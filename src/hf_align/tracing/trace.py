@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any, cast
@@ -161,7 +161,14 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic)
     if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
-        return _of_export(model, torch.export.export(recorded, (), free, strict=False), example)
+        program = _of_export(model, torch.export.export(recorded, (), free, strict=False), example)
+    else:
+        program = _of_record(model, recorded, weights, example)
+    _hold_lists(model, program, recorded.meta[LISTED_AT])
+    return program
+
+
+def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collection[str], example: Example) -> Program:
     parameters, arguments, constants = {}, {}, {}
     names, _ = canonical_names(model)
     for node in recorded.graph.nodes:
@@ -171,9 +178,7 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
             parameters[node] = names.get(node.target, node.target)
         elif node.op == "get_attr":
             constants[node] = node.meta["val"]
-    program = _program(model, recorded.graph, parameters, arguments, constants, example)
-    _hold_lists(model, program, recorded.meta[LISTED_AT])
-    return program
+    return _program(model, recorded.graph, parameters, arguments, constants, example)
 
 
 def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> None:
