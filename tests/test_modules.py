@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 import torch
 from conftest import built, tiny_gpt2
-from plain_modules import ByData, ByLength, Decoder, Encoder, Masked, Recurrent, ResNet, Several, Shared, mlp, seeded
+from plain_modules import (
+    ByData,
+    ByLength,
+    Decoder,
+    Encoder,
+    Flagged,
+    Masked,
+    Recurrent,
+    ResNet,
+    Several,
+    Shared,
+    mlp,
+    seeded,
+)
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -251,6 +264,16 @@ def test_a_way_that_only_long_inputs_take_counts() -> None:
     twin = hf_align.randomize(a, seed=1, inputs=x)
     for length in (3, 12, 13, 20):
         assert_same(twin, a, numbers(2, length, 4))
+
+
+def test_what_a_module_notes_counts_at_every_size() -> None:
+    x = numbers(4, 4)
+    a = seeded(Flagged, 0)
+    with pytest.raises(hf_align.IncompatibleModels, match="compute differently"):
+        hf_align.align(seeded(lambda: Flagged(flag=True), 1), to=a, inputs=x)
+    twin = hf_align.randomize(a, seed=1, inputs=x)
+    for rows in (1, 37, 40, 41, 60):
+        assert_same(twin, a, numbers(rows, 4))
 
 
 @pytest.mark.parametrize("verb", ["symmetries", "certify", "randomize"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, treespec_dumps
+from torch.utils._pytree import tree_flatten, tree_leaves, treespec_dumps
 
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.tracing.alike import is_part_of
@@ -43,6 +43,8 @@ _ANY = 2**20
 _UNKNOWN = "not known yet"
 _SEEN: dict[Hashable, ModuleConfig] = {}
 """Modules that were described, by what they look like from outside."""
+_HELD = ("_parameters", "_buffers", "_modules", "training")
+"""What every module has of its own: no choice of a caller's."""
 _TAKEN = ("config", "calls", "given", "examples", "whole", "tie_weights", "can_generate")
 """Names that a part of a module cannot have beside those of `ModuleModel`."""
 
@@ -157,13 +159,21 @@ def _config(module: nn.Module, config: ModuleConfig, calls: Sequence[Mapping[str
 
 
 def _from_outside(module: nn.Module, calls: Sequence[Mapping[str, Any]]) -> Hashable:
-    """What two modules have in common if the same sizes are worth trying on both: code, numbers, and inputs."""
+    """What two modules have in common if the same sizes are worth trying on both: code, what they note, and inputs."""
     given = [
         (n, tuple(v.shape), v.dtype, None if v.is_floating_point() else tuple(v.flatten().tolist()))
         if isinstance(v, Tensor) else (n, repr(v)) for call in calls for n, v in call.items()
     ]  # fmt: skip
-    kinds = frozenset(type(m) for m in module.modules())
-    return kinds, frozenset(numbers_in_code(module) | _numbers_noted(module)), tuple(given), len(calls)
+    noted = [(name, type(part), key, *_plain(value)) for name, part in module.named_modules()
+             for key, value in vars(part).items() if key not in _HELD]  # fmt: skip
+    return tuple(noted), frozenset(numbers_in_code(module)), tuple(given), len(calls)
+
+
+def _plain(value: Any) -> tuple[Hashable, ...]:
+    """What a module notes of itself: a flag may matter at one size alone. Of weights and tables the shapes do."""
+    parts, nesting = tree_flatten(value)
+    return str(nesting), *(tuple(v.shape) if isinstance(v, Tensor) else v if isinstance(v, Hashable) else repr(v)
+                           for v in parts if not isinstance(v, nn.Module))  # fmt: skip
 
 
 def _model(module: nn.Module, config: ModuleConfig) -> ModuleModel:
@@ -266,7 +276,8 @@ def _resized(example: Example, axes: Sequence[tuple[str, int]], size: int) -> Ex
 def _numbers_noted(model: nn.Module) -> set[int]:
     """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
     own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
-    found = {v for m in own for v in vars(m).values() if isinstance(v, int) and not isinstance(v, bool)}
+    noted = (leaf for m in own for key, value in vars(m).items() if key not in _HELD for leaf in tree_leaves(value))
+    found = {v for v in noted if isinstance(v, int) and not isinstance(v, bool)}
     sizes = {size for p in model.parameters() for size in p.shape}
     return {n for n in found - sizes if 2 < n <= _LONGEST}
 
