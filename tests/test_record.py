@@ -299,3 +299,44 @@ def test_what_a_call_writes_to_is_known_when_it_is_made_again(monkeypatch: pytes
     for _ in range(2):
         torch.testing.assert_close(recorded(model, "x", x=x)(x)[0], forward(model, x))
     assert len(calls) == 3  # twice at first, once then
+
+
+class Places(nn.Module):
+    """Puts what it computes where a mask says, in the place of what it is given."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, wide)
+
+    def forward(self, x: Tensor, media: Tensor, mask: Tensor) -> Tensor:
+        x = x.clone()
+        x[mask if mask.dtype == torch.bool else mask > 0] = self.linear(media)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("rows", "wide", "mask", "runs"),
+    [
+        (3, 4, torch.tensor([True, True, True, False, False]), True),
+        (1, 4, torch.tensor([True, True, True, False, False]), True),
+        (4, 4, torch.tensor([True, True, True, False, False]), False),
+        (3, 6, torch.tensor([True, True, True, False, False]), False),
+        (3, 4, torch.ones(5), True),  # without value: how many it holds only a run decides
+        (6, 4, torch.ones(5), False),
+        (3, 6, torch.ones(5), False),
+        (3, 3, torch.ones(5), False),
+    ],
+)
+def test_values_have_a_place_where_they_are_put(rows: int, wide: int, mask: Tensor, runs: bool) -> None:
+    model = Places(wide)
+    given = {"x": torch.randn(5, 4), "media": torch.randn(rows, 4), "mask": mask}
+    free = ["x", "media", *(["mask"] if mask.is_floating_point() else [])]
+
+    def put() -> fx.GraphModule:
+        return record(model, given, [n for n, _ in model.named_parameters()], free)
+
+    if runs:
+        assert any(op_name(node).startswith("index_put") for node in put().graph.nodes)
+        return
+    with pytest.raises(RuntimeError, match="cannot be put"):
+        put()

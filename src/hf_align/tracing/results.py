@@ -70,6 +70,8 @@ def result_of(func: Any, args: Any, kwargs: Any, faked: Callable[[Tensor], FakeT
         return func(*args, **kwargs)
     key = op, kinds_of(args), kinds_of(kwargs)
     if key not in _GIVES:
+        if op.is_indexing and Trait.PUTS_ENTRIES in op.traits:
+            _must_fit(*args[:3])
         _GIVES[key] = _known_without_device(func, args, kwargs)
         if _GIVES[key] is None:
             result = func(*args, **kwargs)
@@ -77,6 +79,28 @@ def result_of(func: Any, args: Any, kwargs: Any, faked: Callable[[Tensor], FakeT
             return result
     known = _GIVES[key]
     return func(*args, **kwargs) if known is None else _again(known, operands, faked)
+
+
+def _must_fit(base: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
+    """Refuse values that have no place where they are put, as a run does: on no device nobody looks.
+
+    How many entries a mask without value holds only a run decides: there may be as many values as it has entries.
+    """
+    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    if not all(mask.dim() for mask in masks):  # one that adds an axis
+        return
+    numbers = list[Any]()
+    for index in indices:
+        masked = any(index is mask for mask in masks)
+        shape = () if index is None else (index.numel(),) if masked else index.shape
+        number = slice(None) if index is None else torch.empty(shape, dtype=torch.long, device="meta")
+        numbers += [number] * (index.dim() if index is not None and masked else 1)
+    room = torch.empty(base.shape, device="meta")[tuple(numbers)].shape
+    most = {mask.numel() for mask in masks}
+    pairs = zip(values.shape[::-1], room[::-1], strict=False)
+    fit = all(size in (1, place) or (place in most and size < place) for size, place in pairs)
+    if values.dim() > len(room) or not fit:
+        raise RuntimeError(f"values of shape {[*values.shape]} cannot be put where there is room for {[*room]}")
 
 
 def _again(known: Known, operands: Sequence[Any], faked: Callable[[Tensor], FakeTensor]) -> Any:
