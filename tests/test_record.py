@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,11 @@ from transformers import PreTrainedModel
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.record import record
-from hf_align.tracing.trace import trace
+from hf_align.tracing.trace import trace, trace_call
 
 
 class Branch(nn.Module):
@@ -340,3 +342,27 @@ def test_values_have_a_place_where_they_are_put(rows: int, wide: int, mask: Tens
         return
     with pytest.raises(RuntimeError, match="cannot be put"):
         put()
+
+
+class Padded(nn.Module):
+    """Fills up its scores with what no score is."""
+
+    def __init__(self, filling: float) -> None:
+        super().__init__()
+        self.inner, self.outer, self.filling = nn.Linear(4, 6), nn.Linear(6, 3), filling
+        self.config = transformers.PretrainedConfig()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.full((2, 8), self.filling)
+        scores[:, :3] = self.outer(torch.relu(self.inner(x)))
+        return scores
+
+
+@pytest.mark.parametrize("filling", [-torch.inf, torch.nan])
+def test_infinite_scores_have_to_stay_and_none_shows_nothing(filling: float) -> None:
+    program = trace_call(Padded(filling), Example({"x": torch.randn(2, 4)}, {}))  # type: ignore[arg-type]
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    weights = random_weights(spec, rng)
+    error = soundness(program, spec, weights, random_inputs(program, rng), rng)
+    assert error < 1e-12 if filling == -torch.inf else math.isnan(error)
+    assert any(space.group for space in spec.spaces.values())

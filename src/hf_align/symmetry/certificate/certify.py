@@ -208,8 +208,19 @@ def soundness(
     moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
     runs = run(program, weights, inputs), run(program, moved, inputs)
     results = [tuple(values[node] for values in runs) for node in program.interface if node.meta["val"].numel()]
-    errors = [(before - after).abs().max() / before.abs().max().clamp_min(_SMALLEST) for before, after in results]
-    return float(torch.stack(errors).max())  # of which one that is no number is the largest
+    return float(torch.stack([_change(*result) for result in results]).max())  # one that is no number is the largest
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor:
+    """The largest change, over the largest entry. Infinite entries, with which models fill up scores, have to be the
+    same; no number where entries are none, or nothing else is there."""
+    same = before.isinf() & (before == after)
+    if same.all():
+        return torch.full((), torch.nan, dtype=torch.float64)
+    size = before[~before.isinf()].abs()
+    largest = size.max() if size.numel() else torch.zeros((), dtype=before.dtype)
+    change = torch.where(same, 0, before - after).abs()
+    return change.max() / largest.clamp_min(_SMALLEST)
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
