@@ -267,7 +267,7 @@ def preload() -> None:
 
 def render(rows: list[Row], revision: str) -> str:
     """The table of coverage.md."""
-    measured = [r for r in rows if r.seconds]
+    measured = [r for r in rows if r.seconds or r.reason]
     traced = [r for r in measured if r.copy]
     known = [r for r in traced if not r.unknown]
     sound = [r for r in known if r.sound]
@@ -296,7 +296,7 @@ def render(rows: list[Row], revision: str) -> str:
         "*fixed* by the canonical form, *flat* (they change no mean), and *open*.",
         "",
     ]  # fmt: skip
-    waiting = [r.model_type for r in rows if not r.seconds]
+    waiting = [r.model_type for r in rows if not r.seconds and not r.reason]
     if waiting:
         lines += [f"## Not measured at this revision ({len(waiting)})", "",
                   "What took least time at an earlier revision comes first, so the rows here are the easy ones. The "
