@@ -18,7 +18,7 @@ from hf_align.jobs.job import silent
 from hf_align.merging.transport import Carried, Change, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, finite
+from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, finite, share
 from hf_align.symmetry.action import Elements
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
@@ -74,14 +74,13 @@ def transport(
         raise ValueError(f'data is not used by method="{method}"')
     if data is not None and len(tuned_from) > 1:
         raise ValueError("data is what one fine-tune was trained on; of several, each writes its own")
-    if not 0 <= finite("keep", keep) <= 1:
-        raise ValueError(f"keep is {keep}; it must lie between 0 and 1")
+    share("keep", keep)
     data = reusable(data)
     called = called_with(inputs, data, onto)
     running = Devices.choose(device).running
     alignments: dict[int, Alignment] = {}
     changes: list[Change] = []
-    for model, before, share in tuned_from:
+    for model, before, scale in tuned_from:
         if id(before) not in alignments:
             alignments[id(before)] = align(before, to=onto, match=match, inputs=called, device=device, config=config,
                                            tokenizer=tokenizer, witness=witness)  # fmt: skip
@@ -89,7 +88,7 @@ def transport(
         tuned, last = (found.taken(m, config, called=part) for m, part in ((model, "finetuned"), (before, "base")))
         if witness:
             hold_all([moved_of(tuned, found.config, found.spec, found.elements)], running)
-        changes.append(Change(_weights(found, last, found.elements), _weights(found, tuned, found.elements), share))
+        changes.append(Change(_weights(found, last, found.elements), _weights(found, tuned, found.elements), scale))
     first = found.taken(onto, config, called="onto")
     carried = Carried(_weights(found, first, found.reference), tuple(changes))
     solved: dict[str, Tensor] = {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
 
 from hf_align.cli import console
 from hf_align.cli import options as opt
-from hf_align.errors import OptionError
 from hf_align.settings import choices
 from hf_align.settings.options import Options
 
@@ -83,10 +81,8 @@ def transport(
 
     $ hf-align transport org/a-chat --base org/a --onto org/b -o b-chat
     """
-    if not math.isfinite(strength):
-        raise OptionError(f"--strength is {strength}; a finite number is needed")
-    if not 0 <= keep <= 1:
-        raise OptionError(f"--keep is {keep}; it must lie between 0 and 1")
+    choices.finite("--strength", strength)
+    choices.share("--keep", keep)
     options = opt.chosen(locals())
     console.bars(quiet)
     from hf_align.jobs import pipeline

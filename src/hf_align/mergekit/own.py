@@ -13,7 +13,7 @@ from hf_align.jobs.job import Asked, Job
 from hf_align.jobs.merge import Merge
 from hf_align.jobs.transport import Transport, Tuned
 from hf_align.mergekit.config import Align
-from hf_align.settings.choices import KEEP, Dtype, OwnMethod, checked
+from hf_align.settings.choices import KEEP, Dtype, OwnMethod, checked, share
 from hf_align.settings.schedule import Schedule
 
 TRANSPORT = "transport"
@@ -53,9 +53,7 @@ def own_job(path: Path, recipe: Mapping[str, Any], align: Align | None, asked: A
             raise HfAlignError("merge_method transport needs a base_model, which the fine-tunes are carried to")
         tuned = [Tuned(str(entry["model"]), _tuned_from(entry), weight)
                  for entry, weight in zip(models, weights, strict=True)]  # fmt: skip
-        keep = _number(method, {"parameters": parameters}, "keep", KEEP)
-        if not 0 <= keep <= 1:
-            raise HfAlignError(f"keep is {keep}; it must lie between 0 and 1")
+        keep = share("keep", _number(method, {"parameters": parameters}, "keep", KEEP))
         return Transport.open(tuned, str(base), asked, keep=keep)
     return _merge(method, base, models, weights, asked)
 

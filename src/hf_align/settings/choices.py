@@ -92,6 +92,17 @@ def finite(name: str, value: Any) -> float:
     return value
 
 
+def share(name: str, value: Any) -> float:
+    """The value, if it is a number between 0 and 1.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if not 0 <= finite(name, value) <= 1:
+        raise OptionError(f"{name} is {value}; it must lie between 0 and 1")
+    return float(value)
+
+
 def whole(name: str, value: Any, least: int | None = None) -> int:
     """The value, if it is a whole number, and no smaller than the least.
 
