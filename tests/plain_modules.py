@@ -13,6 +13,27 @@ def mlp(bias: bool = True) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8, bias), nn.ReLU(), nn.Linear(8, 7, bias), nn.ReLU(), nn.Linear(7, 3, bias))
 
 
+class WithLoss(nn.Module):
+    """Returns its loss beside its logits where it is told the labels, as a Trainer wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"logits": logits} if labels is None else {"loss": 2 * functional.cross_entropy(logits, labels),
+                                                          "logits": logits}  # fmt: skip
+
+
+class WithTargets(WithLoss):
+    """Returns a pair, as nanoGPT does."""
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Any:
+        told = super().forward(x, targets)
+        return told["logits"], told.get("loss")
+
+
 class Block(nn.Module):
     """Two convolutions beside a shortcut, as in ResNets."""
 

@@ -8,7 +8,7 @@ from hf_align.api.align import align as find
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, called_with, examples_and_loss
 from hf_align.api.given import Model
-from hf_align.api.module_data import reusable
+from hf_align.api.module_data import loss_told, reusable
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import OptionError
 from hf_align.running.evaluate import Comparison, Evaluator
@@ -43,7 +43,7 @@ def evaluate(
         points: of λ, from 0 to 1.
         align: an alignment of B with A, or how to find one.
         objective: a function of outputs and a batch as the data has it, to a mean over examples. By default it is the
-            model's own loss, or cross-entropy where a plain module comes with labels.
+            model's own loss: what it returns as one, or cross-entropy where a plain module comes with labels.
         inputs: what plain modules are called with; by default it is taken from the first batch of `data`.
         device: where models run; an accelerator if there is one.
         config: of state dicts.
@@ -71,7 +71,7 @@ def evaluate(
     batch, loss = examples_and_loss(data, objective, first, tokenizer)
     assert batch is not None
     if loss is None and isinstance(first.config, ModuleConfig):
-        raise OptionError("data has no labels to compute a loss from: give objective=, a function of outputs and batch")
+        loss = loss_told
     evaluator = Evaluator(network, batch, loss)
     names = align.spec.parameters
     ends = (first.weights, second.weights, align.weights_of(first, align.reference),

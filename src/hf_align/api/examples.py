@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_align.api.given import Given, is_plain
-from hf_align.api.module_data import LABELS, inputs_from, module_data, own_loss
+from hf_align.api.module_data import LABELS, inputs_from, loss_told, module_data, own_loss
 from hf_align.errors import HfAlignError, OptionError
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch, Loss
@@ -63,7 +63,9 @@ def examples_and_loss(
     if data is None or not isinstance(given.config, ModuleConfig):
         return examples(data, given, tokenizer), objective
     found = module_data(data, given.config)
-    return found.batch, own_loss(objective, found) if objective is not None or LABELS in found.batch else None
+    if objective is not None:
+        return found.batch, own_loss(objective, found)
+    return found.batch, loss_told if LABELS in found.batch else None
 
 
 def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hf_align.errors import OptionError
 from hf_align.running.data import load_data
-from hf_align.running.network import Batch, Loss, predictions
+from hf_align.running.network import Batch, Loss, floating, predictions
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.module_calls import Inputs, bound
 from hf_align.tracing.modules import ModuleConfig, ModuleModel
@@ -94,28 +94,35 @@ def module_data(data: Any, config: ModuleConfig) -> ModuleData:
     return ModuleData({name: _joined(name, values) for name, values in columns.items()}, form)
 
 
-def own_loss(objective: Loss | None, data: ModuleData) -> Loss:
-    """The caller's loss, or cross-entropy where the data has classes to tell, on what the network is run on.
+def own_loss(objective: Loss, data: ModuleData) -> Loss:
+    """The caller's loss on what the network is run on, whose batches have another form."""
+    return lambda outputs, batch: objective(outputs, data.as_given(batch))
+
+
+def loss_told(outputs: Any, batch: Batch) -> Tensor:
+    """The loss that a module returns, or cross-entropy of labels whose classes it tells.
+
+    Classes are the last axis of the outputs or, as in images, the second. An output that is one number is a loss.
 
     Raises:
-        OptionError: there is none, and nothing to make one of.
+        OptionError: there is neither.
     """
-    if objective is not None:
-        return lambda outputs, batch: objective(outputs, data.as_given(batch))
-    if LABELS not in data.batch:
-        raise OptionError("data has no labels to compute a loss from: give objective=, a function of outputs and batch")
-    return _of_classes
-
-
-def _of_classes(outputs: Any, batch: Batch) -> Tensor:
-    """Cross-entropy of labels, whose classes are the last axis of the outputs or, as in images, the second."""
-    told, labels = predictions(outputs), batch[LABELS]
-    if not labels.is_floating_point() and told.shape[:-1] == labels.shape:
-        return cross_entropy(told.flatten(0, -2), labels.flatten().long())
-    if not labels.is_floating_point() and told.shape[:1] + told.shape[2:] == labels.shape:
-        return cross_entropy(told, labels.long())
-    raise OptionError(f"labels {list(labels.shape)} are no classes of outputs {list(told.shape)}: give objective=, "
-                      "a function of outputs and batch")  # fmt: skip
+    named = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(named, Tensor) and not named.dim():
+        return named
+    labels, told = batch.get(LABELS), predictions(outputs)
+    if labels is not None and not labels.is_floating_point():
+        if told.shape[:-1] == labels.shape:
+            return cross_entropy(told.flatten(0, -2), labels.flatten().long())
+        if told.shape[:1] + told.shape[2:] == labels.shape:
+            return cross_entropy(told, labels.long())
+    numbers = [v for v in floating(outputs) if not v.dim()]
+    if len(numbers) == 1:
+        return numbers[0]
+    found = "data has no labels to compute a loss from"
+    if labels is not None:
+        found = f"labels {list(labels.shape)} are no classes of outputs {list(told.shape)}"
+    raise OptionError(f"{found}: give objective=, a function of outputs and batch")
 
 
 def _batches(data: Any) -> Iterator[Any]:

@@ -129,13 +129,16 @@ def runnable(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     return model
 
 
+def floating(output: Any) -> list[Tensor]:
+    """All floating point tensors that a model returns."""
+    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    return [v for v in leaves if isinstance(v, Tensor) and v.is_floating_point()]
+
+
 def predictions(output: Any) -> Tensor:
     """What a model is judged by: its logits, or its first floating point output if it has none."""
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    outputs = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    return next(v for v in outputs if isinstance(v, Tensor) and v.is_floating_point())
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else floating(output)[0]
 
 
 def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
