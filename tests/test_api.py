@@ -257,6 +257,8 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.evaluate(a, b, {}, points=2), "points is 2"),
         (lambda a, b: hf_align.align([], to=a), "no model to align"),
         (lambda a, b: hf_align.merge("org/a"), "a list of two or more"),
+        (lambda a, b: hf_align.merge(a), "a list of two or more"),
+        (lambda a, b: hf_align.merge(5), "a list of two or more"),
         (lambda a, b: hf_align.certify(a, layers=0), "layers is 0"),
         (wrong(spaces=5), "spaces is 5; a pattern"),
         (wrong(spaces=["nowhere"]), "no space is called nowhere; there are "),
@@ -268,6 +270,7 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.transport(a, base=a, onto=b, strength=None), "strength is None; a finite number"),
         (lambda a, b: hf_align.symmetries(a, trust_remote_code="yes"), "True, False"),
         (wrong(device="gpu"), "device gpu is not available"),
+        (wrong(device=[0]), "is not available"),
         (lambda a, b: hf_align.evaluate(a, b, [{"input_ids": "In the beginning"}]), "is text"),
     ],
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_align.api.align import align as find
@@ -88,7 +88,7 @@ def merge(
     for name, flag in (("witness", witness), ("overwrite", overwrite), ("retokenize", retokenize)):
         checked(name, flag, (True, False))
     stored = _named(dtype)
-    if isinstance(models, (str, os.PathLike, Mapping)):
+    if isinstance(models, (str, os.PathLike, Mapping, nn.Module)) or not isinstance(models, Iterable):
         raise ValueError("models is one model; a list of two or more is needed")
     models = list(models)
     if len(models) < 2:

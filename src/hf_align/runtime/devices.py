@@ -42,7 +42,7 @@ class Devices:
             try:
                 running = torch.device(asked)
                 torch.zeros(1, device=running)
-            except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
+            except (RuntimeError, AssertionError, TypeError) as error:  # the second where torch is built without it
                 why = str(error).splitlines()[0]
                 raise OptionError(f"device {asked} is not available: {why}; cpu always is") from error
         return cls(running, running if _has_double(running) else CPU)
