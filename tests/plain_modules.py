@@ -107,6 +107,49 @@ class Decoder(nn.Module):
         return {"scores": logits, "loss": loss}
 
 
+class Fused(Decoder):
+    """As nanoGPT does it: attention is one op, and its answer a view of what that gives; (logits, loss)."""
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Any:
+        rows, length = ids.shape
+        x = self.table(ids) + self.places(torch.arange(length, device=ids.device))
+        q, k, v = (t.view(rows, length, 2, 4).transpose(1, 2) for t in self.qkv(self.norm(x)).split(8, dim=2))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).contiguous().view(rows, length, 8))
+        logits = self.head(self.last_norm(x + self.down(functional.gelu(self.up(x)))))
+        loss = None if targets is None else functional.cross_entropy(logits.view(-1, 11), targets.view(-1))
+        return logits, loss
+
+
+class Variational(nn.Module):
+    """Returns what it is made of beside what it makes; what it draws at random is drawn while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mean, self.log = nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(9, 4)
+        self.inner, self.head = nn.Linear(4, 7), nn.Linear(7, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden = torch.relu(self.body(x))
+        mean, log = self.mean(hidden), self.log(hidden)
+        z = mean + torch.randn_like(mean) * log.exp() if self.training else mean
+        return self.head(torch.relu(self.inner(z))), {"mean": mean, "log": log}
+
+
+class Codes(nn.Module):
+    """Returns which of its codes is the nearest, and which of its units is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.codes, self.head = nn.Linear(6, 5), nn.Embedding(7, 5), nn.Linear(5, 3)
+        self.wide, self.narrow = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = torch.cdist(self.body(x), self.codes.weight).argmin(-1)
+        wide = torch.relu(self.wide(x))
+        return self.head(self.codes(found)) + self.narrow(wide), found, wide.argmax(-1)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

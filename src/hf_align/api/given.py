@@ -19,7 +19,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory, model_class, quiet, read_config
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.module_calls import Inputs, as_described, described
-from hf_align.tracing.modules import ModuleConfig
+from hf_align.tracing.modules import ModuleConfig, tensors_of
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.stored import with_stored
 
@@ -166,7 +166,8 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> nn.Module:
     """A copy with other weights; what was one parameter and is none any more becomes two."""
-    made = copy.deepcopy(model)
+    of_last_call = {id(t): t.detach().clone() for t in tensors_of(model) if not t.is_leaf}  # which none can copy else
+    made = copy.deepcopy(model, dict(of_last_call))
     if not isinstance(config, ModuleConfig):
         cast(Any, made).config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
     before = _tensors(made)

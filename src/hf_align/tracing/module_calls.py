@@ -218,8 +218,8 @@ def _first(model: ModuleModel, call: Mapping[str, Any]) -> tuple[Example, Progra
         except IncompatibleModels as error:
             failed = error
             continue
-        tokens = {n: _ids(program, n, call[n]) for n in free}
-        return Example(dict(call), tokens), program
+        example = Example(dict(call), {n: _ids(program, n, call[n]) for n in free})
+        return example, replace(program, example=example)
     raise OptionError(str(failed)) from failed
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten, treespec_loads
+from torch.utils._pytree import tree_leaves, tree_unflatten, treespec_loads
 from transformers import AutoConfig, PretrainedConfig
 
 from hf_align.errors import OptionError, first_line
@@ -176,16 +176,19 @@ def without_weights(module: nn.Module, dtype: torch.dtype | None = None) -> nn.M
     """
     memo: dict[int, Any] = {}
     kept: list[Tensor] = []  # a copy is known by the id of what it is made of
-    for part in module.modules():
-        for value in vars(part).values():
-            for tensor in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(tensor, Tensor) and id(tensor) not in memo:
-                    memo[id(tensor)] = _bare(tensor, dtype)
-                    kept.append(tensor)
+    for tensor in tensors_of(module):
+        if id(tensor) not in memo:
+            memo[id(tensor)] = _bare(tensor, dtype)
+            kept.append(tensor)
     try:
         return copy.deepcopy(module, memo).eval()
     except Exception as error:  # whatever a module holds may refuse to be copied
         raise OptionError(f"{type(module).__name__} cannot be copied: {first_line(error)}") from error
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """All that a module and its parts hold, what they noted in lists and dicts too."""
+    return (t for part in module.modules() for t in tree_leaves(vars(part)) if isinstance(t, Tensor))
 
 
 def _bare(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -79,7 +79,8 @@ class Program:
 
     @property
     def interface(self) -> tuple[fx.Node, ...]:
-        """Every floating point tensor that the model returns, but for constants and stages on the way to the first."""
+        """What the model answers, floating point tensors first: what it returns but for constants and, of a model of
+        transformers, stages on the way to the first."""
         (results,) = next(n for n in self.graph.nodes if n.op == "output").args
         assert isinstance(results, tuple)
         return tuple(node for node in results if node not in self.constants)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.exporters import exporter_dynamo
@@ -161,11 +161,19 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic)
     if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
-        program = _of_export(model, torch.export.export(recorded, (), free, strict=False), example)
+        program = _of_export(model, torch.export.export(_reshaped(recorded), (), free, strict=False), example)
     else:
         program = _of_record(model, recorded, weights, example)
     _hold_lists(model, program, recorded.meta[LISTED_AT])
     return program
+
+
+def _reshaped(recorded: fx.GraphModule) -> fx.GraphModule:
+    """Views as reshapes: what is contiguous where it comes from one op need not be where that is written out."""
+    for node in recorded.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    recorded.recompile()
+    return recorded
 
 
 def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collection[str], example: Example) -> Program:
@@ -282,7 +290,7 @@ def _program(
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
-    _return_no_stages(graph)
+    _return_answers(model, graph)
     opened = frozenset(parameters[n] for n in parameters if n.users)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))  # also of dropout, which does nothing
     alive = set(graph.nodes)
@@ -300,17 +308,24 @@ def _program(
                    saved.buffers, constants, example, opened=opened)  # fmt: skip
 
 
-def _return_no_stages(graph: fx.Graph) -> None:
-    """Return the first floating point result, by which a model is judged, and those that are no stage on the way to
-    it, nor show one in another shape: a stage that is returned, too, is as free to change as any other."""
+def _return_answers(model: nn.Module, graph: fx.Graph) -> None:
+    """Return the floating point results that are answers, and all whole numbers, which are in no basis."""
     end = next(n for n in graph.nodes if n.op == "output")
-    flat = [n for n in end.all_input_nodes if isinstance(n.meta["val"], Tensor) and n.meta["val"].is_floating_point()]
-    stages, stack = set[fx.Node](), flat[:1]
+    returned = [n for n in end.all_input_nodes if isinstance(n.meta["val"], Tensor)]
+    floating = [n for n in returned if n.meta["val"].is_floating_point()]
+    answers = floating if isinstance(model, ModuleModel) else _without_stages(floating)
+    end.args = ((*answers, *(n for n in returned if n not in floating and answers)),)
+
+
+def _without_stages(results: list[fx.Node]) -> list[fx.Node]:
+    """The first result, by which a model of transformers is judged, and those that are no stage on the way to it, nor
+    show one in another shape: a stage that is returned, too, is as free to change as any other."""
+    stages, stack = set[fx.Node](), results[:1]
     while stack:
         before = [n for n in stack.pop().all_input_nodes if n not in stages]
         stages.update(before)
         stack.extend(before)
-    end.args = ((*flat[:1], *(n for n in flat[1:] if value_shown(n) not in stages)),)
+    return [*results[:1], *(n for n in results[1:] if value_shown(n) not in stages)]
 
 
 def _writes_in_place(node: fx.Node) -> bool:

@@ -71,7 +71,7 @@ class Case:
             _seed(device)
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
-            return {name: _few(t) for name, t in _answers(model(**arguments)).items()}
+            return {name: _few(t) for name, t in _answers(model, model(**arguments)).items()}
 
 
 def _seed(device: torch.device) -> None:
@@ -223,21 +223,25 @@ def _drawn(example: Example, rng: Generator) -> Batch:
     return {**example.arguments, **example.random(shapes, rng)}
 
 
-def _answers(output: Any) -> dict[str, Tensor]:
-    """The tensors that a model is asked for: its first, all logits, and what is pooled of them.
+def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
+    """The tensors that a model is asked for: all of a plain module; of one of transformers its first, all logits, what
+    is pooled of them, and choices, which are whole numbers.
 
-    What else it returns, hidden states and caches, are stages on the way, in a basis of their own.
+    What else that returns, hidden states and caches, are stages on the way, in a basis of their own.
     """
-    if isinstance(output, Tensor):
-        return {"output": output}
+    if isinstance(model, ModuleModel):
+        leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+        return {str(n): t for n, t in enumerate(leaves) if isinstance(t, Tensor)}
     named = output.items() if isinstance(output, Mapping) else enumerate(tree_leaves(output))
-    found = {str(n): t for n, t in named if isinstance(t, Tensor) and t.is_floating_point() and str(n) != "loss"}
-    first = next(iter(found), None)
-    return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"}
+    found = {str(n): t for n, t in named if isinstance(t, Tensor)}
+    first = next((n for n, t in found.items() if t.is_floating_point() and n != "loss"), None)
+    return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"
+            or not t.is_floating_point()}  # fmt: skip
 
 
 def _few(answer: Tensor) -> Tensor:
     """An answer on the CPU; of a large one as many rows as are quickly compared, the last among them."""
+    answer = answer if answer.is_floating_point() else answer.double()
     rows = answer.reshape(-1, answer.shape[-1]) if answer.dim() > 1 else answer[None]
     if answer.numel() <= _MANY:
         return answer.cpu()

@@ -214,6 +214,7 @@ def soundness(
 def _change(before: Tensor, after: Tensor) -> Tensor:
     """The largest change, over the largest entry. Infinite entries, with which models fill up scores, have to be the
     same; no number where entries are none, or nothing else is there."""
+    before, after = before.double(), after.double()
     same = before.isinf() & (before == after)
     if same.all():
         return torch.full((), torch.nan, dtype=torch.float64)

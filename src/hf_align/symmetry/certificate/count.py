@@ -50,7 +50,7 @@ def looks(
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most, if not in all.
     """
-    rows = {result: _rows(result) for result in program.interface}
+    rows = {result: _rows(result) for result in program.interface if result.meta["val"].is_floating_point()}
     read = {result: _read(program, [result]) for result in rows}
     seen = 0
     for least in sorted(set(rows.values()), reverse=True):

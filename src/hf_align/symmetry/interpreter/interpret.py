@@ -133,9 +133,12 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
 
 
 def _pin_outputs(found: Interpretation) -> None:
-    """What the model returns is its interface."""
+    """What the model returns is its interface, and so is what the numbers in it count."""
     for node in found.program.interface:
-        if isinstance(found.values.get(node), (Value, Product, Rows)):
+        value = found.values.get(node)
+        if isinstance(value, Value) and value.points_to is not None:
+            lower(value.points_to, FIXED, evidence(node, "output"))
+        if isinstance(value, (Value, Product, Rows)):
             call = Call(node, found)
             for axis in call.value(node).axes:
                 lower(axis, FIXED, evidence(node, "output"))
