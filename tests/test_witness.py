@@ -14,8 +14,9 @@ import torch
 import transformers
 from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import CLIPConfig, PretrainedConfig
 
+import hf_align
 from hf_align.errors import HfAlignError
 from hf_align.jobs import job, witnessing
 from hf_align.jobs.witnessing import moved_model
@@ -300,6 +301,17 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["witness"] == found  # there is nothing left to do, and it is said again
     assert run("report", tmp_path / "out") == 0
     assert "answer as they did" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_embeddings_that_turn_are_named() -> None:
+    tower = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    text = dict(**tower, vocab_size=50, max_position_embeddings=8, bos_token_id=1, eos_token_id=2)
+    config = CLIPConfig(text_config=text, vision_config=dict(**tower, image_size=16, patch_size=8), projection_dim=8)
+    torch.manual_seed(0)
+    found = hf_align.align(transformers.CLIPModel(config), to=transformers.CLIPModel(config)).witness
+    assert found is not None and "text_embeds and image_embeds returned in another basis" in found["sentence"]
+    b, a = (model["rebased"] for model in found["models"])
+    assert set(b) == {"text_embeds", "image_embeds"} and not a
 
 
 @pytest.mark.quick

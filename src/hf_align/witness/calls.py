@@ -62,16 +62,21 @@ class Case:
     def described(self) -> str:
         return self.mode.name if self.length is None else f"{self.mode.name}, length {self.length}"
 
-    @torch.no_grad()
     def answers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """What the model answers, by name, on the CPU. Whatever it draws at random it draws alike every time."""
+        found = self.returned(model, device, dtype)
+        return found if self.forced is not None or isinstance(model, ModuleModel) else _answers(found)
+
+    @torch.no_grad()
+    def returned(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All tensors that the model returns by name, answers or not."""
         arguments = {n: t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t
                      for n, t in self.arguments.items()}  # fmt: skip
         with torch.random.fork_rng(devices=[]), quiet(), self.mode.prepared(model):
             _seed(device)
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
-            return {name: _few(t) for name, t in _answers(model, model(**arguments)).items()}
+            return {name: _few(t) for name, t in _tensors(model, model(**arguments)).items()}
 
 
 def _seed(device: torch.device) -> None:
@@ -223,17 +228,18 @@ def _drawn(example: Example, rng: Generator) -> Batch:
     return {**example.arguments, **example.random(shapes, rng)}
 
 
-def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
-    """The tensors that a model is asked for: all of a plain module; of one of transformers its first, all logits, what
-    is pooled of them, and choices, which are whole numbers.
+def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
+    if isinstance(model, ModuleModel) or not isinstance(output, Mapping):
+        output = dict(enumerate(tree_leaves(dict(output) if isinstance(output, Mapping) else output)))
+    return {str(name): t for name, t in output.items() if isinstance(t, Tensor)}
 
-    What else that returns, hidden states and caches, are stages on the way, in a basis of their own.
+
+def _answers(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a model of transformers is asked for: its first, all logits, what is pooled of them, and
+    choices, which are whole numbers.
+
+    What else it returns, hidden states and embeddings, are stages on the way, in a basis of their own.
     """
-    if isinstance(model, ModuleModel):
-        leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-        return {str(n): t for n, t in enumerate(leaves) if isinstance(t, Tensor)}
-    named = output.items() if isinstance(output, Mapping) else enumerate(tree_leaves(output))
-    found = {str(n): t for n, t in named if isinstance(t, Tensor)}
     first = next((n for n, t in found.items() if t.is_floating_point() and n != "loss"), None)
     return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"
             or not t.is_floating_point()}  # fmt: skip
@@ -241,7 +247,6 @@ def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
 
 def _few(answer: Tensor) -> Tensor:
     """An answer on the CPU; of a large one as many rows as are quickly compared, the last among them."""
-    answer = answer if answer.is_floating_point() else answer.double()
     rows = answer.reshape(-1, answer.shape[-1]) if answer.dim() > 1 else answer[None]
     if answer.numel() <= _MANY:
         return answer.cpu()

@@ -20,6 +20,7 @@ class Held:
         cases: the changes, by mode and number of tokens (empty for inputs of other kinds).
         not_run: modes in which the model does not answer, and why.
         written: tokens that were written with a cache.
+        rebased: what it returns beside its answers in another basis than before: embeddings, states of an encoder.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Held:
     cases: dict[str, dict[str, float]]
     not_run: dict[str, str]
     written: int
+    rebased: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Witness:
         stored = "" if rounded is None else f"; as {_list(self.rounded_to)}: {rounded:.0e}"
         lengths = sorted({int(n) for held in self.models for lengths in held.cases.values() for n in lengths if n})
         written = max(held.written for held in self.models)
+        rebased = list(dict.fromkeys(name for held in self.models for name in held.rebased))
         modes = len({mode for held in self.models for mode in held.cases})
         return ", ".join([
             f"witness: {who}",
@@ -62,6 +65,7 @@ class Witness:
             f"{modes} mode{'s' if modes > 1 else ''}",
             *([f"lengths {lengths[0]} to {lengths[-1]}"] if lengths else []),
             *([f"{written} tokens with a cache"] if written else []),
+            *([f"{_list(rebased)} returned in another basis"] if rebased else []),
         ])  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:

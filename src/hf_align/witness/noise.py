@@ -86,6 +86,8 @@ def changes(before: Answers, after: Answers) -> Tensor:
 
 
 def _rows(before: Tensor, after: Tensor) -> Tensor:
+    if not before.is_floating_point():
+        before, after = before.double(), after.double()
     finite = before.isfinite()
     size = before.where(finite, 0.0).abs().max().double()
     change = (after - before).abs().where(finite, 0.0).double()

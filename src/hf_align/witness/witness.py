@@ -161,7 +161,7 @@ class _Trial:
             by_mode.setdefault(case.mode.name, {})[str(case.length or "")] = change
         tokens = max((c.forced.shape[1] for c in asked if c.forced is not None), default=0)
         return Held(self._moved.called, max(found.values()), rounding, most, self._rounded(short), by_mode, not_run,
-                    tokens)  # fmt: skip
+                    tokens, self._rebased(*next(iter((short or asked).items())), most))  # fmt: skip
 
     def _asked(self) -> tuple[dict[Case, Answers], dict[str, str]]:
         """What the model answers in its modes; and the modes in which it does not, and why."""
@@ -282,6 +282,14 @@ class _Trial:
 
     def _answers(self, case: Case, network: Network, weights: Weights) -> Answers:
         return case.answers(network.module(network.placed(weights)), network.device, network.dtype)
+
+    def _rebased(self, case: Case, answers: Answers, most: float) -> tuple[str, ...]:
+        """What is returned beside answers, and changes."""
+        ends = ((self._own, self._before), (self._written, self._after))
+        before, after = (case.returned(network.module(network.placed(weights)), network.device, network.dtype)
+                         for network, weights in ends)  # fmt: skip
+        return tuple(n for n in before if n in after and n not in answers
+                     and float(changes({n: before[n]}, {n: after[n]}).max()) > most)  # fmt: skip
 
     def _rounded(self, short: Mapping[Case, Answers]) -> float | None:
         """The change with weights as they are written, on short inputs; None where that rounds none."""
