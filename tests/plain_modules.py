@@ -136,6 +136,20 @@ class Variational(nn.Module):
         return self.head(torch.relu(self.inner(z))), {"mean": mean, "log": log}
 
 
+class Narrow(nn.Module):
+    """More room than its inputs fill and its head reads, which returns its attention as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.body(x)
+        mixed, weights = self.attention(y, y, y)
+        return self.head(mixed), weights
+
+
 class Codes(nn.Module):
     """Returns which of its codes is the nearest, and which of its units is the largest."""
 

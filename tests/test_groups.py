@@ -60,10 +60,10 @@ def test_an_element_is_its_matrix(group: g.Group, seed: int) -> None:
 
 
 def test_what_stretches_is_applied_exactly_and_rounded_once() -> None:
-    writer = torch.randn(64, 8, generator=rng(0), dtype=torch.float64)
-    reader = torch.randn(64, 16, generator=rng(1), dtype=torch.float64)
+    writer = torch.randn(64, 80, generator=rng(0), dtype=torch.float64) * torch.logspace(0, -4, 80)
+    reader = torch.randn(64, 80, generator=rng(1), dtype=torch.float64)
     gauge = g.GeneralLinear(64).balance({PRIMAL: writer @ writer.mT, DUAL: reader @ reader.mT})
-    assert torch.linalg.cond(gauge.as_matrix()) > 1e3  # few of the 64 are written or read
+    assert torch.linalg.cond(gauge.as_matrix()) > 20
     rows = writer.mT.float()
     turn = g.Orthogonal(64).random((), rng(2))
     for element, exact in ((gauge, True), (turn, False)):  # a turn needs no such product, which takes twice as long
@@ -144,6 +144,22 @@ def test_balancing_makes_the_grams_equal(group: g.Group) -> None:
     if isinstance(group, g.GeneralLinear):
         torch.testing.assert_close(primal, dual)
     torch.testing.assert_close(primal.trace(), dual.trace())
+
+
+@pytest.mark.parametrize(("written", "read"), [(3, 6), (6, 2), (3, 2), (1, 1), (0, 6), (6, 0), (0, 0)])
+@pytest.mark.parametrize("size", [1.0, 1e-20])
+def test_what_only_one_side_has_is_not_scaled_down_for_ever(written: int, read: int, size: float) -> None:
+    """Nothing is the smallest there: every turn would make it smaller, until its inverse is all that is left."""
+    columns = torch.randn(6, 12, generator=rng(6), dtype=torch.float64)
+    primal = size * columns[:, :written] @ columns[:, :written].T
+    dual = columns[:, 6 : 6 + read] @ columns[:, 6 : 6 + read].T
+    whole = torch.eye(6, dtype=torch.float64)
+    for _ in range(3):
+        step = g.GeneralLinear(6).balance({PRIMAL: primal, DUAL: dual}).as_matrix()
+        whole, inverse = step @ whole, torch.linalg.inv(step)
+        primal, dual = step @ primal @ step.T, inverse @ dual @ inverse.T
+    torch.testing.assert_close(step, torch.eye(6, dtype=torch.float64))
+    assert torch.linalg.cond(whole) < 1e2
 
 
 def test_the_lattice() -> None:

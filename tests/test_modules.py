@@ -21,6 +21,7 @@ from plain_modules import (
     Flagged,
     Fused,
     Masked,
+    Narrow,
     Recurrent,
     ResNet,
     Several,
@@ -108,6 +109,12 @@ def test_a_twin_in_another_basis_is_found_again(kind: str, tmp_path: Path) -> No
     assert_same((other.inverse() @ other).apply(c), c, inputs)
     merged = hf_align.merge([a, twin], align=alignment)
     torch.testing.assert_close(answer(merged, inputs), answer(a, inputs), rtol=CLOSE, atol=CLOSE)
+
+
+def test_room_that_nothing_fills_is_no_danger() -> None:
+    """What is neither written nor read has no size of its own, and no twin can be found in it again."""
+    a, c, x = seeded(Narrow, 0), seeded(Narrow, 1), numbers(2, 6, 5)
+    assert_same(hf_align.align(c, to=a, inputs=x).apply(c), c, x)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "resnet", "decoder", "lstm", "shared"])

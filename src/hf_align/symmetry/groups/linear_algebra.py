@@ -11,6 +11,8 @@ _LARGE, _MOST_STEPS = 512, 30
 """The size from which Newton's iteration is tried before an SVD, and its steps at most."""
 _NEARLY = 1e-4
 """The change of Newton's iteration after which two more squarings of the error are float64's rounding."""
+_RANK = 1e-10
+"""Below which an eigenvalue of a Gram matrix of size one is zero: weights of float32 are rounded by 6e-8."""
 
 
 def polar(m: Tensor) -> Tensor:
@@ -47,12 +49,35 @@ def _size(m: Tensor) -> Tensor:
 
 
 def geometric_mean_gauge(primal: Tensor, dual: Tensor) -> Tensor:
-    """The positive g with g P g = g⁻¹ D g⁻¹, for Gram matrices P, D [*, n, n]: g² = P⁻¹ # D."""
+    """The positive g with g P g = g⁻¹ D g⁻¹, for Gram matrices P, D [*, n, n]: g² = P⁻¹ # D.
+
+    There is one where both have full rank. What only one of them has could be scaled down for ever, turn after turn: in
+    directions in which P is zero, or D is among the others, g only brings both to one size.
+    """
     if not primal.shape[-1]:
         return primal
-    root, inverse_root = _symmetric_power(primal, 0.5), _symmetric_power(primal, -0.5)
-    squared = inverse_root @ _symmetric_power(root @ dual @ root, 0.5) @ inverse_root
-    return _symmetric_power(squared, 0.5)
+    grams = [_of_size_one(m) for m in (primal, dual)]
+    for at in (0, 1):
+        seen = _support(grams[at])
+        grams = [seen @ m @ seen for m in grams]
+    ratio = torch.linalg.matrix_norm(seen @ dual @ seen, keepdim=True)
+    ratio = ratio / torch.linalg.matrix_norm(seen @ primal @ seen, keepdim=True).where(ratio > 0, 1.0)
+    rest = torch.eye(primal.shape[-1]).to(seen) - seen
+    p, d = (_of_size_one(m) + rest for m in grams)
+    root, inverse_root = _symmetric_power(p, 0.5), _symmetric_power(p, -0.5)
+    squared = inverse_root @ _symmetric_power(root @ d @ root, 0.5) @ inverse_root
+    return _symmetric_power(squared, 0.5) * ratio.where(ratio > 0, 1.0) ** 0.25
+
+
+def _of_size_one(m: Tensor) -> Tensor:
+    size = torch.linalg.matrix_norm(m, keepdim=True)
+    return m / size.where(size > 0, 1.0)
+
+
+def _support(gram: Tensor) -> Tensor:
+    """The projector [*, n, n] to all directions in which a Gram matrix of size one is not zero."""
+    values, vectors = torch.linalg.eigh(gram)
+    return (vectors * (values > _RANK).unsqueeze(-2)) @ vectors.mH
 
 
 def _symmetric_power(m: Tensor, power: float) -> Tensor:
