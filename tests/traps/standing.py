@@ -12,6 +12,7 @@ QUICK = frozenset((
     "biases: plain", "biases: Faded",
     "modes: gpt2 decoder", "modes: dinov2",
     "families: yarn", "families: llama3 scaling",
+    "turns: Scaled_softplus_query_first", "turns: Wide_softplus_queries_first of three heads",
     "random: bias of a convolution", "random: a map of each half of a token",
     "pairs: activation", "pairs: heads", "pairs: theta", "pairs: names",
 ))  # fmt: skip

@@ -79,7 +79,7 @@ class _Class:
         exponents: by atom, the power of each of the class's scales.
         weights: the parameters that carry it.
         outer: the classes over which its element may differ, outermost first.
-        beside: another class that moves the same atoms, and by which power.
+        beside: another class that moves the same atoms, and by which power each.
     """
 
     size: int
@@ -88,7 +88,7 @@ class _Class:
     exponents: Mapping[int, Power] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     outer: tuple[_Class, ...] = ()
-    beside: tuple[_Class, Power] | None = None
+    beside: tuple[_Class, Mapping[int, Power]] | None = None
     name: str = ""
 
 
@@ -172,7 +172,7 @@ class _Classes:
         if rotations := _rotations_to_turn(atoms, signs):
             between.group = QuarterTurns(whole.size, whole.group.classes, (*kinds, Scalars.SIGN), rotations)
             between.exponents = {n: (*power, 0) for n, power in exponents.items()}
-            own_signs.beside = between, (*(0 for _ in kinds), 1)
+            own_signs.beside = between, {n: (*(0 for _ in kinds), *sign) for n, sign in signs.exponents.items()}
         return [([a for a in atoms if a.space.serial in gains], between), (rest, own_signs)]
 
     def _all(self) -> list[_Class]:
@@ -198,7 +198,7 @@ class _Classes:
                 beside = sum((a for j, a in enumerate(always) if j != i), Counter[_Class]())
                 for present in counts:
                     together = {o for o in present | beside if (present[o] or beside[o]) == 1}
-                    for klass in present:
+                    for klass in {k for p in present for k in (p, p.beside[0] if p.beside else p)}:
                         company[klass] = company.get(klass, together) & together
         repeated = self._repeated()
         for klass in self._all():
@@ -211,11 +211,10 @@ class _Classes:
         for klass in self._all():
             if klass.beside is None or klass.beside[0].outer != klass.outer:
                 continue
-            joined, power = klass.beside
-            atoms = [n for n, k in self.of_atom.items() if k is klass]
-            joined.exponents = {**joined.exponents, **dict.fromkeys(atoms, power)}
+            joined, powers = klass.beside
+            joined.exponents = {**joined.exponents, **powers}
             joined.weights += [name for name in klass.weights if name not in joined.weights]
-            self.of_atom.update(dict.fromkeys(atoms, joined))
+            self.of_atom.update(dict.fromkeys(powers, joined))
 
     def _repeated(self) -> set[_Class]:
         """The classes that meet themselves in one tensor. Of two that only come together, one that does has an element
@@ -303,8 +302,9 @@ class _Classes:
         klass = self.of_atom[atom.root.space.serial]
         if klass.group is None:
             return Factor(atom.size, klass.name) if klass in self._indexing() else Factor(atom.size, pin=klass.name)
-        power = klass.exponents[atom.root.space.serial]
-        beside = () if klass.beside is None else ((klass.beside[0].name, klass.beside[1]),)
+        serial = atom.root.space.serial
+        power = klass.exponents[serial]
+        beside = () if klass.beside is None else ((klass.beside[0].name, klass.beside[1][serial]),)
         return Factor(atom.size, klass.name, dual(power) if atom.root.is_dual else power, beside=beside)
 
 
