@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_align.symmetry.derivation.derive import _by_atoms
+from hf_align.symmetry.derivation.derive import _by_atoms, _monomial_group
 from hf_align.symmetry.derivation.torus import torus
 from hf_align.symmetry.interpreter.bounds import FIXED, PERMUTATION, Bound, Scalars, monomial
 from hf_align.symmetry.interpreter.spaces import fresh
@@ -26,6 +26,13 @@ def test_a_gated_unit(gate: Bound, up: Bound, kinds: list[Scalars]) -> None:
     product, left, right = fresh(4, NONZERO), fresh(4, gate), fresh(4, up)
     found = torus([product, left, right], [(product, left, right)])
     assert list(found.kinds) == kinds
+
+
+@pytest.mark.parametrize("left", BOUNDS)
+def test_one_entry_has_no_scale(left: Bound) -> None:
+    """Broadcasting pairs it with axes of any size, and what is added to it does not follow."""
+    atoms = [fresh(1, NONZERO), fresh(1, left), fresh(1, NONZERO)]
+    assert _monomial_group(atoms, torus(atoms, [(atoms[0], atoms[1], atoms[2])])) is None
 
 
 def test_what_stands_still_may_be_beside_several_atoms() -> None:

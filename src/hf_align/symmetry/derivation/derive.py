@@ -344,15 +344,16 @@ def _rotations_to_turn(atoms: list[Axis], signs: Torus) -> Rotations | None:
 
 def _monomial_group(atoms: list[Axis], scales: Torus) -> Group | None:
     """Permutations with factors; factors alone if any atom has its order fixed, one for each plane of what turns."""
-    size = atoms[0].size
+    size, kinds = atoms[0].size, scales.kinds
+    if size <= 1:  # as in `group_of`
+        return None
     if not any(a.space.bound.fixed or a.space.bound.rotations for a in atoms):
-        kinds = scales.kinds
         return TorusPermutation(size, kinds) if len(kinds) > 1 else group_of(monomial(kinds[0]), size)
     rotations = {a.space.bound.rotations for a in atoms if any(scales.exponents[a.space.serial])} - {None}
-    if scales.kinds == (Scalars.ONE,) or len(rotations) > 1:
+    if kinds == (Scalars.ONE,) or len(rotations) > 1:
         return None
     classes = next((r.classes for r in rotations if r is not None), tuple(range(size)))
-    return Scaling(size, classes, scales.kinds)
+    return Scaling(size, classes, kinds)
 
 
 def _atomic_relations(found: Interpretation) -> Iterable[AtomicRelation]:
