@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
-from traps import biases, scales, streams
+from traps import biases, normed, scales, streams
 from traps.tower import TowerConfig
 
 from hf_align.symmetry.certificate.certify import soundness
@@ -15,6 +15,7 @@ from hf_align.symmetry.certificate.random_copy import random_inputs, random_weig
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
+from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant, Stored
 from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
@@ -28,7 +29,7 @@ def program(part: str, **sizes: int) -> Program:
     """Of a decoder with some part that is not as usual."""
     names = {"model_type": f"tower_{part.lower()}", "__init__": TowerConfig.__init__}
     config_class = type(f"{part}Config", (TowerConfig,), names)
-    (base,) = {getattr(m, f"{part}Tower") for m in (biases, scales, streams) if hasattr(m, f"{part}Tower")}
+    (base,) = {getattr(m, f"{part}Tower") for m in (biases, normed, scales, streams) if hasattr(m, f"{part}Tower")}
     kind = type(part, (base,), {"config_class": config_class})
     hf.AutoConfig.register(names["model_type"], config_class)
     hf.AutoModelForCausalLM.register(config_class, kind)
@@ -188,3 +189,27 @@ def test_a_gain_between_two_streams_is_levelled_if_nothing_else_keeps_these_from
     if isinstance(gauge, LevelSpectrum):
         assert bool(gauge.readers) == (part == "Raw")
     assert bool(one(ShearAlongMean, f"Streams{part}")) == (part == "Raw")
+
+
+@pytest.mark.parametrize(
+    ("part", "weights"),
+    [("Cosine", {"q": 2, "k": 1}), ("CosineByHand", {"q": 2, "k": 1}), ("CosineOfAll", {"q": 1, "k": 1}),
+     ("MixedUnit", {"v": 1}), ("UnitUp", {"up": 1}), ("CosineFloored", {}), ("CosineNearly", {}), ("CosineSquared", {}),
+     ("CosineBeside", {}), ("CosineAcross", {"q": 1, "k": 1}), ("MixedUnitShown", {}), ("UnitUpAgain", {})],
+)  # fmt: skip
+def test_what_is_divided_by_its_length_has_one_only_where_nothing_sees_it(part: str, weights: dict[str, int]) -> None:
+    """By weight, how many sets of its rows have a length of their own."""
+    found = [g for g in gauges(part) if isinstance(g, LevelLength)]
+    assert {g.weight.split(".")[-2]: len(g.rows) for g in found} == weights
+
+
+def test_lengths_may_be_zero_or_huge() -> None:
+    gauge = LevelLength("w", 0, "b", (((0, 2),), ((2, 3), (4, 5))))
+    for size in (0.0, 1e-200, 1.0, 1e200):
+        weight = size * torch.arange(15.0).reshape(5, 3).double()
+        fixed = CanonicalWeights({"w": weight, "b": torch.zeros(5).double()}, (gauge,))["w"]
+        assert fixed.isfinite().all() and torch.equal(fixed[3], weight[3])
+        if size:
+            rows = torch.cat([fixed[[2, 4]], torch.zeros(2, 1)], 1)
+            assert torch.allclose(rows.square().mean(), torch.ones(()).double())
+            assert torch.allclose(fixed[0] * weight[1] / size, fixed[1] * weight[0] / size)

@@ -12,6 +12,7 @@ from test_symmetries import CASES, derived, traced
 from hf_align.symmetry.certificate.count import looks
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant
 from hf_align.symmetry.gauges.row_means import CentreWriter
 from hf_align.tracing.trace import trace
@@ -65,6 +66,16 @@ def test_a_symmetry_that_does_not_is_flat_without_its_gauge() -> None:
     whole, found = (null_directions(program, replace(spec, gauges=g), rng()) for g in (spec.gauges, kept))
     assert len(found.open) == 0
     assert len(found.flat) == len(whole.flat) + derived("gpt2").shape(table)[0]
+
+
+@pytest.mark.slow
+def test_a_factor_that_depends_on_the_weights_is_open_though_a_norm_has_it_too() -> None:
+    """Of W n for a norm's n = γ m + β, only the direction is seen. A factor of γ and β is null at all weights, but is
+    none of canonical ones: there it is one of W, and the mean of W and 2W is neither."""
+    program, spec = traced("clip"), derived("clip")
+    kept = tuple(g for g in spec.gauges if not isinstance(g, LevelLength))
+    whole, found = (null_directions(program, replace(spec, gauges=g), rng()) for g in (spec.gauges, kept))
+    assert (len(whole.open), len(found.open)) == (0, 2)
 
 
 def test_what_only_a_small_result_sees_is_looked_at_in_more_contexts() -> None:

@@ -76,6 +76,12 @@ class Trait(Flag):
     """Where an axis survives, only adds up entries that lie at other places beside it."""
     AVERAGES = auto()
     """Means of entries."""
+    TOTALS = auto()
+    """Sums of entries."""
+    MEASURES = auto()
+    """Lengths: (Σ |x|^p)^(1/p) over entries."""
+    FLOORS = auto()
+    """y = x, or a number where x is below that."""
     RUNNING_SUM = auto()
     CONTRACTS = auto()
     """The product of two matrices, perhaps in a batch."""

@@ -6,6 +6,8 @@ One derivative of C stands for all kinds of gauges.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,16 +15,26 @@ from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 
 
-def fibres(gauges: tuple[Gauge, ...], weights: Weights) -> Tensor:
-    """e - dC e for every entry that a gauge may change, at canonical weights.
+@dataclass(frozen=True)
+class Fibres:
+    """e - dC e for every entry e that a gauge may change, at canonical weights.
 
-    Args:
-        weights: canonical, float64, by parameter name.
-
-    Returns:
-        [entries of the targets of the gauges, parameters], float64; they span the tangents of the fibre, and need not
-        be independent of each other.
+    Attributes:
+        tangents: [entries, parameters], float64; they span the tangents of the fibre, and need not be independent of
+            each other.
+        entries: which of the parameters the rows are of.
     """
+
+    tangents: Tensor
+    entries: Tensor
+
+    def across(self, directions: Tensor) -> Tensor:
+        """dC δ for some δ, [directions, parameters]: along these, weights stay canonical."""
+        return directions - directions[:, self.entries] @ self.tangents
+
+
+def fibres(gauges: tuple[Gauge, ...], weights: Weights) -> Fibres:
+    """Those of canonical weights, float64, by parameter name."""
     targets = {name for gauge in gauges for name in gauge.targets}
     total, at = sum(w.numel() for w in weights.values()), 0
     changed = {name: w for name, w in weights.items() if name in targets}
@@ -32,7 +44,7 @@ def fibres(gauges: tuple[Gauge, ...], weights: Weights) -> Tensor:
         return torch.cat([fixed[name].reshape(-1) for name in some])
 
     if not changed:
-        return torch.zeros(0, total, dtype=torch.float64)
+        return Fibres(torch.zeros(0, total, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
     shown, pull_back = torch.func.vjp(canonical, changed)  # type: ignore[misc]
     derivative = torch.func.vmap(lambda one: pull_back(one)[0])(torch.eye(len(shown)).to(shown))
     removed = torch.eye(len(shown)).to(shown) - torch.cat([derivative[n].reshape(len(shown), -1) for n in changed], 1)
@@ -40,5 +52,6 @@ def fibres(gauges: tuple[Gauge, ...], weights: Weights) -> Tensor:
     places = {}
     for name, weight in weights.items():
         places[name], at = torch.arange(at, at + weight.numel()), at + weight.numel()
-    rows[:, torch.cat([places[name] for name in changed])] = removed.T
-    return rows
+    entries = torch.cat([places[name] for name in changed])
+    rows[:, entries] = removed.T
+    return Fibres(rows, entries)

@@ -1,8 +1,9 @@
 """Flat directions: null wherever a merge may lead, so that they change no mean.
 
-Let δ be null at every weighted mean of canonical weights, and let A, B, A + aδ and B + bδ be canonical. The way from
-(1 - λ)A + λB to (1 - λ)(A + aδ) + λ(B + bδ) is a line along δ, and consists of such means. So the function has no
-derivative along it, and both ends compute the same: nothing has to match or fix such a direction.
+Let δ be null at every weighted mean of canonical weights, and let A, B, A + aδ and B + bδ be canonical, as they are to
+first order where δ = dC δ. The way from (1 - λ)A + λB to (1 - λ)(A + aδ) + λ(B + bδ) is a line along δ, and consists of
+such means. So the function has no derivative along it, and both ends compute the same: nothing has to match or fix such
+a direction.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _SHARE = 2.0
 def flat_directions(
     program: Program, means: Iterable[Weights], null: Tensor, reached: Tensor, rng: Generator
 ) -> Tensor:
-    """What of the null directions at some weights is null at others as well.
+    """What of some null directions, along which canonical weights stay canonical, is null at others as well.
 
     Args:
         means: `POINTS` weighted means of canonical weights.
-        null: orthonormal null directions at canonical weights, [nullity, reached parameters].
+        null: these, orthonormal, [directions, reached parameters].
         reached: which parameters are counted, [parameters].
 
     Returns:

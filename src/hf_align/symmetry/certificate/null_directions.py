@@ -23,7 +23,7 @@ from hf_align.symmetry.certificate.count import (
     null_space,
     without_derivative,
 )
-from hf_align.symmetry.certificate.fibres import fibres
+from hf_align.symmetry.certificate.fibres import Fibres, fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
 from hf_align.symmetry.certificate.kinks import on_both_sides
 from hf_align.symmetry.certificate.random_copy import Weights, random_weights
@@ -97,15 +97,23 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
         more, read = jacobian(program, weights, looks(program, sizes, share, spare=1), rng)
         derivatives, reached = torch.cat([derivatives, more]), reached | read
         first = orthonormal(moved[:, reached])
-        second = beside(first, fixed[:, reached])
+        second = beside(first, fixed.tangents[:, reached])
         rest = _others(derivatives[:, reached], torch.cat([first, second]))
         if not len(rest):
             break
     null, third = torch.cat([first, second, rest]), rest[:0]
     if len(rest):
-        third = beside(null[: -len(rest)], flat_directions(program, _means(program, spec, rng), null, reached, rng))
+        known, means = null[: -len(rest)], _means(program, spec, rng)
+        third = beside(known, flat_directions(program, means, _canonical(null, fixed, reached), reached, rng))
     left = beside(torch.cat([first, second, third]), rest)
     return NullDirections(first, second, third, left, derivatives[:, reached], reached, sizes)
+
+
+def _canonical(null: Tensor, fixed: Fibres, reached: Tensor) -> Tensor:
+    """An orthonormal basis of the null directions along which canonical weights stay canonical."""
+    whole = null.new_zeros(len(null), len(reached))
+    whole[:, reached] = null
+    return orthonormal(fixed.across(whole)[:, reached])
 
 
 def canonical_weights(program: Program, spec: SymmetrySpec, rng: Generator, *, around_kinks: bool = False) -> Weights:

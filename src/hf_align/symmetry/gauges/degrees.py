@@ -1,7 +1,8 @@
 """Degrees: if some weights are multiplied by powers of one number, what becomes of every value behind them?
 
-The powers are followed entry by entry through all that is linear, bilinear, or only moves entries. So whoever supposes
-that a factor may go from some weights into others learns here whether the outputs stay.
+The powers are followed entry by entry through all that is linear, bilinear, a power or a length, or only moves entries.
+So whoever supposes that a factor may go from some weights into others, or that nothing sees it, learns here whether the
+outputs stay.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.index_provenance import moved, only_moves
 from hf_align.symmetry.interpreter.values import Interpretation
+from hf_align.symmetry.rules.links import exponent_of
 from hf_align.symmetry.rules.patterns import gives_only_its_shape
+from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does, factors_of
 
-_SHIFT = 1000
+_SHIFT = 2**30
 """What is added to a power to label an entry: labels below zero are nobody's."""
 
 Powers = dict[fx.Node, Tensor]
@@ -40,8 +43,8 @@ def cancels(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> bool:
 def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | None:
     """Those of what an op makes of its operands; none if a factor does not stay one."""
     value = node.meta.get("val")
-    carried = [a for a in node.all_input_nodes if a in powers]
-    if all(gives_only_its_shape(a, node) for a in carried):
+    carried = [a for a in node.all_input_nodes if a in powers and not gives_only_its_shape(a, node)]
+    if not carried:
         return {}
     if isinstance(value, Tensor) and not value.is_floating_point():
         return None
@@ -56,6 +59,11 @@ def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | No
         return {n: torch.where(p < 0, 0, p - _SHIFT) for n, p in moved(node, labels, found)}
     if does(node, Trait.LINEAR) and node.args == (carried[0],) and not node.kwargs:
         return {node: of(carried[0])} if _shape(carried[0]) == _shape(node) else None
+    if (exponent := exponent_of(node)) is not None:
+        after = of(carried[0]) * exponent.numerator
+        return {node: after // exponent.denominator} if not bool((after % exponent.denominator).any()) else None
+    if does(node, Trait.AVERAGES | Trait.TOTALS | Trait.MEASURES) and carried == [node.args[0]]:
+        return _reduced(node, of(carried[0]))
     if does(node, Trait.ADDS | Trait.SUBTRACTS) and len(node.args) == 2:
         return _alike(node, *map(of, node.args))
     if does(node, Trait.FILLS) and node.args[1] not in powers and node.args[2:] in ((0,), (0.0,)):
@@ -78,6 +86,18 @@ def _alike(node: fx.Node, first: Tensor, second: Tensor) -> Powers | None:
     """Of a sum, or of what is chosen from two values: both have one factor."""
     first, second = torch.broadcast_tensors(first, second)
     return {node: first.expand(_shape(node))} if torch.equal(first, second) else None
+
+
+def _reduced(node: fx.Node, powers: Tensor) -> Powers | None:
+    """Of a sum, a mean or a length over some axes, all of one factor along these."""
+    arguments = Arguments(node)
+    axes, keeps = arguments.ask("dim", ()), bool(arguments.ask("keepdim", False))
+    counts = 0 in (arguments.ask("ord", None), arguments.ask("p", None))
+    if axes == () or counts:  # windows have no such argument
+        return None
+    every = list(range(powers.dim())) if axes in (None, []) else [axes] if isinstance(axes, int) else list(axes)
+    least, most = powers.amin(every, keepdim=keeps), powers.amax(every, keepdim=keeps)
+    return {node: least} if torch.equal(least, most) and least.shape == _shape(node) else None
 
 
 def _contracted(node: fx.Node, of: Callable[[object], Tensor]) -> Powers | None:

@@ -12,6 +12,7 @@ from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.kept_norms import kept_norms
+from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
@@ -89,6 +90,7 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
         *writers,
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
+        *level_lengths(found),
     )
 
 

@@ -1,16 +1,31 @@
-"""Links: one-to-one functions by which a model reads a number that it stores, softplus where it must be positive."""
+"""Links: one-to-one functions by which a model reads a number that it stores, softplus where it must be positive.
+
+And powers: functions of one entry that make of a factor of it one of theirs.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
+from fractions import Fraction
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.tracing.ops import op_name
+from hf_align.symmetry.rules.patterns import gives_only_its_shape, uncast
+from hf_align.tracing.ops import Trait, does, op_name
 
 _LINEAR_ABOVE = 20.0
 """From where on softplus is x, if nothing else is asked for."""
+_EXPONENTS = {"square": Fraction(2), "sqrt": Fraction(1, 2), "sqrt_": Fraction(1, 2), "rsqrt": Fraction(-1, 2),
+              "reciprocal": Fraction(-1), "abs": Fraction(1)}  # fmt: skip
+_LARGEST = 64
+"""Numerator or denominator of exponents: those of lengths are small."""
+_UNREACHED = 1e-6
+"""No length falls below so low a floor, unless it is zero."""
+_KEEPS_FACTORS = (
+    Trait.SAME | Trait.MOVES | Trait.COPIES | Trait.TOTALS | Trait.AVERAGES | Trait.MEASURES | Trait.MULTIPLIES
+)
+"""What a length is made of beside powers."""
 
 
 class Link(Enum):
@@ -55,3 +70,31 @@ def link_of(node: fx.Node) -> Link | None:
     """The link that an op is, with nothing but its operand asked for."""
     name = op_name(node) if node.op == "call_function" and len(node.args) == 1 and not node.kwargs else None
     return next((link for link in Link if link.value == name and link is not Link.SAME), None)
+
+
+def exponent_of(node: fx.Node) -> Fraction | None:
+    """The p for which an op f of its first operand alone has f(cx) = c^p f(x), entry by entry, for all c > 0."""
+    if node.op != "call_function" or len(node.all_input_nodes) != 1 or node.kwargs:
+        return None
+    beside = node.args[1:]
+    if op_name(node) in ("pow", "pow_"):
+        power = beside[0] if len(beside) == 1 and node.all_input_nodes == [node.args[0]] else None
+        exact = Fraction(power) if isinstance(power, (int, float)) and not isinstance(power, bool) else None
+        return exact if exact is not None and max(abs(exact.numerator), exact.denominator) <= _LARGEST else None
+    if does(node, Trait.FLOORS):
+        floor = beside[0] if beside else None
+        return Fraction(1) if isinstance(floor, (int, float)) and 0 <= floor <= _UNREACHED else None
+    if does(node, Trait.KINKED):
+        return Fraction(1)
+    return _EXPONENTS.get(op_name(node)) if not beside else None
+
+
+def is_length_of(node: object, value: fx.Node) -> bool:
+    """Whether a divisor, or a factor, is made of nothing but the entries of a value, and has a power of any factor that
+    these have: as their length has."""
+    while isinstance(node, fx.Node) and uncast(node) is not uncast(value):
+        made_of = {a for a in node.all_input_nodes if not gives_only_its_shape(a, node)}
+        if len(made_of) != 1 or not (does(node, _KEEPS_FACTORS) or exponent_of(node) is not None):
+            return False
+        (node,) = made_of
+    return isinstance(node, fx.Node)

@@ -82,7 +82,7 @@ def _adds_up_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 @rule("mean", harmless="keepdim dtype", traits=Trait.SUMS_PLACES | Trait.AVERAGES)
-@rule("sum", harmless="keepdim dtype", traits=Trait.SUMS_PLACES)
+@rule("sum", harmless="keepdim dtype", traits=Trait.SUMS_PLACES | Trait.TOTALS)
 def total(call: Call) -> Value:
     """y = Σ_i x_i (or its mean): contraction with the all-ones vector; of an open product, of its two factors."""
     found = call.raw(call.argument(0))
@@ -169,7 +169,7 @@ def running(call: Call) -> object:
     return Value(tuple(axes)) if isinstance(results, Tensor) else tuple(Value(tuple(axes)) for _ in results)
 
 
-@rule("linalg_vector_norm", "linalg_norm", "norm", harmless="keepdim dtype", traits=Trait.NORMALISES)
+@rule("linalg_vector_norm", "linalg_norm", "norm", harmless="keepdim dtype", traits=Trait.NORMALISES | Trait.MEASURES)
 def vector_norm(call: Call) -> Value:
     """y = (Σ_i |x_i|^p)^(1/p): a length for p = 2, else permutations and signs."""
     value = call.value(call.argument(0))

@@ -43,6 +43,7 @@ def unchanged(call: Call) -> object:
 
 
 describe("clamp", "clamp_", "clip", traits=Trait.LIMITS)
+describe("clamp_min", "clamp_min_", traits=Trait.FLOORS)
 
 
 @runs("to", "_to_copy", "type_as")

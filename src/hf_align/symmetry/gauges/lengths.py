@@ -1,0 +1,129 @@
+"""Lengths that are divided out: of v = Wx + b only v/|v| is seen, so that W and b have a factor that nothing sees.
+
+So it is with queries and keys of which a model takes the cosine, with what attention mixes before it is normalised, and
+with projections into a space in which texts are held against images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices, along
+from hf_align.symmetry.gauges.degrees import cancels
+from hf_align.symmetry.gauges.index_provenance import moved, numbered, only_moves, slices_of
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
+from hf_align.symmetry.rules.links import is_length_of
+from hf_align.tracing.ops import Trait, does, factors_of
+
+_STEPS = 8
+"""Products between what a weight writes and where its length is divided out, at most."""
+_POWERS = 2**16
+"""Powers of the factors of several heads are drawn below, so that they are not the same by chance."""
+
+
+@dataclass(frozen=True)
+class LevelLength(Gauge):
+    """W/l and b/l replace some rows of W and of b, for l² the mean square of these; nothing sees their length.
+
+    Attributes:
+        axis: along which W writes.
+        rows: each set of rows that has a length of its own.
+    """
+
+    weight: str
+    axis: int
+    bias: str | None
+    rows: tuple[Slices, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.weight, self.bias) if self.bias is not None else (self.weight,)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight = get(self.weight).double().movedim(self.axis, 0).flatten(1)
+        every = weight if self.bias is None else torch.cat([weight, get(self.bias).double()[:, None]], 1)
+        factors = torch.ones_like(every[:, 0])
+        for slices in self.rows:
+            rows = torch.cat([torch.arange(start, stop, device=every.device) for start, stop in slices])
+            chosen = every[rows]
+            largest = chosen.detach().abs().max()
+            if bool(largest):  # squares of what is larger, or smaller, may be no numbers
+                length = largest * (chosen / largest).square().mean().sqrt()
+                factors = factors.index_copy(0, rows, (1 / length).expand(len(rows)))
+        return along(get(name).double(), self.axis if name == self.weight else 0, factors).to(get(name).dtype)
+
+
+def level_lengths(found: Interpretation) -> Iterator[LevelLength]:
+    """The gauges of all that is divided by its own length, as far as one weight writes it."""
+    done = set[str]()
+    for value in _normalised(found):
+        for use, rows in _writers(value, found, _STEPS):
+            for apart in (rows, [torch.cat(rows).sort().values])[: len(rows)]:
+                gauge = LevelLength(use.weight, 1 - use.in_axis, use.bias, tuple(map(slices_of, apart)))
+                if done.isdisjoint(gauge.targets) and _are_unseen(gauge, found):
+                    done |= set(gauge.targets)
+                    yield gauge
+
+
+def _normalised(found: Interpretation) -> Iterator[fx.Node]:
+    """Values that are divided by their lengths."""
+    for node in found.program.graph.nodes:
+        if not does(node, Trait.DIVIDES | Trait.MULTIPLIES) or len(node.args) != 2 or node.kwargs:
+            continue
+        value, other = node.args
+        for one, length in ((value, other), (other, value))[: 2 if does(node, Trait.MULTIPLIES) else 1]:
+            if isinstance(one, fx.Node) and one is not length and is_length_of(length, one):
+                yield one
+
+
+def _writers(value: fx.Node, found: Interpretation, steps: int) -> Iterator[tuple[LinearUse, list[Tensor]]]:
+    """The weights of which a factor would be one of the value, and which of their rows it shows together."""
+    views, node = list[fx.Node](), value
+    while node not in found.linear_uses and only_moves(node, node.all_input_nodes[:1], found):
+        views.append(node)
+        node = node.all_input_nodes[0]
+    use = found.linear_uses.get(node)
+    if use is not None:
+        labels = {node: numbered(use)}
+        for view in reversed(views):
+            if view not in labels:
+                labels.update(moved(view, labels, found))
+        shown = labels[value]
+        if len(found.weights[use.weight].axes) == 2 and bool((shown >= 0).all()):
+            yield use, _together(shown.movedim(use.out_axis, -1) if value is node else shown)
+    elif steps and does(node, Trait.CONTRACTS | Trait.MULTIPLIES | Trait.DIVIDES):
+        factors = factors_of(node)
+        operands = [node.args[i] for i in factors[:2]] if factors is not None else node.args[:2]
+        for operand in operands[:1] if does(node, Trait.DIVIDES) else operands:
+            if isinstance(operand, fx.Node) and operand not in found.program.constants:
+                yield from _writers(operand, found, steps - 1)
+
+
+def _together(labels: Tensor) -> list[Tensor]:
+    """Rows that lie side by side along the last axis somewhere, as sets that do not meet."""
+    sets: list[set[int]] = []
+    for row in torch.unique(labels.reshape(-1, labels.shape[-1]), dim=0).tolist():
+        met = [s for s in sets if not s.isdisjoint(row)]
+        sets = [s for s in sets if s not in met] + [set(row).union(*met)]
+    return [torch.tensor(sorted(s)) for s in sorted(sets, key=min)]
+
+
+def _are_unseen(gauge: LevelLength, found: Interpretation) -> bool:
+    """Whether no output changes with any of the lengths: followed as powers that were drawn, which satisfy by chance no
+    equation but those that all powers do."""
+    drawn = 2 * torch.randint(1, _POWERS, (len(gauge.rows),), generator=torch.Generator().manual_seed(0))
+    starts = {}
+    for node, name in found.program.parameters.items():
+        if name in gauge.targets:
+            shape = node.meta["val"].shape
+            axis = gauge.axis if name == gauge.weight else 0
+            powers = torch.zeros(shape[axis], dtype=torch.long)
+            for slices, power in zip(gauge.rows, drawn.tolist(), strict=True):
+                for start, stop in slices:
+                    powers[start:stop] = power
+            starts[node] = along(torch.ones(shape, dtype=torch.long), axis, powers)
+    return cancels(starts, found)
