@@ -7,14 +7,16 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
-from traps import biases, normed, scales, streams
+from traps import biases, centred, normed, scales, streams
 from traps.tower import TowerConfig
 
+from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
+from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant, Stored
 from hf_align.symmetry.gauges.shears import ShearAlongMean
@@ -23,13 +25,15 @@ from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
+_TRAPS = (biases, centred, normed, scales, streams)
+
 
 @cache
 def program(part: str, **sizes: int) -> Program:
     """Of a decoder with some part that is not as usual."""
     names = {"model_type": f"tower_{part.lower()}", "__init__": TowerConfig.__init__}
     config_class = type(f"{part}Config", (TowerConfig,), names)
-    (base,) = {getattr(m, f"{part}Tower") for m in (biases, normed, scales, streams) if hasattr(m, f"{part}Tower")}
+    (base,) = {getattr(m, f"{part}Tower") for m in _TRAPS if hasattr(m, f"{part}Tower")}
     kind = type(part, (base,), {"config_class": config_class})
     hf.AutoConfig.register(names["model_type"], config_class)
     hf.AutoModelForCausalLM.register(config_class, kind)
@@ -213,3 +217,24 @@ def test_lengths_may_be_zero_or_huge() -> None:
             rows = torch.cat([fixed[[2, 4]], torch.zeros(2, 1)], 1)
             assert torch.allclose(rows.square().mean(), torch.ones(()).double())
             assert torch.allclose(fixed[0] * weight[1] / size, fixed[1] * weight[0] / size)
+
+
+@pytest.mark.parametrize(
+    ("part", "divisor", "subtrahend"),
+    [("Centred", True, True), ("CentredUnbiased", True, False), ("CentredBefore", True, False),
+     ("CentredBent", False, False), ("CentredTwice", False, False), ("CentredHalf", False, False),
+     ("CentredAgain", False, False)],
+)  # fmt: skip
+def test_a_map_takes_up_how_its_inputs_are_scaled_if_nothing_else_sees_it(
+    part: str, divisor: bool, subtrahend: bool
+) -> None:
+    found = gauges(part)
+    assert any(isinstance(g, FoldDivisor) for g in found) == divisor
+    assert any(isinstance(g, MoveSubtrahend) for g in found) == subtrahend
+
+
+def test_a_model_that_divides_by_zero_is_refused() -> None:
+    gauge = FoldDivisor("deviation", (Shown("up", 1, ((0, 2),)),))
+    weights = {"deviation": torch.tensor([1.0, 0.0]), "up": torch.ones(3, 2)}
+    with pytest.raises(HfAlignError, match="deviation has entries that are exactly zero"):
+        CanonicalWeights(weights, (gauge,))["up"]

@@ -1298,6 +1298,7 @@ def test_stream_behind_a_linear_map_is_complete() -> None:
         "lengths by another name",
         "stages that are returned",
         "yoso",
+        "images that a weight centres",
     ],
 )
 @pytest.mark.slow
@@ -1310,7 +1311,6 @@ def test_small_copies_are_complete(case: str) -> None:
 OPEN = {
     "bloom": "words have a norm of their own",
     "deberta": "so have relative embeddings, and words",
-    "images that a weight centres": "a mean and a deviation of pixels are weights",
     "positions written one context after another": "a learned token is the only query",
     "rotary by a table": "the table may turn and grow against all queries and keys",
 }

@@ -76,6 +76,8 @@ class Trait(Flag):
     """Where an axis survives, only adds up entries that lie at other places beside it."""
     AVERAGES = auto()
     """Means of entries."""
+    RESAMPLES = auto()
+    """Means of entries along the axes behind the second, by weights that sum to one."""
     TOTALS = auto()
     """Sums of entries."""
     MEASURES = auto()

@@ -21,7 +21,14 @@ from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, moved
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, ShortenConstant, Stored, Taken
 from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
-from hf_align.symmetry.rules.patterns import is_expanded_as, is_sum, multiplies_by_one, sums_to_one, used_only_by
+from hf_align.symmetry.rules.patterns import (
+    is_expanded_as,
+    is_sum,
+    multiplies_by_one,
+    pads,
+    sums_to_one,
+    used_only_by,
+)
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program
@@ -366,15 +373,10 @@ def _row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices
     """The entry that each input of a linear map shows, the same at all places; none if it also reads what is beside
     the value."""
     weight = len(found.weights[reading.weight].axes)
-    if weight > 2 and _pads(reading.node):
+    if weight > 2 and pads(reading.node):
         return None
     rows = labels.movedim(labels.dim() + 1 - weight, -1).reshape(-1, labels.shape[labels.dim() + 1 - weight])
     return slices_of(rows[0]) if bool((rows == rows[:1]).all()) else None
-
-
-def _pads(convolution: fx.Node) -> bool:
-    pads = Arguments(convolution).ask("padding", 0)
-    return pads != "valid" if isinstance(pads, str) else any(pads) if isinstance(pads, (list, tuple)) else bool(pads)
 
 
 def _shown(biases: Tensor, entries: Tensor) -> Slices | None:

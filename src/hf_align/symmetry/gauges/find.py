@@ -11,6 +11,7 @@ from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
+from hf_align.symmetry.gauges.inputs import folded_inputs
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
@@ -78,6 +79,7 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
     writers = tuple(_centred_writers(found, means))
     return (
         *statistics,
+        *folded_inputs(found),
         *gains,
         *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases

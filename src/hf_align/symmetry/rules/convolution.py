@@ -10,7 +10,7 @@ from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scala
 from hf_align.symmetry.interpreter.call import Call, rule
 from hf_align.symmetry.interpreter.spaces import Axis, fresh, product, split_product
 from hf_align.symmetry.interpreter.values import Value
-from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.ops import Trait, describe, does
 
 _STEPS = "stride padding dilation output_padding"
 
@@ -118,6 +118,11 @@ _SIZES = (
 def linear_resize(call: Call) -> Value:
     """y_cq = Σ_p R_qp x_cp: linear in the positions, channel by channel."""
     return _resized(call)
+
+
+describe("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
+         "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+         traits=Trait.RESAMPLES)  # fmt: skip
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does, op_name
 from hf_align.tracing.program import Program
 
@@ -148,3 +149,11 @@ def uncast(value: object) -> object:
 def is_sum(node: fx.Node) -> bool:
     """Whether an op adds two values."""
     return does(node, Trait.ADDS) and len(node.all_input_nodes) == len(node.args) == 2 and not node.kwargs
+
+
+def pads(convolution: fx.Node) -> bool:
+    """Whether a convolution also reads what is beside a value."""
+    beside = Arguments(convolution).ask("padding", 0)
+    if isinstance(beside, str):
+        return beside != "valid"
+    return any(beside) if isinstance(beside, (list, tuple)) else bool(beside)

@@ -1,0 +1,175 @@
+"""Inputs that weights centre and scale: of W (x - μ)/σ + p a map may take σ up, and what is added behind it μ.
+
+So models keep the mean and the deviation of the pixels that they were trained on, channel by channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.errors import HfAlignError
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices, along
+from hf_align.symmetry.gauges.index_provenance import follow, moved, moved_alone, numbered, slices_of
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
+from hf_align.symmetry.rules.patterns import is_sum, pads, used_only_by
+from hf_align.tracing.ops import Trait, does
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A weight that reads a value along `axis`, and which entry of another weight each of its inputs met before."""
+
+    weight: str
+    axis: int
+    entries: Slices
+
+    def chosen(self, vector: Tensor) -> Tensor:
+        """The entries of a vector that the inputs have met."""
+        return torch.cat([vector[start:stop] for start, stop in self.entries])
+
+
+@dataclass(frozen=True)
+class FoldDivisor(Gauge):
+    """W diag(1/σ) replaces each W that reads x/σ, and one replaces σ."""
+
+    divisor: str
+    reads: tuple[Shown, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.divisor, *(r.weight for r in self.reads))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        divisor = get(self.divisor).flatten()
+        if bool((divisor == 0).any()):
+            raise HfAlignError(f"{self.divisor} has entries that are exactly zero, and the model divides by them")
+        if name == self.divisor:
+            return torch.ones_like(get(name))
+        (read,) = (r for r in self.reads if r.weight == name)
+        return along(get(name), read.axis, 1 / read.chosen(divisor))
+
+
+@dataclass(frozen=True)
+class MoveSubtrahend(Gauge):
+    """p - Wμ replaces what is added to W (x - μ), a bias or every row of a table, and zero replaces μ."""
+
+    subtrahend: str
+    reads: tuple[tuple[Shown, str], ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.subtrahend, *(added for _, added in self.reads))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        if name == self.subtrahend:
+            return torch.zeros_like(get(name))
+        ((read, _),) = ((r, added) for r, added in self.reads if added == name)
+        weight = get(read.weight).movedim(read.axis, 1).flatten(2) if get(read.weight).dim() > 2 else None
+        matrix = weight.sum(2) if weight is not None else get(read.weight).movedim(read.axis, 1)
+        return get(name) - matrix @ read.chosen(get(self.subtrahend).flatten())
+
+
+def folded_inputs(found: Interpretation) -> Iterator[FoldDivisor | MoveSubtrahend]:
+    """The gauges of all weights that are subtracted from a value, or that divide one, if then it is only read."""
+    gains = {gain.parameter for gain in found.gains}
+    folded = set[fx.Node]()
+    for name in dict.fromkeys(found.program.parameters.values()):
+        if name not in gains and (starts := _operands(name, Trait.DIVIDES, found)):
+            reads = _reads(starts, found, frozenset())
+            if reads and used_only_by((name,), starts, found.program):
+                folded |= set(starts)
+                yield FoldDivisor(name, tuple(dict.fromkeys(shown for shown, _ in reads)))
+    for name in dict.fromkeys(found.program.parameters.values()):
+        if starts := _operands(name, Trait.SUBTRACTS, found):
+            reads = _reads(starts, found, folded)
+            taken = {use: _added_behind(use, found) for _, use in reads or ()}
+            pairs = {(shown, taken[use]) for shown, use in reads or ()}
+            once = len({added for _, added in pairs}) == len(pairs) == len({shown.weight for shown, _ in pairs})
+            if pairs and once and None not in taken.values() and used_only_by((name,), starts, found.program):
+                yield MoveSubtrahend(name, tuple((s, added) for s, added in sorted(pairs, key=str) if added))
+
+
+def _operands(name: str, trait: Trait, found: Interpretation) -> dict[fx.Node, Tensor]:
+    """Where a weight is the second operand of such an op, and which of its entries meets each entry of the result."""
+    starts = {}
+    for node in (n for n, other in found.program.parameters.items() if other == name):
+        size = node.meta["val"].numel()
+        labels = {node: torch.arange(size).reshape(node.meta["val"].shape)}
+        for view in (views := [node]):
+            for user in view.users:
+                if does(user, trait) and len(user.args) == 2 and not user.kwargs and user.args[1] is view:
+                    if isinstance(user.args[0], fx.Node) and user.args[0] is not view and size > 1:
+                        starts[user] = torch.broadcast_to(labels[view], user.meta["val"].shape)
+                elif does(user, Trait.MOVES | Trait.SAME) and user.all_input_nodes == [view]:
+                    labels.update(moved(user, labels, found))
+                    views.append(user)
+    return starts
+
+
+def _reads(
+    starts: Mapping[fx.Node, Tensor], found: Interpretation, ones: Collection[fx.Node]
+) -> list[tuple[Shown, LinearUse]] | None:
+    """The linear maps that read some values; none if anything else does.
+
+    Args:
+        ones: divisions by what is one.
+    """
+    reads = []
+    for use in follow(starts, found, lambda user, _, labels: labels if user in ones else None):
+        reading = found.linear_uses.get(use.user)
+        if reading is None or reading.input is not use.value:
+            return None
+        rank = len(found.weights[reading.weight].axes)
+        rows = use.labels.movedim(use.labels.dim() + 1 - rank, -1)
+        rows = rows.reshape(-1, rows.shape[-1])
+        if not bool((rows == rows[:1]).all()) or bool((rows < 0).any()):
+            return None
+        reads.append((Shown(reading.weight, reading.in_axis, slices_of(rows[0])), reading))
+    weights = {shown.weight: shown for shown, _ in reads}
+    alike = all(weights[shown.weight] == shown for shown, _ in reads)
+    return reads if alike and used_only_by(weights, {use.node for _, use in reads}, found.program) else None
+
+
+def _added_behind(use: LinearUse, found: Interpretation) -> str | None:
+    """The bias of a linear map that reads one place, or the table that is added to all that it writes, if they are used
+    nowhere else."""
+    program = found.program
+    if len(found.weights[use.weight].axes) > 2 and pads(use.node):
+        return None
+    if use.bias is not None:
+        return use.bias if used_only_by((use.bias,), {use.node}, program) else None
+    uses = list(follow({use.node: numbered(use)}, found))
+    if len(uses) != 1 or not is_sum(uses[0].user):
+        return None
+    ((user, value, labels),) = ((u.user, u.value, u.labels) for u in uses)
+    (other,) = (a for a in user.all_input_nodes if a is not value)
+    table = other
+    while len(table.all_input_nodes) == 1 and len(table.users) == 1:
+        (table,) = table.all_input_nodes
+    name = program.parameters.get(table)
+    shown = _channels(table, other, found) if name is not None and len(table.users) == 1 else None
+    alone = [n for n in program.parameters.values() if n == name] == [name]
+    size = found.weights[use.weight].axes[1 - use.in_axis].size
+    whole = alone and table.meta["val"].shape[-1] == size and shown is not None
+    return name if whole and torch.equal(torch.broadcast_to(shown, labels.shape), labels) else None  # type: ignore[arg-type]
+
+
+def _channels(table: fx.Node, view: fx.Node, found: Interpretation) -> Tensor | None:
+    """The channel of a table, its last axis, that each entry of a view of it shows; its places may be resampled."""
+    shape = table.meta["val"].shape
+    labels, node = torch.arange(shape[-1]).expand(shape), table
+    while node is not view:
+        (user,) = node.users
+        if does(user, Trait.RESAMPLES):
+            first = labels[:, :, *[slice(1)] * (labels.dim() - 2)]
+            after = first.expand(user.meta["val"].shape) if bool((labels == first).all()) else None
+        else:
+            after = moved_alone(user, node, labels, found)
+        if after is None:
+            return None
+        labels, node = after, user
+    return labels
