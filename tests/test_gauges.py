@@ -7,13 +7,14 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
-from traps import biases, centred, normed, scales, streams
+from traps import angles, biases, centred, normed, scales, streams
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.gauges.angle_tables import TurnTable
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
@@ -25,7 +26,7 @@ from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (biases, centred, normed, scales, streams)
+_TRAPS = (angles, biases, centred, normed, scales, streams)
 
 
 @cache
@@ -238,3 +239,27 @@ def test_a_model_that_divides_by_zero_is_refused() -> None:
     weights = {"deviation": torch.tensor([1.0, 0.0]), "up": torch.ones(3, 2)}
     with pytest.raises(HfAlignError, match="deviation has entries that are exactly zero"):
         CanonicalWeights(weights, (gauge,))["up"]
+
+
+@pytest.mark.parametrize(
+    ("part", "turns"),
+    [("Table", True), ("TableOfNeighbours", True), ("TableShifted", False), ("TableSquared", False),
+     ("TableUneven", False), ("TableMirrored", False), ("TableBeside", False), ("TableOfUnits", False),
+     ("TableShown", False)],
+)  # fmt: skip
+def test_a_table_turns_back_into_the_queries_and_keys_that_it_turns(part: str, turns: bool) -> None:
+    gauge = one(TurnTable, part, num_key_value_heads=1)
+    assert (gauge is not None) == turns
+    if isinstance(gauge, TurnTable):
+        assert {t.weight.split(".")[-2]: len(t.rows) for t in gauge.turned} == {"q": 2, "k": 1}
+
+
+def test_a_table_of_true_angles_stays_as_it_is() -> None:
+    """A position of zero turns by one; and a table of zeros stays, too."""
+    angles = torch.outer(torch.arange(64.0), torch.tensor([1.0, 0.1])).double()
+    gauge = one(TurnTable, "Table", num_key_value_heads=1)
+    assert isinstance(gauge, TurnTable)
+    weights = {name: torch.randn(8, 3).double() for t in gauge.turned for name in (t.weight,)}
+    for table in (torch.cat([angles.cos(), angles.sin()], 1), torch.zeros(64, 4).double()):
+        fixed = CanonicalWeights(weights | {gauge.table: table}, (gauge,))
+        assert all(torch.allclose(fixed[name], w) for name, w in (weights | {gauge.table: table}).items())

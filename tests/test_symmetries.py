@@ -1299,6 +1299,7 @@ def test_stream_behind_a_linear_map_is_complete() -> None:
         "stages that are returned",
         "yoso",
         "images that a weight centres",
+        "rotary by a table",
     ],
 )
 @pytest.mark.slow
@@ -1312,7 +1313,6 @@ OPEN = {
     "bloom": "words have a norm of their own",
     "deberta": "so have relative embeddings, and words",
     "positions written one context after another": "a learned token is the only query",
-    "rotary by a table": "the table may turn and grow against all queries and keys",
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
+from hf_align.symmetry.gauges.angle_tables import turned_tables
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
@@ -93,6 +94,7 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
         *level_lengths(found),
+        *turned_tables(found),
     )
 
 

@@ -28,6 +28,23 @@ def numbered(reading: LinearUse) -> Tensor:
     return torch.arange(shape[-1]).expand(shape).movedim(-1, reading.out_axis)
 
 
+def rows_shown(value: fx.Node, found: Interpretation) -> tuple[LinearUse, Tensor] | None:
+    """The weight matrix of whose outputs a value shows some, and nothing else, and which of them where."""
+    views, node = list[fx.Node](), value
+    while node not in found.linear_uses:
+        if not only_moves(node, node.all_input_nodes[:1], found):
+            return None
+        views.append(node)
+        node = node.all_input_nodes[0]
+    use = found.linear_uses[node]
+    labels = {node: numbered(use)}
+    for view in reversed(views):
+        if view not in labels:
+            labels.update(moved(view, labels, found))
+    whole = len(found.weights[use.weight].axes) == 2 and bool((labels[value] >= 0).all())
+    return (use, labels[value]) if whole else None
+
+
 def present(labels: Tensor) -> Tensor:
     """The entries that occur, in order."""
     if not labels.numel():

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices, along
 from hf_align.symmetry.gauges.degrees import cancels
-from hf_align.symmetry.gauges.index_provenance import moved, numbered, only_moves, slices_of
+from hf_align.symmetry.gauges.index_provenance import only_moves, rows_shown, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.links import is_length_of
 from hf_align.tracing.ops import Trait, does, factors_of
@@ -82,20 +82,15 @@ def _normalised(found: Interpretation) -> Iterator[fx.Node]:
 
 def _writers(value: fx.Node, found: Interpretation, steps: int) -> Iterator[tuple[LinearUse, list[Tensor]]]:
     """The weights of which a factor would be one of the value, and which of their rows it shows together."""
-    views, node = list[fx.Node](), value
-    while node not in found.linear_uses and only_moves(node, node.all_input_nodes[:1], found):
-        views.append(node)
+    written = rows_shown(value, found)
+    if written is not None:
+        use, shown = written
+        yield use, _together(shown.movedim(use.out_axis, -1) if value is use.node else shown)
+        return
+    node = value
+    while only_moves(node, node.all_input_nodes[:1], found):
         node = node.all_input_nodes[0]
-    use = found.linear_uses.get(node)
-    if use is not None:
-        labels = {node: numbered(use)}
-        for view in reversed(views):
-            if view not in labels:
-                labels.update(moved(view, labels, found))
-        shown = labels[value]
-        if len(found.weights[use.weight].axes) == 2 and bool((shown >= 0).all()):
-            yield use, _together(shown.movedim(use.out_axis, -1) if value is node else shown)
-    elif steps and does(node, Trait.CONTRACTS | Trait.MULTIPLIES | Trait.DIVIDES):
+    if steps and does(node, Trait.CONTRACTS | Trait.MULTIPLIES | Trait.DIVIDES):
         factors = factors_of(node)
         operands = [node.args[i] for i in factors[:2]] if factors is not None else node.args[:2]
         for operand in operands[:1] if does(node, Trait.DIVIDES) else operands:

@@ -37,7 +37,7 @@ def interpret(program: Program) -> Interpretation:
     found.values.update({node: found.weights[name] for node, name in program.parameters.items()})
     for node in program.inputs:
         found.values[node] = Value(tuple(fresh(n, FIXED) for n in node.meta["val"].shape))
-    regions = find_rotations(program)
+    regions = found.regions = find_rotations(program)
     replaced = frozenset[fx.Node]().union(*(r.inner for r in regions.values()))
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in program.constants and node not in replaced:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from hf_align.symmetry.interpreter.linear_regions import LinearRegion
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.tracing.program import Program
 
@@ -116,6 +117,7 @@ class Interpretation:
     unknown_ops: dict[str, str] = field(default_factory=dict)
     resolved: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
+    regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
 
     def withdraw(self, node: fx.Node, gains: int, statistics: int) -> None:
         """Forget what a rule found out before it gave up: all gains and statistics but the first so many, and what
