@@ -19,6 +19,8 @@ from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.links import is_length_of
 from hf_align.tracing.ops import Trait, does, factors_of
 
+_SHORT = 1e-6
+"""What shorter rows write may be below the floor that a model puts under lengths."""
 _STEPS = 8
 """Products between what a weight writes and where its length is divided out, at most."""
 _POWERS = 2**16
@@ -28,6 +30,8 @@ _POWERS = 2**16
 @dataclass(frozen=True)
 class LevelLength(Gauge):
     """W/l and b/l replace some rows of W and of b, for l² the mean square of these; nothing sees their length.
+
+    Rows that are nearly zero stay.
 
     Attributes:
         axis: along which W writes.
@@ -51,7 +55,7 @@ class LevelLength(Gauge):
             rows = torch.cat([torch.arange(start, stop, device=every.device) for start, stop in slices])
             chosen = every[rows]
             largest = chosen.detach().abs().max()
-            if bool(largest):  # squares of what is larger, or smaller, may be no numbers
+            if bool(largest > _SHORT):
                 length = largest * (chosen / largest).square().mean().sqrt()
                 factors = factors.index_copy(0, rows, (1 / length).expand(len(rows)))
         return along(get(name).double(), self.axis if name == self.weight else 0, factors).to(get(name).dtype)

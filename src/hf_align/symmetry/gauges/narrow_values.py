@@ -18,13 +18,16 @@ from hf_align.symmetry.gauges.kept_norms import vector_uses
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
 
+_NEARLY_LOST = 1e-8
+"""Of what B shows most of, squared: the inverse of less would blow rounding up."""
+
 
 @dataclass(frozen=True)
 class NarrowReader(Gauge):
     """W A B⁺ replaces each W that reads x = A n, and B replaces A, for x has more entries than n has dimensions.
 
     B = ΠA, A less the mean of its columns, where nothing but W sees the mean of x; else B = A. Of all weights that read
-    the same of B n, this is the smallest.
+    the same of B n, this is the smallest. All stay as they are where B loses more of n than A does, or nearly so.
 
     Attributes:
         writer: A, and the axis along which it reads n.
@@ -47,12 +50,15 @@ class NarrowReader(Gauge):
         weight, axis = self.writer
         written = get(weight).movedim(axis, -1).double()
         shown = written - written.mean(0) if self.centred else written
-        if name == weight:
-            return shown.movedim(-1, axis).to(get(name).dtype)
-        axis = dict(self.readers)[name]
         seen = shown.mT @ shown
         if self.reads_no_mean:
             seen = seen + seen.diagonal().mean() / len(seen)
+        shares = torch.linalg.eigvalsh(seen.detach())
+        if not bool(shares[0] > _NEARLY_LOST * shares[-1]):
+            return get(name)
+        if name == weight:
+            return shown.movedim(-1, axis).to(get(name).dtype)
+        axis = dict(self.readers)[name]
         inverse = torch.linalg.solve(seen, shown.mT)
         return (get(name).movedim(axis, -1).double() @ written @ inverse).movedim(-1, axis).to(get(name).dtype)
 
