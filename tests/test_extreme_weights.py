@@ -44,7 +44,8 @@ EXAMPLES: dict[str, Callable[[], Program]] = {
                  "mamba", "stream behind a linear map")
 } | {
     name: partial(program, name)
-    for name in ("StreamsBetween", "StreamsRaw", "Valve", "Sloped", "Bypass", "Centred", "Cosine", "MixedUnit", "Table")
+    for name in ("StreamsBetween", "StreamsRaw", "Valve", "Sloped", "Bypass", "Centred", "Cosine", "MixedUnit", "Table",
+                 "Means")
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
-from traps import angles, biases, centred, normed, scales, streams
+from traps import angles, biases, centred, means, normed, scales, streams
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
@@ -19,14 +19,14 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.lengths import LevelLength
-from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant, Stored
+from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
 from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (angles, biases, centred, normed, scales, streams)
+_TRAPS = (angles, biases, centred, means, normed, scales, streams)
 
 
 @cache
@@ -264,3 +264,14 @@ def test_a_table_of_true_angles_stays_as_it_is() -> None:
     for table in (torch.cat([angles.cos(), angles.sin()], 1), torch.zeros(64, 4).double()):
         fixed = CanonicalWeights(weights | {gauge.table: table}, (gauge,))
         assert all(torch.allclose(fixed[name], w) for name, w in (weights | {gauge.table: table}).items())
+
+
+@pytest.mark.parametrize(
+    ("part", "moves"),
+    [("Means", True), ("MeansUnbiased", False), ("MeansTwice", False), ("MeansUncentred", False), ("MeansBent", False),
+     ("MeansFactor", False)],
+)  # fmt: skip
+def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(part: str, moves: bool) -> None:
+    found = [g for g in gauges(part) if isinstance(g, MoveMean)]
+    assert bool(found) == moves
+    assert all([t.bias for t in g.taken] == ["head.bias"] for g in found)

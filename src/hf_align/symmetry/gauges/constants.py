@@ -70,7 +70,7 @@ def moved_constants(found: Interpretation, kept: Collection[Constant], gone: Col
     ways = _Ways(found)
     waiting: list[MoveConstant] = []
     left: list[_Left] = []
-    for source, starts in _sources(found, kept, gone):
+    for source, starts in sources(found, kept, gone):
         fates = list(ways.fates(starts, {source.parameter}))
         moved = _moved(source, _size(starts), fates, ways)
         if moved is not None:
@@ -125,13 +125,13 @@ def shortened_constants(
         kept, gone: as for `moved_constants`.
         centred: weights, and the axes along which they have lost their mean.
     """
-    for source, starts in _sources(found, kept, gone):
+    for source, starts in sources(found, kept, gone):
         readers: set[tuple[str, int, Slices | None]] = set()
         read, beside = set[int](), set[int]()
-        for use in follow(starts, found, _passed_on):
+        for use in follow(starts, found, passed_on):
             reading = found.linear_uses.get(use.user)
             if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
-                readers.add((reading.weight, reading.in_axis, _row_of(reading, use.labels, found)))
+                readers.add((reading.weight, reading.in_axis, row_of(reading, use.labels, found)))
                 read |= set(present(use.labels).tolist())
             else:
                 beside |= set(present(use.labels).tolist())
@@ -144,7 +144,7 @@ def shortened_constants(
             yield ShortenConstant(source, slices_of(torch.tensor(sorted(read))), weight, axis, row)
 
 
-def _sources(
+def sources(
     found: Interpretation, kept: Collection[Constant], gone: Collection[str]
 ) -> Iterator[tuple[Constant, Starts]]:
     """Every constant whose uses all add it to some value, in the order of the graph."""
@@ -292,7 +292,7 @@ class _Ways:
             if is_sum(user) and self._beside(user, node, own) is not None:
                 return None
             by_one = multiplies_by_one(user, node, self.found.program)
-            return labels if by_one else _passed_on(user, node, labels)
+            return labels if by_one else passed_on(user, node, labels)
 
         for use in follow(starts, self.found, goes_on):
             yield from self._fates_at(use, own, within)
@@ -319,7 +319,7 @@ class _Ways:
         self, reading: LinearUse, labels: Tensor, own: Collection[str], within: LinearUse | None
     ) -> Iterator[_Fate]:
         """What a linear map makes of a constant goes into its bias, or on to where that of a sum is."""
-        entries, read = present(labels), _row_of(reading, labels, self.found)
+        entries, read = present(labels), row_of(reading, labels, self.found)
         if read is None or within is not None or not {reading.bias, reading.weight}.isdisjoint(own):
             yield _Fate(entries, seen=True)
         elif reading.bias is not None:
@@ -337,7 +337,7 @@ def _is_lost(use: Use, program: Program) -> bool:
     return _is_right_factor(use.value, use.user) and alike and reaches_softmax(use.user, program)
 
 
-def _passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
     """The entries behind an op that is linear in a value, and makes of a constant the same constant."""
     shape = user.meta["val"].shape if isinstance(user.meta.get("val"), Tensor) else ()
     places = [i for i, a in enumerate(user.args) if a is node]
@@ -369,7 +369,7 @@ def _left_factor(product: fx.Node) -> object:
     return product.args[factors[0]] if factors is not None else None
 
 
-def _row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices | None:
+def row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices | None:
     """The entry that each input of a linear map shows, the same at all places; none if it also reads what is beside
     the value."""
     weight = len(found.weights[reading.weight].axes)

@@ -16,6 +16,7 @@ from hf_align.symmetry.gauges.inputs import folded_inputs
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
+from hf_align.symmetry.gauges.mean_moves import moved_means
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
@@ -93,6 +94,7 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
         *writers,
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
+        *moved_means(found, kept, taken | moved, means.is_lost_by),
         *level_lengths(found),
         *turned_tables(found),
     )

@@ -106,6 +106,27 @@ class MoveConstant(Gauge):
 
 
 @dataclass(frozen=True)
+class MoveMean(Gauge):
+    """c - m1 replaces a constant c, for its mean m, and b + mW1 the biases b of the maps W that read it: nothing else
+    sees its mean."""
+
+    source: Constant
+    taken: tuple[Taken, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.source.parameter, *(t.bias for t in self.taken))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        every = self.source.of(get(self.source.parameter))
+        lost = every.mean().expand_as(every)
+        if name == self.source.parameter:
+            return self.source.less(get(name), lost)
+        (taken,) = (t for t in self.taken if t.bias == name)
+        return taken.plus(lost, get)
+
+
+@dataclass(frozen=True)
 class ShortenConstant(Gauge):
     """c - z replaces the entries c of a constant that only W reads, where Wz = 0: W has as many inputs as outputs or
     more, and its outputs have lost their mean.

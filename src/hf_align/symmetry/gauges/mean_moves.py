@@ -1,0 +1,59 @@
+"""Means of constants that norms along a stream lose, but that linear maps behind it see: as of a classifier that reads
+the stream as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+import torch
+from torch import fx
+
+from hf_align.symmetry.gauges.constants import Starts, passed_on, row_of, sources
+from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow
+from hf_align.symmetry.gauges.moves import Constant, MoveMean, Taken
+from hf_align.symmetry.interpreter.values import Interpretation
+from hf_align.symmetry.rules.patterns import used_only_by
+
+
+def moved_means(
+    found: Interpretation,
+    kept: Collection[Constant],
+    gone: Collection[str],
+    loses_mean: Callable[[fx.Node, fx.Node], bool],
+) -> Iterator[MoveMean]:
+    """The gauges of all such constants.
+
+    Args:
+        kept, gone: as for `moved_constants`.
+        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
+    """
+    for source, starts in sources(found, kept, gone):
+        taken = _taken(starts, found, loses_mean)
+        if taken and source.parameter not in {t.bias for t in taken}:
+            yield MoveMean(source, taken)
+
+
+def _taken(
+    starts: Starts, found: Interpretation, loses_mean: Callable[[fx.Node, fx.Node], bool]
+) -> tuple[Taken, ...] | None:
+    """The biases of all that reads a constant, if nothing else sees its mean."""
+    readers: dict[Taken, set[fx.Node]] = {}
+    for use in follow(starts, found, passed_on):
+        reading = found.linear_uses.get(use.user)
+        if reading is not None and reading.input is use.value:
+            whole = ((0, found.weights[reading.weight].axes[reading.in_axis].size),)
+            if reading.bias is None or row_of(reading, use.labels, found) != whole:
+                return None
+            taken = Taken(reading.bias, (), reading.weight, reading.in_axis, whole)
+            readers.setdefault(taken, set()).add(reading.node)
+        elif not (_is_along_last(use) and loses_mean(use.user, use.value)):
+            return None
+    once = len({t.bias for t in readers}) == len(readers)
+    alone = all(used_only_by((taken.bias,), nodes, found.program) for taken, nodes in readers.items())
+    return tuple(readers) if once and alone else None
+
+
+def _is_along_last(use: Use) -> bool:
+    """Whether all entries along the last axis are those of a constant, in order, wherever some are."""
+    in_order = (use.labels == torch.arange(use.labels.shape[-1])).all(-1)
+    return bool((in_order | (use.labels == NOBODY).all(-1)).all())

@@ -1,0 +1,63 @@
+"""Decoders whose head reads the stream as it is, and all else behind LayerNorms: only the head sees its mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .biases import BiasedTower
+from .tower import RMSNorm, TowerConfig
+
+
+class Scaled(nn.Linear):
+    """A head that reads the stream a second time, half as large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + super().forward(0.5 * x)
+
+
+class MeansTower(BiasedTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.norm = nn.Identity()
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
+
+
+class MeansUnbiasedTower(MeansTower):
+    """The head has no bias that could take a mean up."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+
+class MeansTwiceTower(MeansTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Scaled(config.hidden_size, config.vocab_size)
+
+
+class MeansUncentredTower(MeansTower):
+    """A norm does not centre."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.layers[0].mlp_norm = RMSNorm(config.hidden_size)
+
+
+class MeansBentTower(MeansTower):
+    """The head reads what no mean goes through."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.norm = nn.Tanh()
+
+
+class MeansFactorTower(MeansTower):
+    """The mean is a factor in the end."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = super().run(x, positions, seen, cache)
+        return x * (1 + torch.tanh(x.mean(-1, keepdim=True)))
