@@ -154,6 +154,25 @@ class Last(Routed):
         return super().add(out, words[-1:], answers[-1:], expert)
 
 
+class Five(Routed):
+    """One expert does something else with five rows, no more and no fewer."""
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        return super().answer(expert, x.flip(-1) if expert == 2 and len(x) == 5 else x)
+
+
+class Preferred(Five):
+    """Each word chooses one expert."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        _, chosen = self.router(x).max(-1)
+        out = torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            out[chosen == expert] = self.answer(expert, x[chosen == expert])
+        return x + out
+
+
 class Read(Routed):
     """A recurrence reads what experts write: it is taken apart by export."""
 
@@ -202,7 +221,8 @@ def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
 
 
-@pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last, ReadAlone, Beside])
+@pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last, Five, Preferred,
+                                  ReadAlone, Beside])  # fmt: skip
 def test_what_the_length_of_a_list_decides_is_refused(kind: type[Routed]) -> None:
     with pytest.raises(IncompatibleModels, match=r"test_listed.py:\d+ .* needs numbers that only a run computes"):
         traced(kind())
@@ -217,12 +237,64 @@ def test_a_list_that_no_run_makes_shorter_is_refused() -> None:
         traced(All())
 
 
+class Chosen(Routed):
+    """Rows by a mask: export leaves open how many there are."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        return x + x[self.router(x)[:, 0] > 0].sum(0)
+
+
+class Exported(Chosen):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids) * (2 if torch.compiler.is_exporting() else 1)
+
+
+@pytest.mark.parametrize(("kind", "holds"), [(Chosen, True), (Exported, False)])
+def test_a_size_that_export_leaves_open_is_measured(kind: type[Routed], holds: bool) -> None:
+    example = Example({"input_ids": torch.arange(12).reshape(2, 6) % WORDS}, {"input_ids": torch.arange(WORDS)})
+    program = tracing._traced(kind().eval(), example, tracing._EXPORTED[:1], [])  # type: ignore[arg-type]
+    assert (program is not None) == holds
+
+
+class Twelve(Routed):
+    """Of twelve layers, the eighth does something else with three rows."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.config, self.layer = config, 0
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        found = torch.zeros(())
+        for layer in range(self.config.num_hidden_layers):
+            self.layer = layer
+            found = found + super().forward(input_ids)
+        return found
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        return super().answer(expert, x.flip(-1) if self.layer == 7 and len(x) == 3 else x)
+
+
+@pytest.mark.parametrize("kind", [Routed, Twelve])
+def test_the_copy_of_a_large_model_is_as_deep(kind: type[Routed], monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(config: PretrainedConfig) -> Any:
+        model = (kind(config) if kind is Twelve else kind()).eval()  # type: ignore[call-arg]
+        model.main_input_name = "input_ids"  # type: ignore[assignment]
+        return model
+
+    config = PretrainedConfig(num_hidden_layers=12, vocab_size=WORDS)
+    config.copy_of = kind.__name__  # type: ignore[attr-defined]
+    monkeypatch.setattr(tracing, "build_without_weights", built)
+    assert bool(tracing._measured_on_a_copy(config)) == (kind is Routed)
+
+
 def test_a_large_model_is_measured_on_a_small_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 24, "num_experts": 6}
     layers = {"num_layers": 2, "num_sparse_encoder_layers": 2, "num_decoder_layers": 1, "num_sparse_decoder_layers": 0}
     config = transformers.SwitchTransformersConfig(**sizes, **layers, architectures=["SwitchTransformersEncoderModel"])
     monkeypatch.setattr(tracing, "LARGEST", 4000)
     assert sum(torch.Size(shape).numel() for shape in tracing.trace(config).shapes.values()) > 4000
+    monkeypatch.setattr(tracing, "_COPIES", {})
     monkeypatch.setattr(tracing, "shrink", lambda config, *_: config)  # no copy is small enough
     with pytest.raises(IncompatibleModels, match="needs numbers"):
         tracing.trace(config)

@@ -1,16 +1,17 @@
 """A graph held against runs of its model, where what was written down took something for granted (`listed.py`).
 
 Weights and inputs are random. In some runs all tokens are the same one, so that few experts are chosen, and in some all
-but one, which then may choose an expert alone. A graph that lets all of them run gives what the model gives only if
-those that were not chosen change nothing. It counts as measured where each list that was written down at full length
-was shorter than that in some run.
+but a few, which then may choose an expert alone. In others the choices are made by a plan (`planned.py`), so that each
+number of rows that an expert can get is met. A graph that lets all of them run gives what the model gives only if those
+that were not chosen change nothing. It counts as measured where each list that was written down at full length was
+shorter than that in some run.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hf_align.errors import first_line
 from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
 from hf_align.tracing.ops import Trait
+from hf_align.tracing.planned import Kind, Planned
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import behaviour_of
 from hf_align.tracing.state import left_as_found
@@ -33,8 +35,23 @@ LARGEST = 20_000_000
 _RUNS = 12
 _MORE = 1
 """Runs for another call of the same lines, the first of which is the most telling."""
+_RANDOM = 2
+"""Of each three runs, the one with random tokens."""
 _TOLERANCE = 1e-4
 """Of float32, relative to the largest output."""
+
+
+@dataclass
+class Measured:
+    """What runs of a model have shown.
+
+    Attributes:
+        places: the lines whose lists were written down at full length, and shorter in some run.
+        met: how many rows some expert got, by how many experts there are and how many a row chooses.
+    """
+
+    places: set[str] = field(default_factory=set)
+    met: dict[Kind, set[int]] = field(default_factory=dict)
 
 
 class _Shortened(TorchDispatchMode):
@@ -56,60 +73,78 @@ class _Shortened(TorchDispatchMode):
 
 
 def agrees_with_runs(
-    model: PreTrainedModel, program: Program, places: Collection[str], here: Callable[[], str]
+    model: PreTrainedModel, program: Program, places: Collection[str], before: Measured, here: Callable[[], str]
 ) -> bool:
     """Whether a program gives all that its model gives, in runs that make each list shorter at least once.
 
     Args:
-        places: where the program's lists were made that no other call of the model has shown to be good.
+        places: where the program's lists were made.
+        before: what other calls of the model have shown, to which this one is added if it agrees.
         here: the line of modelling code that runs.
     """
     rng = Generator().manual_seed(0)
-    shortened = _Shortened(here)
+    new = set(places) - before.places
+    first = bool(new) or not before.places
+    shortened, planned = _Shortened(here), Planned(before.met, again=not first)
+    weights: dict[str, Tensor] = {}
+    try:
+        for number in range(_RUNS if first else _MORE):
+            weights = _weights(model, rng)
+            with shortened:
+                if not _agrees(model, program, weights, _free(program, rng, number)):
+                    return False
+        while planned.number < max(planned.most, 1):
+            with planned:
+                if not _agrees(model, program, weights, _free(program, rng, _RANDOM)):
+                    return False
+            planned.number += 1
+    except Exception as error:  # as many ways to fail as there are models
+        logger.info("%s: no run to measure (%s)", type(model).__name__, first_line(error))
+        return False
+    before.places |= shortened.places & new
+    return before.places >= set(places)
+
+
+def _agrees(model: PreTrainedModel, program: Program, weights: dict[str, Tensor], free: dict[str, Tensor]) -> bool:
+    """Whether a program gives all that its model gives, in one run."""
     names, _ = canonical_names(model)
-    for weights, free in itertools.islice(_draws(model, program, rng), _RUNS if places else _MORE):
-        arguments = dict(program.example.arguments) | free
-        try:
-            with torch.no_grad(), quiet(), left_as_found(model), shortened:
-                results = torch.func.functional_call(model, weights, (), arguments, tie_weights=True)
-            expected = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
-            expected.sort(key=Tensor.is_floating_point, reverse=True)
-            with torch.no_grad():
-                values = run(program, {names.get(n, n): w for n, w in weights.items()}, free)
-        except Exception as error:  # as many ways to fail as there are models
-            logger.info("%s: no run to measure (%s)", type(model).__name__, first_line(error))
-            return False
-        given = [values[node] for node in program.interface]
-        left = iter(expected)  # some are stages on the way to the first, which a program does not return
-        if not all(any(_is_close(value, other) for other in left) for value in given):
-            return False
-    return shortened.places >= set(places)
+    arguments = dict(program.example.arguments) | free
+    with torch.no_grad(), quiet():
+        with left_as_found(model):
+            results = torch.func.functional_call(model, weights, (), arguments, tie_weights=True)
+        values = run(program, {names.get(n, n): w for n, w in weights.items()}, free)
+    given = [values[node] for node in program.interface]
+    returned = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
+    left = iter(sorted(returned, key=Tensor.is_floating_point, reverse=True))
+    # some are stages on the way to the first, which a program does not return
+    return all(any(_is_close(value, other) for other in left) for value in given)
 
 
 def _is_close(given: Tensor, expected: Tensor) -> bool:
     if given.shape != expected.shape or not expected.numel():
         return given.shape == expected.shape
+    given, expected = given.double(), expected.double()
     return bool((given - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
-def _draws(
-    model: PreTrainedModel, program: Program, rng: Generator
-) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Weights, and values of the free arguments: tokens are the same but for one, all the same, or random, in turn."""
+def _weights(model: PreTrainedModel, rng: Generator) -> dict[str, Tensor]:
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    statistics = trained_buffers(model)
-    for number in itertools.count():
-        weights = {n: torch.randn(s, generator=rng) * (s[-1] ** -0.5 if len(s) > 1 else 0.5) for n, s in shapes.items()}
-        weights |= {n: torch.rand(s, generator=rng) + 0.5 for n, s in statistics.items()}
-        given = program.example.arguments
-        free = program.example.random({name: tuple(given[name].shape) for name in program.inputs.values()}, rng)
-        free = {n: t.to(given[n].dtype) for n, t in free.items()}
-        for name in program.example.tokens.keys() & free.keys() if number % 3 < 2 else ():
-            tokens = program.example.tokens[name]
-            one, other = tokens[torch.randperm(len(tokens), generator=rng)[[0, -1]]]
-            free[name] = torch.full_like(free[name], int(one))
-            free[name].flatten()[-1] = other if number % 3 == 0 else one
-        yield weights, free
+    drawn = {n: torch.randn(s, generator=rng) * (s[-1] ** -0.5 if len(s) > 1 else 0.5) for n, s in shapes.items()}
+    return drawn | {n: torch.rand(s, generator=rng) + 0.5 for n, s in trained_buffers(model).items()}
+
+
+def _free(program: Program, rng: Generator, number: int) -> dict[str, Tensor]:
+    """Values of the free arguments: tokens are the same but for a few, all the same, or random, in turn."""
+    given = program.example.arguments
+    free = program.example.random({name: tuple(given[name].shape) for name in program.inputs.values()}, rng)
+    free = {n: t.to(given[n].dtype) for n, t in free.items()}
+    for name in program.example.tokens.keys() & free.keys() if number % 3 < _RANDOM else ():
+        tokens = program.example.tokens[name]
+        one, other = tokens[torch.randperm(len(tokens), generator=rng)[[0, -1]]]
+        free[name] = torch.full_like(free[name], int(one))
+        if number % 3 == 0:
+            free[name].flatten()[-1 - number // 3 :] = other
+    return free
 
 
 def parameters_of(model: PreTrainedModel) -> int:

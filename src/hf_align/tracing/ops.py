@@ -59,6 +59,8 @@ class Trait(Flag):
     """One number for every entry of the result."""
     CHOOSES_LARGEST = auto()
     """The largest entries along an axis, and their numbers."""
+    POINTS_TO_LARGEST = auto()
+    """Gives the numbers of the largest entries along an axis, perhaps beside these."""
     JOINS = auto()
     """Operands one behind the other along an axis."""
     STACKS = auto()

@@ -28,7 +28,7 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.frames import line
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
-from hf_align.tracing.measured import LARGEST, agrees_with_runs, parameters_of
+from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
@@ -36,14 +36,17 @@ from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, needs_number
 from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record, value_shown
 from hf_align.tracing.results import blank_like
 from hf_align.tracing.small.field_roles import ROOMY, TINY
-from hf_align.tracing.small.shrink import shrink
+from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import left_as_found
 
 logger = logging.getLogger(__name__)
-_MEASURED: MutableMapping[PreTrainedModel, set[str]] = WeakKeyDictionary()
-"""The lines of each model's code whose lists were written down and measured."""
+_MEASURED: MutableMapping[PreTrainedModel, Measured] = WeakKeyDictionary()
+"""What runs of each model have shown."""
+_COPIES: dict[Any, set[str]] = {}
+"""By config, the lines whose lists were measured on a copy."""
 _BATCH = 2
 _LENGTH = 7
+_LENGTH_OF_COPIES = 24
 
 
 def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
@@ -100,7 +103,8 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
 def _traced(
     model: PreTrainedModel, example: Example, ways: tuple[_Way, ...], reasons: list[Exception]
 ) -> Program | None:
-    """One call, by the first way that leaves no size open, else by the first at all; None where none works."""
+    """One call, by the first way that leaves no size open, else by the first that gives what runs give; None where none
+    works."""
     vague: list[Program] = []
     for trace_by in ways:
         try:
@@ -113,7 +117,14 @@ def _traced(
             raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {reason(swallowed.question)}") from None
         except Exception as error:  # tracing fails in as many ways as there are models
             reasons.append(error)
-    return vague[0] if vague else None
+    return next((program for program in vague if _gives_what_runs_give(model, program)), None)
+
+
+def _gives_what_runs_give(model: PreTrainedModel, program: Program) -> bool:
+    """Whether a program with sizes that only a run decides holds in runs: export may have taken one for good."""
+    listed = any(does(n, Trait.LISTS) and n not in program.constants for n in program.graph.nodes)
+    known = not listed and parameters_of(model) <= LARGEST
+    return known and agrees_with_runs(model, program, (), Measured(), line)
 
 
 def _ends_alike(model: PreTrainedModel, example: Example, failed: Exception) -> bool:
@@ -198,29 +209,30 @@ def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> N
     if not places:
         return
     if parameters_of(model) > LARGEST:
-        measured = _measured_on_a_copy(model)
+        measured = _measured_on_a_copy(model.config)
     else:
-        new = places - _MEASURED.get(model, set())
-        measured = places if agrees_with_runs(model, program, new, line) else set[str]()
-        _MEASURED.setdefault(model, set()).update(measured)
+        before = _MEASURED.setdefault(model, Measured())
+        measured = places if agrees_with_runs(model, program, places, before, line) else set[str]()
     if places - measured:
         raise needs_numbers(min(places - measured))
 
 
-def _measured_on_a_copy(model: PreTrainedModel) -> set[str]:
-    """The lines whose lists were measured on a small copy of a large model."""
-    if model not in _MEASURED:
-        _MEASURED[model] = set()
-        for sizes in (TINY, ROOMY):
+def _measured_on_a_copy(config: PretrainedConfig) -> set[str]:
+    """The lines whose lists were measured on a copy of a large model, which is small, but as deep: one layer alone may
+    do something else. It reads more tokens than other calls, so that experts get as many."""
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _COPIES:
+        _COPIES[key] = set()
+        for sizes in (replace(TINY, positions=ROOMY.positions), ROOMY):
             try:
-                small = build_without_weights(shrink(model.config, 2, sizes))
+                small = build_without_weights(shrink(config, depth_of(config), sizes))
                 if parameters_of(small) <= LARGEST:
-                    trace_model(small)
-                    _MEASURED[model] |= _MEASURED[small]
+                    trace_model(small, length=_LENGTH_OF_COPIES)
+                    _COPIES[key] = _MEASURED[small].places
                     break
             except Exception as error:  # sizes that do not go together fail in their own way
-                logger.info("%s: no copy to measure (%s)", model.config.model_type, first_line(error))
-    return _MEASURED[model]
+                logger.info("%s: no copy to measure (%s)", config.model_type, first_line(error))
+    return _COPIES[key]
 
 
 def _by_export(model: PreTrainedModel, example: Example) -> Program:

@@ -66,7 +66,7 @@ def _pointed(index: Value) -> tuple[Axis, ...]:
     return () if index.points_to is None else (index.points_to,)
 
 
-@rule("topk", harmless="k largest sorted", traits=Trait.CHOOSES_LARGEST)
+@rule("topk", harmless="k largest sorted", traits=Trait.CHOOSES_LARGEST | Trait.POINTS_TO_LARGEST)
 @rule("sort", "argsort", harmless="descending stable")
 def topk(call: Call) -> object:
     """The largest entries along an axis and their numbers: permutations of the axis leave the values alone."""

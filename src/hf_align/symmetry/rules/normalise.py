@@ -15,7 +15,7 @@ from hf_align.symmetry.interpreter.values import Gain, Product, Statistics, Valu
 from hf_align.symmetry.rules.patterns import subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
-from hf_align.tracing.ops import Trait, op_name, runs
+from hf_align.tracing.ops import Trait, describe, op_name, runs
 
 
 @rule("layer_norm", harmless="eps", traits=Trait.NORMALISES | Trait.CENTRES)
@@ -124,6 +124,9 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
             call.unify(x, y, "batch")
         axes.append(y if x.size == 1 else x)
     return axes
+
+
+describe("argmax", "max", traits=Trait.POINTS_TO_LARGEST)
 
 
 @rule("max", harmless="keepdim dtype", traits=Trait.LARGER)

@@ -116,7 +116,7 @@ _LAYER_NAMES = (
     "num_self_attends_per_block entity_layers decoder_num_block prenet_num_layers"
 )
 LAYERS = frozenset(_LAYER_NAMES.split())
-KV_HEADS = frozenset(("num_key_value_heads", "n_kv_heads", "num_kv_heads", "multi_query_kv_heads",
+KV_HEADS = frozenset(("num_key_value_heads", "n_kv_heads", "kv_n_heads", "num_kv_heads", "multi_query_kv_heads",
                        "decoder_num_key_value_heads", "encoder_num_key_value_heads",
                        "swa_num_key_value_heads", "num_key_value_attention_heads",
                        "num_key_value_heads_per_layer"))  # fmt: skip

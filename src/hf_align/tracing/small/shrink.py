@@ -38,6 +38,12 @@ def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> Pr
     return with_fields(config, small_fields(config, layers, sizes))
 
 
+def depth_of(config: PretrainedConfig) -> int:
+    """The most layers that a part of the config has."""
+    groups = _nested(config.to_dict())
+    return max([2, *(v for g in groups for k, v in g.items() if k in LAYERS and type(v) is int)])
+
+
 def shallow(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
     """The config with its own sizes and few layers."""
     return with_fields(config, shallow_fields(config, layers))
