@@ -39,6 +39,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import hf_align
+from hf_align.errors import OptionError
 
 EXACT = 1e-11
 """Of outputs in float64."""
@@ -311,6 +312,35 @@ def test_what_a_module_notes_counts_at_every_size() -> None:
     twin = hf_align.randomize(a, seed=1, inputs=x)
     for rows in (1, 37, 40, 41, 60):
         assert_same(twin, a, numbers(rows, 4))
+
+
+class FlagInBuffer(Flagged):
+    """The flag is saved with the weights."""
+
+    def __init__(self, flag: bool = False, limit: int = 40) -> None:
+        super().__init__(limit=limit)
+        del self.flag
+        self.register_buffer("flag", torch.tensor(flag))
+
+
+@pytest.mark.parametrize("kind", [Flagged, FlagInBuffer])
+def test_an_alignment_takes_no_module_that_does_something_else_at_another_size(kind: type[Flagged]) -> None:
+    x = numbers(4, 4)
+    a, b, other = (seeded(lambda f=flag: kind(flag=f, limit=1000), i) for i, flag in enumerate((False, False, True)))
+    alignment = hf_align.align(b, to=a, inputs=x)
+    assert_same(alignment.apply(b), b, numbers(37, 4))
+    with pytest.raises(OptionError, match=r"does something else with x \[37, 4\]"):
+        alignment.apply(other)
+    with pytest.raises(hf_align.IncompatibleModels, match="compute differently"):
+        hf_align.align(other, to=a, inputs=x)
+
+
+def test_a_module_without_sizes_is_refused_in_plain_words() -> None:
+    lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+    with pytest.raises(OptionError, match="0 is a LazyLinear whose sizes are not known yet: call A once"):
+        hf_align.align(lazy, to=lazy, inputs=numbers(4, 4))
+    lazy(numbers(4, 4).float())
+    assert hf_align.certify(lazy.double(), inputs=numbers(4, 4)).sound
 
 
 @pytest.mark.parametrize("verb", ["symmetries", "certify", "randomize"])

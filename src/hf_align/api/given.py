@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.checkpoints.ondemand import Computed
@@ -104,6 +105,8 @@ def take(
         read = read_config(model if isinstance(model, str) else os.fspath(model))
         loaded = _class_of(read).from_pretrained(model, dtype="auto")
         return take(loaded.eval(), called=str(model))
+    if isinstance(model, nn.Module):
+        _require_sizes(model, called)
     if isinstance(model, nn.Module) and inputs is not None:
         return _given(called, model, described(model, inputs))
     if isinstance(model, nn.Module) and isinstance(config, ModuleConfig):
@@ -130,6 +133,19 @@ def take(
         )
     raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
                     "is needed")  # fmt: skip
+
+
+def _require_sizes(model: nn.Module, called: str) -> None:
+    """
+    Raises:
+        OptionError: some weights have no shape yet.
+    """
+    for name, module in model.named_modules():
+        held = (*module._parameters.values(), *module._buffers.values())
+        if any(is_lazy(tensor) for tensor in held):
+            raise OptionError(
+                f"{name or called} is a {type(module).__name__} whose sizes are not known yet: call {called} once first"
+            )
 
 
 def is_plain(model: object) -> bool:

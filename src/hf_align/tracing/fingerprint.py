@@ -122,7 +122,7 @@ def _of_graph(recorded: fx.GraphModule, weights: Mapping[str, str]) -> Fingerpri
             known[node] = weights[node.target]
             read.add(weights[node.target])
         elif node.op == "get_attr":
-            known[node] = _of_tensor(getattr(recorded, node.target))
+            known[node] = digest_of(getattr(recorded, node.target))
         elif _changes_nothing(node):
             known[node] = known[node.all_input_nodes[0]]
         else:
@@ -149,6 +149,7 @@ class _Word(str):
         return str(self)
 
 
-def _of_tensor(value: Tensor) -> str:
+def digest_of(value: Tensor) -> str:
+    """Of its shape, its dtype and its entries."""
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw.numpy().tobytes()).hexdigest()}"

@@ -24,7 +24,7 @@ from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.tracing.alike import is_part_of
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.example import Example
-from hf_align.tracing.fingerprint import Call, CannotRecord
+from hf_align.tracing.fingerprint import Call, CannotRecord, digest_of
 from hf_align.tracing.modes import TRACED, numbers_in_code
 from hf_align.tracing.modules import ModuleConfig, ModuleModel, remember, without_weights, written
 from hf_align.tracing.ops import Trait, does
@@ -43,7 +43,9 @@ _ANY = 2**20
 _UNKNOWN = "not known yet"
 _SEEN: dict[Hashable, ModuleConfig] = {}
 """Modules that were described, by what they look like from outside."""
-_HELD = ("_parameters", "_buffers", "_modules", "training")
+_LOOKS: dict[str, set[Hashable]] = {}
+"""By the digests of their programs, what modules look like at which other sizes were tried."""
+_HELD = ("_parameters", "_modules", "training")
 """What every module has of its own: no choice of a caller's."""
 _TAKEN = ("config", "calls", "given", "examples", "whole", "tie_weights", "can_generate")
 """Names that a part of a module cannot have beside those of `ModuleModel`."""
@@ -75,7 +77,32 @@ def as_described(module: nn.Module, like: ModuleConfig) -> ModuleConfig:
         OptionError: it cannot be called so, or not be traced.
     """
     config = ModuleConfig(type(module).__name__, by_place=like.by_place, nested=like.nested)
-    return _identified(module, config, like.examples, {})
+    identified = _identified(module, config, like.examples, {})
+    if identified.program == like.program:
+        _require_no_other_sizes(module, identified)
+    return identified
+
+
+def _require_no_other_sizes(module: nn.Module, config: ModuleConfig) -> None:
+    """Try sizes on a module that is like another one at those which were worth listing there.
+
+    Raises:
+        OptionError: it does something else at another size.
+    """
+    known = _LOOKS.setdefault(config.program, set())
+    if (look := _look(module)) in known:
+        return
+    model = build_without_weights(config)
+    assert isinstance(model, ModuleModel)
+    found = [trace_module(model, example) for example in config.examples.values()]
+    for example in config.examples.values():
+        for other, program in _of_other_sizes(model, example):
+            if not any(is_part_of(program, one) for one in found):
+                raise OptionError(
+                    f"{config.name} does something else with {_name(other)}, which the module that the alignment was"
+                    " made for does not"
+                )
+    known.add(look)
 
 
 def bound(config: ModuleConfig, module: nn.Module, call: Any) -> dict[str, Any]:
@@ -155,6 +182,7 @@ def _config(module: nn.Module, config: ModuleConfig, calls: Sequence[Mapping[str
     identified = _identified(module, config, {mode: example for mode, (example, _) in found.items()}, numbered)
     TRACED[identified.program] = {mode: replace(program, config=identified) for mode, (_, program) in found.items()}
     _SEEN[outside] = identified
+    _LOOKS.setdefault(identified.program, set()).add(_look(module))
     return identified
 
 
@@ -164,16 +192,27 @@ def _from_outside(module: nn.Module, calls: Sequence[Mapping[str, Any]]) -> Hash
         (n, tuple(v.shape), v.dtype, None if v.is_floating_point() else tuple(v.flatten().tolist()))
         if isinstance(v, Tensor) else (n, repr(v)) for call in calls for n, v in call.items()
     ]  # fmt: skip
+    return _look(module), tuple(given), len(calls)
+
+
+def _look(module: nn.Module) -> Hashable:
+    """Code, and what modules note of themselves: a flag may matter at one size alone. Of weights the shapes do."""
     noted = [(name, type(part), key, *_plain(value)) for name, part in module.named_modules()
              for key, value in vars(part).items() if key not in _HELD]  # fmt: skip
-    return tuple(noted), frozenset(numbers_in_code(module)), tuple(given), len(calls)
+    return tuple(noted), frozenset(numbers_in_code(module))
 
 
 def _plain(value: Any) -> tuple[Hashable, ...]:
-    """What a module notes of itself: a flag may matter at one size alone. Of weights and tables the shapes do."""
     parts, nesting = tree_flatten(value)
-    return str(nesting), *(tuple(v.shape) if isinstance(v, Tensor) else v if isinstance(v, Hashable) else repr(v)
+    return str(nesting), *(_of_tensor(v) if isinstance(v, Tensor) else v if isinstance(v, Hashable) else repr(v)
                            for v in parts if not isinstance(v, nn.Module))  # fmt: skip
+
+
+def _of_tensor(value: Tensor) -> Hashable:
+    """A floating point buffer may have been trained; a flag is none of these."""
+    if isinstance(value, nn.Parameter) or value.is_meta or (value.is_floating_point() and value.dim()):
+        return tuple(value.shape), str(value.dtype)
+    return digest_of(value.detach().cpu())
 
 
 def _model(module: nn.Module, config: ModuleConfig) -> ModuleModel:
@@ -277,7 +316,8 @@ def _numbers_noted(model: nn.Module) -> set[int]:
     """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
     own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
     noted = (leaf for m in own for key, value in vars(m).items() if key not in _HELD for leaf in tree_leaves(value))
-    found = {v for v in noted if isinstance(v, int) and not isinstance(v, bool)}
+    plain = (v.item() if isinstance(v, Tensor) and not v.dim() and not v.is_meta else v for v in noted)
+    found = {v for v in plain if isinstance(v, int) and not isinstance(v, bool)}
     sizes = {size for p in model.parameters() for size in p.shape}
     return {n for n in found - sizes if 2 < n <= _LONGEST}
 
