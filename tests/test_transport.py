@@ -46,6 +46,29 @@ def test_a_fine_tune_that_learned_nothing_leaves_the_other_base(method: str) -> 
     torch.testing.assert_close(answers(carried), answers(onto), rtol=1e-3, atol=1e-4)
 
 
+def test_a_base_that_the_fine_tune_was_not_tuned_from_is_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    models = {"a": a, "b": b, "f": tuned(a, tiny_llama())}
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+    asked = ["transport", tmp_path / "f", "--method", "task_arithmetic", "--overwrite", "-o", tmp_path / "out"]
+    for base, onto, doubted in (("a", "b", False), ("b", "a", True), ("a", "a", False)):
+        assert run(*asked, "--base", tmp_path / base, "--onto", tmp_path / onto) == 0
+        assert ("the fine-tune do not look as if they came from" in capsys.readouterr().out) == doubted
+    with pytest.warns(UserWarning, match="the fine-tune do not look as if they came from its base"):
+        hf_align.transport(models["f"], base=b, onto=a, method="task_arithmetic", witness=False)
+
+
+def test_a_model_that_answers_nothing_takes_a_fine_tune() -> None:
+    base, onto = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    with torch.no_grad():
+        onto.get_submodule("model.norm").weight.zero_()
+    carried = hf_align.transport(tuned(base, tiny_llama()), base=base, onto=onto)
+    assert answers(carried).isfinite().all()
+
+
 def test_regression_brings_the_answers_nearer_to_what_they_should_be() -> None:
     """What B should answer on the inputs that are regressed on: its own answers and what the fine-tune changed."""
     base, onto = built(tiny_llama(), 0), built(tiny_llama(), 1)

@@ -225,7 +225,8 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
         finally:
             for module, was in zip(model.modules(), training, strict=True):  # some may be frozen
                 module.training = was
-        change = float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
+        largest = expected.double().abs().max().clamp(min=torch.finfo(torch.double).tiny)  # some answer with zeros
+        change = float((found.double() - expected.double()).abs().max() / largest)
         if not change < max(_UNLIKE, 30 * torch.finfo(dtype).eps):
             raise IncompatibleModels(
                 f"{given.called} does not compute what its config describes: its answers differ by {change:.0e}; were"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ def transport(
     running = Devices.choose(device).running
     alignments: dict[int, Alignment] = {}
     changes: list[Change] = []
+    given: list[Change] = []
     for model, before, scale in tuned_from:
         if id(before) not in alignments:
             alignments[id(before)] = align(before, to=onto, match=match, inputs=called, device=device, config=config,
@@ -88,9 +90,15 @@ def transport(
         tuned, last = (found.taken(m, config, called=part) for m, part in ((model, "finetuned"), (before, "base")))
         if witness:
             hold_all([moved_of(tuned, found.config, found.spec, found.elements)], running)
+        given.append(Change(last.weights, tuned.weights))
         changes.append(Change(_weights(found, last, found.elements), _weights(found, tuned, found.elements), scale))
     first = found.taken(onto, config, called="onto")
     carried = Carried(_weights(found, first, found.reference), tuple(changes))
+    as_given = Carried(first.weights, tuple(given))
+    for number in range(len(given)):
+        if not as_given.is_tuned(number):
+            called = f"fine-tune {number + 1}" if len(given) > 1 else "the fine-tune"
+            warnings.warn(f"the weights of {called} do not look as if they came from its base", stacklevel=2)
     solved: dict[str, Tensor] = {}
     if method == "regression":
         network = network_for(found.config, running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -89,10 +89,20 @@ class Transport(OpenedJob[Basis]):
 
     def match(self, claim: Claim) -> Basis:
         """The bases are matched; a fine-tune moves as its base does."""
+        for doubt in self._doubts:
+            self.asked.say(doubt)
         bases = _bases(self.tuned)
         among = replace(self.models, pairs=self.models.pairs[: len(bases)], names=self.models.names[: len(bases) + 1])
         matches = among.match(claim, self.fit, self.asked.say).matches
         return Basis(self.models, [*matches, *(matches[bases.index(each.base)] for each in self.tuned if matches)])
+
+    @cached_property
+    def _doubts(self) -> list[str]:
+        """A sentence for each fine-tune whose weights do not look as if they came from its base."""
+        raw = self._among(Basis(self.models).weights)
+        called = zip(self.tuned, self._called[-len(self.tuned) :], strict=True)
+        return [f"the weights of {name} do not look as if they came from {each.base}; is that the base that it was "
+                "tuned from?" for i, (each, name) in enumerate(called) if not raw.is_tuned(i)]  # fmt: skip
 
     @property
     def ranks(self) -> Mapping[str, int | None] | None:
@@ -157,6 +167,7 @@ class Transport(OpenedJob[Basis]):
             self.asked.clock.lap("evaluate")
         if self.options.method in (REGRESSION, DISTIL) and (kept := self._kept(self._made(claim, match))):
             report.notes.append(kept)
+        report.notes += self._doubts
         super().document(claim, match, report)
 
     def _kept(self, made: Weights) -> str | None:

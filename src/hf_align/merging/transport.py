@@ -84,6 +84,19 @@ class Carried:
 
         return Computed(self.onto, moved)
 
+    def is_tuned(self, number: int) -> bool:
+        """Whether a fine-tune, in a basis of its own, has its weights from its base: it is nearer to that than to B,
+        and more like it than models of another seed are."""
+        change = self.changes[number]
+        from_base, from_onto, of_both = 0.0, 0.0, 0.0
+        for name in self.onto:
+            tuned, base, onto = (w[name].double() for w in (change.finetuned, change.base, self.onto))
+            if tuned.shape == base.shape == onto.shape:
+                from_base += float((tuned - base).square().sum())
+                from_onto += float((tuned - onto).square().sum())
+                of_both += float(tuned.square().sum() + base.square().sum())
+        return from_base <= from_onto and from_base <= of_both / 2
+
     def shares(self, number: int, apart: float = 0.0) -> tuple[float, ...]:
         """Of the models in what is aimed at on the text of one fine-tune: B + λ (F − A + g (A − B)).
 
