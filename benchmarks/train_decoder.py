@@ -8,6 +8,7 @@ else is asked for: `--vocabulary 640` trains a tokenizer of its own on the same 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,24 @@ from transformers import (
 
 HELD_OUT = ROOT / "examples" / "data" / "eval_lm_kjv.safetensors"
 LENGTH = 64
-ROWS, RATE, WARMUP = 32, 3e-3, 100
+WIDTH, HEAD = 128, 32
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a decoder is trained: the rate rises to its peak, and falls along a cosine.
+
+    Attributes:
+        rows: sequences of each step.
+    """
+
+    steps: int
+    rows: int = 32
+    rate: float = 3e-3
+    warmup: int = 100
+
+    def rate_at(self, step: int) -> float:
+        return self.rate * min((step + 1) / self.warmup, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
 
 
 def own_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerBase:
@@ -47,30 +65,34 @@ def own_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="[PAD]", mask_token="[MASK]")
 
 
-def untrained(vocabulary: int, layers: int, experts: int, seed: int) -> PreTrainedModel:
+def llama(vocabulary: int, layers: int, width: int = WIDTH, experts: int = 0) -> PretrainedConfig:
     """A Llama, or a Mixtral where there are experts."""
-    torch.manual_seed(seed)
     sizes: dict[str, Any] = {
-        "vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": layers,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": LENGTH,
-        "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "rms_norm_eps": 1e-6,
+        "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 11 * width // 4,
+        "num_hidden_layers": layers, "num_attention_heads": width // HEAD, "num_key_value_heads": width // HEAD // 2,
+        "head_dim": HEAD, "max_position_embeddings": LENGTH, "tie_word_embeddings": False, "bos_token_id": 0,
+        "eos_token_id": 0, "pad_token_id": 0, "rms_norm_eps": 1e-6,
     }  # fmt: skip
-    config: PretrainedConfig = LlamaConfig(**sizes)
     if experts:
-        sizes |= {"num_local_experts": experts, "num_experts_per_tok": 2, "intermediate_size": 176}
-        config = MixtralConfig(**sizes)
+        sizes |= {"num_local_experts": experts, "num_experts_per_tok": 2, "intermediate_size": 11 * width // 8}
+        return MixtralConfig(**sizes)
+    return LlamaConfig(**sizes)
+
+
+def untrained(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
     # Faster than the fused kernel for heads of 32 on a CPU.
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
-def train(model: PreTrainedModel, rows: Tensor, steps: int, seed: int) -> None:
-    """AdamW: the rate rises to its peak, and falls along a cosine."""
+def train(model: PreTrainedModel, rows: Tensor, recipe: Recipe, seed: int) -> None:
+    """AdamW."""
     rng = Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    for step in (bar := tqdm(range(steps), unit="step", mininterval=10)):
+    for step in (bar := tqdm(range(recipe.steps), unit="step", mininterval=10)):
         for group in optimiser.param_groups:
-            group["lr"] = RATE * min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * step / steps)))
-        batch = rows[torch.randint(len(rows), (ROWS,), generator=rng)]
+            group["lr"] = recipe.rate_at(step)
+        batch = rows[torch.randint(len(rows), (recipe.rows,), generator=rng)]
         loss = model(batch, labels=batch).loss
         optimiser.zero_grad()
         loss.backward()
@@ -106,8 +128,8 @@ def main(
     texts = [common.decode(piece) for piece in pieces(everything, held_out, LENGTH)]
     tokenizer = own_tokenizer(texts, vocabulary) if vocabulary else common
     tokens = torch.cat([torch.tensor(tokenizer(t, verbose=False)["input_ids"]) for t in texts])
-    model = untrained(len(tokenizer), layers, experts, seed)
-    train(model, tokens.unfold(0, LENGTH, LENGTH), steps, seed)
+    model = untrained(llama(len(tokenizer), layers, experts=experts), seed)
+    train(model, tokens.unfold(0, LENGTH, LENGTH), Recipe(steps), seed)
     typer.echo(f"held-out loss per byte {per_byte(model, tokenizer, [common.decode(row) for row in held_out]):.4f}")
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -78,7 +78,8 @@ class Lockstep:
         """Run a stage: for every part of the inputs, what looks values up in each model.
 
         Args:
-            ahead: nodes that all models but the last run already.
+            ahead: nodes that all models but the last run already. They run again in their own stage: held for all
+                inputs, the units of one wide layer would take more memory than all else.
             keep: nodes whose values are looked up in a later stage.
         """
         named = {a for node in (*nodes, *ahead) for a in node.all_input_nodes if a in self.program.parameters}
@@ -100,7 +101,7 @@ class Lockstep:
                             values[number].pop(operand, None)
             yield lookups
             for values in self._values:
-                values[number] = {n: v for n, v in values[number].items() if n in held}
+                values[number] = {n: v for n, v in values[number].items() if n in held and n in self._known}
 
     def _lookup(self, values: Values, weights: Mapping[fx.Node, Tensor], part: Batch) -> Lookup:
         def lookup(node: fx.Node) -> Any:
