@@ -335,6 +335,20 @@ def test_an_alignment_takes_no_module_that_does_something_else_at_another_size(k
         hf_align.align(other, to=a, inputs=x)
 
 
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (torch.jit.script, "A is compiled by torch.jit"),
+        (lambda module: module.to("meta"), "0.weight has a shape and no numbers"),
+        (lambda module: torch.ao.quantization.quantize_dynamic(module, {nn.Linear}), "quantised models cannot be"),
+    ],
+)
+def test_modules_that_cannot_be_read_are_refused_in_plain_words(of: Callable[[Any], Any], said: str) -> None:
+    module = of(seeded(mlp, 0).float())
+    with pytest.raises(OptionError, match=said):
+        hf_align.align(module, to=module, inputs=numbers(4, 6).float())
+
+
 def test_a_module_without_sizes_is_refused_in_plain_words() -> None:
     lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
     with pytest.raises(OptionError, match="0 is a LazyLinear whose sizes are not known yet: call A once"):

@@ -57,7 +57,7 @@ class Given:
         held = _tensors(self.model)
         names = {name: name for name in self.holds.shapes} | dict(self.holds.ties)
         found = {n: held[n] if n in held else held[kept] for n, kept in names.items()}
-        return Computed(found, lambda name: _wide(found[name].detach().cpu()))
+        return Computed(found, lambda name: _read(name, found[name]))
 
     @property
     def sizes(self) -> dict[str, list[int]]:
@@ -106,7 +106,7 @@ def take(
         loaded = _class_of(read).from_pretrained(model, dtype="auto")
         return take(loaded.eval(), called=str(model))
     if isinstance(model, nn.Module):
-        _require_sizes(model, called)
+        _require_readable(model, called)
     if isinstance(model, nn.Module) and inputs is not None:
         return _given(called, model, described(model, inputs))
     if isinstance(model, nn.Module) and isinstance(config, ModuleConfig):
@@ -135,17 +135,26 @@ def take(
                     "is needed")  # fmt: skip
 
 
-def _require_sizes(model: nn.Module, called: str) -> None:
+def _require_readable(model: nn.Module, called: str) -> None:
     """
     Raises:
-        OptionError: some weights have no shape yet.
+        OptionError: its code or its weights are in a form that only runs.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(f"{called} is compiled by torch.jit; give the module that it was made of")
     for name, module in model.named_modules():
         held = (*module._parameters.values(), *module._buffers.values())
+        found = f"{name or called} is a {type(module).__name__}"
         if any(is_lazy(tensor) for tensor in held):
-            raise OptionError(
-                f"{name or called} is a {type(module).__name__} whose sizes are not known yet: call {called} once first"
-            )
+            raise OptionError(f"{found} whose sizes are not known yet: call {called} once first")
+        if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+            raise OptionError(f"{found}; quantised models cannot be moved")
+
+
+def _read(name: str, tensor: Tensor) -> Tensor:
+    if tensor.is_meta:
+        raise OptionError(f"{name} has a shape and no numbers: it is on the meta device")
+    return _wide(tensor.detach().cpu())
 
 
 def is_plain(model: object) -> bool:
