@@ -29,6 +29,7 @@ from hf_align.tracing.frames import line
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
+from hf_align.tracing.memory import with_reshapes
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
@@ -172,19 +173,11 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic)
     if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
-        program = _of_export(model, torch.export.export(_reshaped(recorded), (), free, strict=False), example)
+        program = _of_export(model, torch.export.export(with_reshapes(recorded), (), free, strict=False), example)
     else:
         program = _of_record(model, recorded, weights, example)
     _hold_lists(model, program, recorded.meta[LISTED_AT])
     return program
-
-
-def _reshaped(recorded: fx.GraphModule) -> fx.GraphModule:
-    """Views as reshapes: what is contiguous where it comes from one op need not be where that is written out."""
-    for node in recorded.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-        node.target = torch.ops.aten.reshape.default
-    recorded.recompile()
-    return recorded
 
 
 def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collection[str], example: Example) -> Program:
