@@ -38,7 +38,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from hf_align.errors import first_line
-from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.certify import decided_soundness
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derivation.derive import derive
@@ -77,6 +77,7 @@ class Row:
     Attributes:
         copy: how the copy was made; empty if nothing could be traced.
         modes: name of each mode -> largest change of an output under a random element, over the largest output.
+        undecided: by name of the mode, what rounding alone does to the model, where that is as much.
         unread: parameters that no mode reads.
         counted: dimensions of the null space that are moved, fixed, flat and open; empty if they were not counted.
         seconds: of processor time.
@@ -89,6 +90,7 @@ class Row:
     copy: str = ""
     parameters: int = 0
     modes: dict[str, float | None] = field(default_factory=dict)
+    undecided: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     spaces: int = 0
@@ -106,6 +108,12 @@ class Row:
     @property
     def sound(self) -> bool:
         return self.error is not None and self.error < EXACT
+
+    @property
+    def only_undecided(self) -> bool:
+        """Whether nothing speaks against it but modes in which the model itself is undecided."""
+        rest = [e for name, e in self.modes.items() if name not in self.undecided]
+        return bool(self.undecided) and all(e is not None and e < EXACT for e in rest)
 
 
 def classes() -> dict[str, str]:
@@ -185,7 +193,8 @@ def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: bool) -> Ite
     weights = random_weights(spec, torch.Generator().manual_seed(0))
     for name, program in modes.items():
         rng = torch.Generator().manual_seed(1)
-        row.modes[name] = soundness(program, spec, weights, random_inputs(program, rng), rng)
+        row.modes[name], undecided = decided_soundness(program, spec, weights, random_inputs(program, rng), rng)
+        row.undecided |= {} if undecided is None else {name: str(undecided)}
     yield row
     if count and row.parameters <= COUNTED and row.sound:
         directions = _counted(join(modes), spec)
@@ -304,7 +313,8 @@ def render(rows: list[Row], revision: str) -> str:
     for title, chosen in (
         ("Not traced", [r for r in measured if not r.copy]),
         ("Ops without a rule (what they touch is pinned)", [r for r in traced if r.unknown]),
-        ("Not shown to be sound", [r for r in known if not r.sound]),
+        ("Not shown to be sound", [r for r in known if not r.sound and not r.only_undecided]),
+        ("Undecided: rounding alone changes the model as much", [r for r in known if r.only_undecided]),
         ("With open directions", [r for r in counted if r.counted["open"]]),
     ):
         lines += [f"## {title} ({len(chosen)})", "", *(f"* {_line(r)}" for r in chosen), ""]
@@ -332,6 +342,8 @@ def _line(row: Row) -> str:
         return f"{row.model_type}: {', '.join(f'{n} {kind}' for kind, n in row.counted.items())}"
     if row.sound:
         return f"{row.model_type}: sound in {len(row.modes)} modes, {len(row.unread)} weights unread"
+    if row.only_undecided:
+        return f"{row.model_type}: {next(iter(row.undecided.values()))}"
     worst = {name: e for name, e in row.modes.items() if e is None or not e < EXACT}
     return f"{row.model_type}: {', '.join(f'{name}: {e:.0e}' for name, e in worst.items())} {row.reason}"
 

@@ -44,10 +44,16 @@ def certify(
         raise typer.Exit(1)
 
 
+def _verdict(result: Certificate) -> str:
+    if result.undecided:
+        return f"NOT SHOWN TO BE SOUND, for {result.undecided}"
+    return "sound" if result.sound else "NOT SOUND"
+
+
 def _lines(result: Certificate) -> list[str]:
     whole = "complete" if result.complete else "NOT COMPLETE"
     return [
-        f"{result.model_type}: {'sound' if result.sound else 'NOT SOUND'}, largest change {result.max_error:.1e}",
+        f"{result.model_type}: {_verdict(result)}, largest change {result.max_error:.1e}",
         f"{whole}: {result.found} of {result.nullity} continuous dimensions are matched, fixed or without effect",
         f"  moved  {result.moved:5}  matched by alignment",
         f"  fixed  {result.fixed:5}  given one canonical choice in every model",

@@ -37,6 +37,9 @@ def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str],
     except IncompatibleModels as error:
         say(f"no certificate: {error}")
         return None
+    if result.undecided:
+        say(f"no certificate: {result.undecided}")
+        return None
     if not result.sound:
         raise HfAlignError(
             f"the symmetries derived for {result.model_type} change its function by {result.max_error:.1e}, so nothing "

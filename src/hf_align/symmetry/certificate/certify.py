@@ -27,6 +27,7 @@ from hf_align.symmetry.certificate.random_copy import (
     with_eps,
     with_tokens,
 )
+from hf_align.symmetry.certificate.rounding import EXACT, Changes, Undecided, changes, undecided
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -39,8 +40,6 @@ from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_EXACT = 1e-9
-"""Relative changes below are rounding."""
 _LEAK = 1e-6
 """A direction of a group or a fibre with more effect than that, over that of a random one, is no symmetry."""
 _ATTEMPTS = 6
@@ -49,8 +48,6 @@ _TOKENS = 48
 """More than there are entries in a symmetric matrix as wide as a small copy is."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
-_SMALLEST = 1e-300
-"""In the place of an output that is zero, by which a change is divided."""
 _UNREVIEWED = Review("", OverrideFile(overrides=()))
 
 
@@ -69,6 +66,7 @@ class Certificate:
         modes: the calls of the model that all of this holds for, by name.
         unread: parameters that none of these calls reads; they stand still.
         not_counted: why null directions were not counted, where they were not; then the counts say nothing.
+        undecided: where rounding alone changes the outputs as much, so that they say nothing of the symmetries.
     """
 
     model_type: str
@@ -83,6 +81,7 @@ class Certificate:
     modes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     not_counted: str = ""
+    undecided: str = ""
 
     @property
     def found(self) -> int:
@@ -96,7 +95,7 @@ class Certificate:
 
     @property
     def sound(self) -> bool:
-        return self.max_error < _EXACT
+        return self.max_error < EXACT
 
     @property
     def complete(self) -> bool:
@@ -107,7 +106,7 @@ class Certificate:
         counts = {"moved": self.moved, "fixed": self.fixed, "flat": self.flat, "open": self.open}
         return {
             "model_type": self.model_type,
-            "sound": {"max_error": self.max_error},
+            "sound": {"max_error": self.max_error, "undecided": self.undecided},
             "complete": {"not_counted": self.not_counted}
             if self.not_counted
             else {**counts, "found": self.found, "nullity": self.nullity},
@@ -157,24 +156,29 @@ def certify(
             return trace(config, length=positions)
         return trace_modes(build_without_weights(config), review.reviewed.calls, length=positions)
 
+    def uncounted(error: float, doubt: str, why: str) -> Certificate:
+        return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
+                           spec.unread, why, doubt)  # fmt: skip
+
     program, spec = derived(traced or called(config))
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     if parameters > most:
-        error = _largest_error(program, spec, torch.Generator().manual_seed(seed))
         why = f"{parameters} parameters are more than the {most:.0f} of which null directions are counted"
-        return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
-                           spec.unread, why)  # fmt: skip
+        return uncounted(*_soundness(program, spec, torch.Generator().manual_seed(seed)), why)
     drawn: list[NullDirections] = []
-    error = 0.0
+    error, doubt = 0.0, ""
     for attempt in range(_ATTEMPTS):
         if attempt == 1 and (larger := with_tokens(config, _TOKENS)) is not None:
             program, spec = derived(called(larger))
             drawn.clear()
         rng = torch.Generator().manual_seed(seed + attempt)
-        error = max(error, _largest_error(program, spec, rng))
+        seen, doubt = _soundness(program, spec, rng)
+        error = max(error, seen) if seen < EXACT else seen
+        if math.isnan(error):
+            return uncounted(error, doubt, "its outputs are no numbers")
         drawn.append(null_directions(program, spec, rng, thorough=bool(drawn)))
         fewest = min(drawn, key=lambda n: n.nullity)
-        if not error < _EXACT:
+        if not error < EXACT:
             fewest = drawn[-1]
             break
         if not len(fewest.open) or sum(n.nullity == fewest.nullity for n in drawn) > 2:
@@ -191,37 +195,53 @@ def certify(
         unknown_ops=tuple(spec.unknown_ops),
         modes=spec.modes,
         unread=spec.unread,
+        undecided=doubt,
     )
 
 
-def _largest_error(program: Program, spec: SymmetrySpec, rng: Generator) -> float:
-    """Over some elements and inputs, at one random choice of weights."""
+def _soundness(program: Program, spec: SymmetrySpec, rng: Generator) -> tuple[float, str]:
+    """The largest change under some elements and inputs, and why nothing follows from it, if so.
+
+    Where the model is undecided, other weights are drawn: scores may tie by chance.
+    """
     weights = random_weights(spec, rng)
-    errors = [soundness(program, spec, weights, random_inputs(program, rng), rng) for _ in range(_DRAWS)]
-    return float(torch.tensor(errors).max())
+    decided, others, doubt = list[float](), list[float](), ""
+    while len(decided) < _DRAWS and len(others) < _DRAWS:
+        error, undecided_ = decided_soundness(program, spec, weights, random_inputs(program, rng), rng)
+        (decided if undecided_ is None else others).append(error)
+        if undecided_ is not None:
+            weights, doubt = random_weights(spec, rng), str(undecided_)
+    seen = float(torch.tensor(decided).max()) if decided else 0.0
+    if len(decided) == _DRAWS or not seen < EXACT:
+        return seen, ""
+    return float(torch.tensor(others).max()), doubt
 
 
 def soundness(
     program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
 ) -> float:
     """The largest change of a result under random elements of all groups, over the largest of its entries."""
+    return _largest(_changes(program, spec, weights, inputs, rng))
+
+
+def decided_soundness(
+    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
+) -> tuple[float, Undecided | None]:
+    """As `soundness`, and where the model is undecided, if all that changes may have changed by rounding alone."""
+    found = _changes(program, spec, weights, inputs, rng)
+    error = _largest(found)
+    return error, None if error < EXACT else undecided(found, program, weights, inputs, rng)
+
+
+def _changes(
+    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
+) -> Changes:
     moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
-    runs = run(program, weights, inputs), run(program, moved, inputs)
-    results = [tuple(values[node] for values in runs) for node in program.interface if node.meta["val"].numel()]
-    return float(torch.stack([_change(*result) for result in results]).max())  # one that is no number is the largest
+    return changes(run(program, weights, inputs), run(program, moved, inputs), program)
 
 
-def _change(before: Tensor, after: Tensor) -> Tensor:
-    """The largest change, over the largest entry. Infinite entries, with which models fill up scores, have to be the
-    same; no number where entries are none, or nothing else is there."""
-    before, after = before.double(), after.double()
-    same = before.isinf() & (before == after)
-    if same.all():
-        return torch.full((), torch.nan, dtype=torch.float64)
-    size = before[~before.isinf()].abs()
-    largest = size.max() if size.numel() else torch.zeros((), dtype=before.dtype)
-    change = torch.where(same, 0, before - after).abs()
-    return change.max() / largest.clamp_min(_SMALLEST)
+def _largest(found: Changes) -> float:
+    return float(torch.tensor(list(found.values()), dtype=torch.float64).max())  # what is no number is the largest
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
