@@ -187,6 +187,10 @@ for op in ("eq", "ne", "logical_and", "logical_or", "logical_xor"):
 for op in ("eq", "ne"):
     f = getattr(aten, op)
     call(op, lambda x, f=f: f(x, 0.0), data(3, 4, draw=digits), label="a number")
+for length, angle, label in ((X, Y, "data"), (X, data(4), "a row"), (data(3, 1), Y, "one length")):
+    call("polar", lambda x, y: torch.view_as_real(aten.polar(x, y)), length, angle, label=label)
+call("polar", lambda x: torch.view_as_real(aten.polar(x, ROW.expand(x.shape))), X, label="constant angles")
+call("polar", lambda x: torch.view_as_real(aten.polar(torch.ones_like(x), x)), X, label="constant lengths")
 for op in ("maximum", "minimum", "atan2", "logaddexp"):
     f = getattr(aten, op)
     call(op, f, X, Y, label="data")

@@ -303,7 +303,7 @@ def _selected(call: Call) -> Value:
 @rule("ne", harmless="self other", traits=Trait.UNEQUAL)
 @rule("maximum", harmless="self other", traits=Trait.LARGER)
 @rule("lt", "le", "gt", "ge", "logical_and", "logical_or", "__and__", "__or__", "bitwise_and", "bitwise_or", "minimum",
-      "atan2", "logaddexp", harmless="self other")  # fmt: skip
+      "atan2", "logaddexp", "polar", harmless="self other")  # fmt: skip
 def comparison(call: Call) -> Value:
     """y_i = f(a_i, b_i)."""
     return _selected(call)
