@@ -5,6 +5,7 @@ So models keep the mean and the deviation of the pixels that they were trained o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -77,37 +78,38 @@ def folded_inputs(found: Interpretation) -> Iterator[FoldDivisor | MoveSubtrahen
     """The gauges of all weights that are subtracted from a value, or that divide one, if then it is only read."""
     gains = {gain.parameter for gain in found.gains}
     folded = set[fx.Node]()
-    for name in dict.fromkeys(found.program.parameters.values()):
-        if name not in gains and (starts := _operands(name, Trait.DIVIDES, found)):
-            reads = _reads(starts, found, frozenset())
-            if reads and used_only_by((name,), starts, found.program):
-                folded |= set(starts)
-                yield FoldDivisor(name, tuple(dict.fromkeys(shown for shown, _ in reads)))
-    for name in dict.fromkeys(found.program.parameters.values()):
-        if starts := _operands(name, Trait.SUBTRACTS, found):
-            reads = _reads(starts, found, folded)
-            taken = {use: _added_behind(use, found) for _, use in reads or ()}
-            pairs = {(shown, taken[use]) for shown, use in reads or ()}
-            once = len({added for _, added in pairs}) == len(pairs) == len({shown.weight for shown, _ in pairs})
-            if pairs and once and None not in taken.values() and used_only_by((name,), starts, found.program):
-                yield MoveSubtrahend(name, tuple((s, added) for s, added in sorted(pairs, key=str) if added))
+    for name, starts in _operands(Trait.DIVIDES, found).items():
+        reads = _reads(starts, found, frozenset()) if name not in gains else None
+        if reads and used_only_by((name,), starts, found.program):
+            folded |= set(starts)
+            yield FoldDivisor(name, tuple(dict.fromkeys(shown for shown, _ in reads)))
+    for name, starts in _operands(Trait.SUBTRACTS, found).items():
+        reads = _reads(starts, found, folded)
+        taken = {use: _added_behind(use, found) for _, use in reads or ()}
+        pairs = {(shown, taken[use]) for shown, use in reads or ()}
+        once = len({added for _, added in pairs}) == len(pairs) == len({shown.weight for shown, _ in pairs})
+        if pairs and once and None not in taken.values() and used_only_by((name,), starts, found.program):
+            yield MoveSubtrahend(name, tuple((s, added) for s, added in sorted(pairs, key=str) if added))
 
 
-def _operands(name: str, trait: Trait, found: Interpretation) -> dict[fx.Node, Tensor]:
-    """Where a weight is the second operand of such an op, and which of its entries meets each entry of the result."""
-    starts = {}
-    for node in (n for n, other in found.program.parameters.items() if other == name):
-        size = node.meta["val"].numel()
-        labels = {node: torch.arange(size).reshape(node.meta["val"].shape)}
-        for view in (views := [node]):
-            for user in view.users:
-                if does(user, trait) and len(user.args) == 2 and not user.kwargs and user.args[1] is view:
-                    if isinstance(user.args[0], fx.Node) and user.args[0] is not view and size > 1:
-                        starts[user] = torch.broadcast_to(labels[view], user.meta["val"].shape)
-                elif does(user, Trait.MOVES | Trait.SAME) and user.all_input_nodes == [view]:
-                    labels.update(moved(user, labels, found))
-                    views.append(user)
-    return starts
+def _operands(trait: Trait, found: Interpretation) -> dict[str, dict[fx.Node, Tensor]]:
+    """The weights that are the second operand of such an op, by name, and which of their entries meets each entry of
+    the result."""
+    operands: dict[str, dict[fx.Node, Tensor]] = defaultdict(dict)
+    for node in found.program.graph.nodes:
+        if not does(node, trait) or len(node.args) != 2 or node.kwargs:
+            continue
+        value, views = node.args[0], [node.args[1]]
+        while does(views[-1], Trait.MOVES | Trait.SAME) and len(views[-1].all_input_nodes) == 1:
+            views += views[-1].all_input_nodes
+        name = found.program.parameters.get(views[-1])
+        size = views[-1].meta["val"].numel() if name is not None else 0
+        if name is not None and size > 1 and isinstance(value, fx.Node) and value not in views:
+            labels = {views[-1]: torch.arange(size).reshape(views[-1].meta["val"].shape)}
+            for view in views[-2::-1]:
+                labels.update(moved(view, labels, found))
+            operands[name][node] = torch.broadcast_to(labels[views[0]], node.meta["val"].shape)
+    return operands
 
 
 def _reads(
