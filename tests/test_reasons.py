@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import trace as tracing
+from hf_align.tracing.example import Example
+from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace, trace_model
 
 _WIDTH = 6
@@ -154,3 +157,19 @@ def test_any_other_failure_is_named_with_its_line(monkeypatch: pytest.MonkeyPatc
 
 
 _examples = tracing.examples
+
+
+def test_a_question_that_an_export_leaves_open_is_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes far longer than a record, and a model may have a dozen examples."""
+    exported: list[Example] = []
+
+    def export(model: PreTrainedModel, example: Example) -> Program:
+        exported.append(example)
+        raise RuntimeError("Cannot call .item() here")
+
+    monkeypatch.setattr(tracing, "_EXPORTED", (export,))
+    monkeypatch.setattr(tracing, "examples", lambda *_: [Example({"hidden_states": torch.zeros(2, n, _WIDTH)}, {})
+                                                         for n in (3, 4, 5)])  # fmt: skip
+    with pytest.raises(IncompatibleModels, match=r"x\.sum"):
+        trace_model(cast(PreTrainedModel, Between(branch)))
+    assert len(exported) == 1

@@ -187,3 +187,67 @@ def test_a_table_is_not_taken_for_what_it_was_once_filled_with(how: str, monkeyp
     monkeypatch.setattr("hf_align.tracing.build.transformers.Filled", Filled, raising=False)
     with pytest.raises(IncompatibleModels, match="the buffer table"):
         build_without_weights(filled(how))
+
+
+class Transposed(transformers.PreTrainedModel):
+    """Adds a constant that lies in memory another way than as it is read."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, config: transformers.BertConfig) -> None:
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(11, 6)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(6.0).view(2, 3).t()
+        table = table.contiguous().view(6) if self.config.how == "contiguous" else table.clone().t().reshape(6)
+        values = torch.zeros(2, 3).t().contiguous()
+        values[0] = self.embed(input_ids)[0, 0, :2]
+        return self.embed(input_ids) * table + values.view(6)
+
+
+@pytest.mark.parametrize("how", ["contiguous", "copied"])
+def test_constants_lie_in_memory_as_in_a_run(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.tracing.build.transformers.Transposed", Transposed, raising=False)
+    program = trace(transformers.BertConfig(how=how, vocab_size=11, architectures=["Transposed"]))
+    rng = torch.Generator().manual_seed(0)
+    weights, inputs = random_weights(derive(program), rng), random_inputs(program, rng)
+    assert execute(program, weights, inputs).isfinite().all()
+
+
+class Late(transformers.PreTrainedModel):
+    """Makes its table empty, and fills it where a model is initialised; `how` says with what."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, config: transformers.BertConfig) -> None:
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(11, 4)
+        self.register_buffer("table", torch.empty(4), persistent=False)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        if module is self and self.config.how != "never":
+            self.table.copy_(self.embed.weight[0] if self.config.how == "weight" else torch.arange(4.0))
+        if module is self and self.config.how == "scaled":
+            self.table.mul_(self.embed.weight[0])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.embed(input_ids) * self.table
+
+
+def late(how: str) -> transformers.PretrainedConfig:
+    return transformers.BertConfig(how=how, architectures=["Late"])
+
+
+def test_a_table_that_is_filled_when_a_model_is_loaded_has_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.tracing.build.transformers.Late", Late, raising=False)
+    torch.testing.assert_close(build_without_weights(late("once")).table, torch.arange(4.0))
+
+
+@pytest.mark.parametrize("how", ["never", "weight", "scaled"])
+def test_a_table_that_nothing_known_fills_is_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.tracing.build.transformers.Late", Late, raising=False)
+    with pytest.raises(IncompatibleModels, match="the buffer table"):
+        build_without_weights(late(how))

@@ -193,11 +193,38 @@ def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreT
                 if id(weight) not in replaced:
                     replaced[id(weight)] = _fake_parameter(fake, weight)
                 module._parameters[name] = replaced[id(weight)]
+    _fill_as_loaded(model, fake)
+    for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = _fake_statistic(fake, module, name, buffer)
     model.tie_weights()
     return model
+
+
+def _fill_as_loaded(model: PreTrainedModel, weights: FakeTensorMode) -> None:
+    """Fill empty tables as `from_pretrained` does: it has a model initialise what no checkpoint holds.
+
+    Args:
+        weights: the mode of all that has no value, from which nothing may be computed.
+    """
+    parts_of = {owner: owner.modules() for owner in model.modules() if isinstance(owner, PreTrainedModel)}
+    for module, owner in {part: owner for owner, within in parts_of.items() for part in within}.items():
+        tables = {n: b for n in module._non_persistent_buffers_set if (b := module._buffers.get(n)) is not None}
+        empty = {name: table for name, table in tables.items() if table.is_meta}
+        if not empty:
+            continue
+        made = {name: torch.zeros(table.shape, dtype=table.dtype) for name, table in empty.items()}
+        module._buffers.update(made)
+        try:
+            with quiet(), no_init_weights(), patch.object(weights, "allow_non_fake_inputs", False):
+                owner._init_weights(module)
+        except Exception:  # as many ways to want a weight's value as there are models
+            module._buffers.update(empty)
+        for name, table in made.items():
+            filled = module._buffers[name]
+            if isinstance(filled, FakeTensor) or (filled is table and not table._version):
+                module._buffers[name] = empty[name]
 
 
 def _fake_parameter(fake: FakeTensorMode, like: Tensor) -> torch.nn.Parameter:

@@ -32,7 +32,7 @@ NOT_ITS_OWN = (
     "reads weights that the model neither saves nor loads; keep modules in torch.nn.ModuleList, not in a plain list"
 )
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-_TAKEN_OUT = (".item()", ".numpy()", "data-dependent", NEEDS_NUMBERS)
+_TAKEN_OUT = (".item()", ".numpy()", "data-dependent", "to contain only concrete integers", NEEDS_NUMBERS)
 """How torch says in other errors that a number is wanted where there is none."""
 
 

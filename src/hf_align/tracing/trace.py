@@ -86,11 +86,15 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
     reasons: list[Exception] = []
     candidates = [(n, e) for n, e in enumerate(examples(model, batch, length)) if n >= candidate]
     unfit: list[tuple[int, Example]] = []
+    unanswered = set[str]()
     for ways, tried in ((_RECORDED, candidates), (_EXPORTED, unfit)):
         for number, example in tried:
             program = _traced(model, example, ways, reasons)
             if program is None and ways is _RECORDED and reasons and is_about_numbers(reasons[-1]):
-                program = _traced(model, example, _EXPORTED, reasons)
+                question = reason(reasons[-1])
+                if question not in unanswered:
+                    program = _traced(model, example, _EXPORTED, reasons)
+                    unanswered |= {question} if program is None and is_about_numbers(reasons[-1]) else set()
             elif program is None and ways is _RECORDED and not _ends_alike(model, example, reasons[-1]):
                 unfit.append((number, example))  # most do not go together with the model, however they are traced
             if program is not None:
@@ -351,13 +355,20 @@ def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
             if node.op != "call_function":
                 continue
             known = all(a in constants for a in node.all_input_nodes)
-            if known and does(node, Trait.SAME) and not does(node, Trait.CASTS):  # nothing is written to either of them
-                constants[node] = constants[node.all_input_nodes[0]]
+            first = constants[node.all_input_nodes[0]] if known and node.all_input_nodes else None
+            if does(node, Trait.SAME) and not does(node, Trait.CASTS) and _is_laid_out_as(first, node):
+                constants[node] = first  # nothing is written to either of them
             elif known or does(node, Trait.MAKES):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
                 value = node.target(*args, **kwargs)
                 blank = does(node, Trait.BLANK) and isinstance(value, Tensor)  # whatever memory held is no constant
                 constants[node] = blank_like(value) if blank else value
+
+
+def _is_laid_out_as(value: Any, node: fx.Node) -> bool:
+    """Whether a value lies in memory as what a node gave did: what shows it in another shape may count on that."""
+    gave = node.meta.get("val")
+    return isinstance(value, Tensor) and isinstance(gave, Tensor) and value.stride() == gave.stride()
 
 
 def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
