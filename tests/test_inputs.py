@@ -64,6 +64,14 @@ class WithTower(Asks):
     def forward(self, pixel_values: Tensor) -> None: ...
 
 
+class WithTracks(Asks):
+    """Of a film and its sound, which come together."""
+
+    main_input_name: ClassVar[str | list[str]] = ["input_values", "pixel_values_videos"]
+
+    def forward(self, input_values: Tensor, pixel_values_videos: Tensor) -> None: ...
+
+
 def shapes(model: Asks) -> list[dict[str, tuple[int, ...]]]:
     found: list[Example] = list(examples(cast(PreTrainedModel, model), 2, 10))
     return [{name: tuple(value.shape) for name, value in e.arguments.items()} for e in found]
@@ -77,6 +85,7 @@ CASES: dict[str, tuple[Asks, dict[str, Any]]] = {
     ),
     "what the first layer reads": (OfSpectra(), {"input_features": (2, 64, 24)}),
     "an image as large as a module notes": (WithTower(), {"pixel_values": (2, 3, 40, 40)}),
+    "a film and its sound": (WithTracks(), {"input_values": (2, 1, 2000), "pixel_values_videos": (2, 2, 3, 8, 8)}),
     "latents": (OfLatents(), {"latents": (2, 8, 10)}),
 }
 

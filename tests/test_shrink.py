@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import transformers
@@ -10,9 +11,16 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.small.config_sizes import with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
-from hf_align.tracing.small.reduce import WANTED, media_answered, reduced, run_on_zeros
-from hf_align.tracing.small.shrink import shrink, small_fields, with_all_stages
+from hf_align.tracing.small.reduce import WANTED, Search, media_answered, reduced, run_on_zeros
+from hf_align.tracing.small.shrink import (
+    shallow,
+    shrink,
+    small_fields,
+    with_all_stages,
+    with_arguments_of_parts,
+)
 
 
 def parameters(config: PretrainedConfig) -> int:
@@ -149,3 +157,52 @@ def test_positions_suffice_for_a_text_without_padding() -> None:
         else:
             with pytest.raises(HfAlignError):
                 run_on_zeros(build_without_weights(config))
+
+
+def test_a_width_that_a_config_gives_twice_differently_becomes_the_one_that_is_there() -> None:
+    """What a neck reads stands in the config beside the backbone that gives it."""
+
+    class OfTwoWidths(Search):
+        def _run(self, fields: dict[str, Any], limit: int | None) -> int:
+            for read, given in zip(fields["reads"], fields["gives"], strict=True):
+                if read != given:
+                    raise HfAlignError(f"expected input to have {read} channels, but got {given} channels instead")
+            return 1
+
+    search = OfTwoWidths(default("llama", "LlamaForCausalLM"), WANTED)
+    start: dict[str, Any] = {"reads": (5, 3, 4), "gives": [7, 3, 6]}
+    assert not search.attempt(start) and search.attempt_mended(start)
+    assert search.fields["reads"] == [7, 3, 6] and search.fields["gives"] == [7, 3, 6]
+
+
+def test_stages_that_a_default_config_forgets_are_handed_on() -> None:
+    with pytest.raises(HfAlignError, match="to have 768 channels, but got 128"):
+        run_on_zeros(build_without_weights(default("uvdoc", "UVDocModel")))
+    small = copy_of("uvdoc", "UVDocModel")
+    assert len(small.backbone_config.out_features) == len(small.backbone_config.depths) > 1
+    run_on_zeros(build_without_weights(small))
+
+
+def test_only_the_widths_that_an_error_tells_are_changed() -> None:
+    said = (
+        "Given groups=1, weight of size [8, 5, 1, 1], expected input[2, 7, 4, 4] to have 5 channels, but got 7 channels"
+    )
+    fields = {"read": [5, 3], "layers": 5, "given": 7}
+    changed = [*with_the_width_given(fields, said)]
+    assert changed == [{**fields, "read": [7, 3]}, {**fields, "layers": 7}]
+    assert not [*with_the_width_given(fields, "expected 5, got 7")]
+
+
+def test_parts_of_another_library_are_small_where_they_take_arguments() -> None:
+    fields = {"hidden_size": 8, "tower": {"model_args": None}, "other": {"model_args": {"depth": 1}}}
+    small = with_arguments_of_parts(fields, TINY)
+    assert small["tower"]["model_args"]["embed_dim"] == TINY.width
+    assert small["other"]["model_args"]["depth"] == 2 and fields["tower"] == {"model_args": None}
+    assert with_arguments_of_parts({"hidden_size": 8}, TINY) == {"hidden_size": 8}
+
+
+def test_copies_of_full_size_are_filled_in_too() -> None:
+    """A width that other sizes are computed from may not become small."""
+    config = default("granite4_vision", "Granite4VisionModel")
+    assert config.deepstack_layer_map is None and config.downsample_rate is None
+    build_without_weights(shallow(config))

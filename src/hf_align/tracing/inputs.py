@@ -238,7 +238,7 @@ def _images(read: Reader) -> Iterator[dict[str, Tensor]]:
 
 
 def _sides(read: Reader) -> tuple[int, int]:
-    side = read.field("image_size", "img_size", "input_image_size", default=64)
+    side = read.field("image_size", "img_size", "input_image_size", "max_img_size", default=64)
     if isinstance(side, dict):
         side = (side.get("height", 64), side.get("width", 64))
     if isinstance(side, (list, tuple)):
@@ -300,10 +300,22 @@ def _waves(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "decoder_input_values" in read.parameters:
         decoder = {"decoder_input_values": read.floats(6, bins)}
     token = read.number("samples_per_token", default=96)
-    for shape in ((2000,), (channels, 2000), (frames, bins), (4000,), (1, 9600), (channels, 4000), (20 * token,)):
+    for shape in (
+        (2000,),
+        (channels, 400),
+        (channels, 2000),
+        (frames, bins),
+        (4000,),
+        (1, 9600),
+        (channels, 4000),
+        (20 * token,),
+    ):
         yield {"input_values": read.floats(*shape), **decoder}
     if "input_ids" in read.parameters:
         yield {"input_ids": read.ids(read.length), "input_values": read.floats(2000)}
+    if "pixel_values_videos" in read.parameters:
+        for video in _images(read):
+            yield {"input_values": read.floats(channels, 2000), **video}
 
 
 def _spectra(read: Reader) -> Iterator[dict[str, Tensor]]:

@@ -38,6 +38,8 @@ _DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILI
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
 _PLACES = 4096
 """Places in a text at most."""
+_ITEMS = 2**20
+"""Numbers in all pictures or sounds of a text at most: more of them say nothing that fewer do not."""
 _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
 _TRIALS = 6
@@ -190,7 +192,7 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
     numbers = [number for number in told if 1 < number <= _PLACES]
     for name, items in media_given.items():
         for number in numbers if len(items) in told else ():
-            if number > len(items):
+            if number > len(items) and number * items[0].numel() <= _ITEMS:
                 yield _changed(model, mode, {name: items[:1].expand(number, *items.shape[1:]).contiguous()})
     unpacked = _RANK.search(said)
     if unpacked is not None:

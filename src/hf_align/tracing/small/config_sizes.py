@@ -38,6 +38,7 @@ _LEAST: tuple[tuple[str, int, int], ...] = (
     (r"", 8, 6),
 )
 """How small a field may become, by a word in its name, and if need be. Nought: it is no size."""
+_OTHER_WIDTH = re.compile(r"to have (?P<read>\d+) channels, but got (?P<given>\d+) channels")
 STAGES = re.compile(r"stage|level|block|layer|conv|pool")
 
 
@@ -66,6 +67,21 @@ def with_changes(fields: Fields, changes: Mapping[Path, Any]) -> Fields:
     if vocabularies:
         keep_tokens_inside(fields, min(vocabularies))
     return fields
+
+
+def with_the_width_given(fields: Fields, said: str) -> Iterator[Fields]:
+    """Copies in which one field is as wide as what it is given, where an error tells both widths."""
+    found, fields = _OTHER_WIDTH.search(said), _with_lists(fields)
+    for path, value in numbers_in(fields) if found else ():
+        if found and value == int(found["read"]):
+            yield with_changes(fields, {path: int(found["given"])})
+
+
+def _with_lists(value: Any) -> Any:
+    """With lists in place of tuples, in which nothing can be changed."""
+    if isinstance(value, dict):
+        return {key: _with_lists(part) for key, part in value.items()}
+    return [_with_lists(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def smaller_sizes(value: int, least: int) -> list[int]:

@@ -62,8 +62,8 @@ _FIELDS: dict[str, str] = {
     "chosen": "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token moe_top_k",
     "experts": "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts n_local_experts "
                "num_virtual_experts",
-    "image": "image_size img_size input_image_size",
-    "patch": "patch_size patch_stride spatial_patch_size",
+    "image": "image_size img_size input_image_size max_img_size",
+    "patch": "patch_size patch_stride spatial_patch_size visual_prompt_size",
     "latent": "q_lora_rank kv_lora_rank o_lora_rank time_step_rank mamba_dt_rank num_latents",
     "plain_head_dim": "qk_nope_head_dim",
     "value_head_dim": "v_head_dim",
@@ -132,6 +132,7 @@ NEEDED_BY: dict[str, dict[str, Any]] = {
     "pad_head_dim_to_multiple_of": {"num_key_value_heads": 2},
     "projector_scale_factors": {"projector_scale_factors": [1.0]},
     "deepstack_layer_map": {"deepstack_layer_map": [[1, 0]]},
+    "downsample_rate": {"downsample_rate": "1/2"},
 }  # fmt: skip
 """What a model needs although its config leaves it open, by a field that such models have."""
 DERIVED = frozenset(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names", "qk_head_dim",

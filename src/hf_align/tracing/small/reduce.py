@@ -39,14 +39,17 @@ from hf_align.tracing.small.config_sizes import (
     sizes_in,
     smaller_sizes,
     with_changes,
+    with_the_width_given,
 )
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import (
     declared_fields,
+    handing_on_all_stages,
     shallow_fields,
     shallow_parts_fields,
     small_fields,
     with_all_stages,
+    with_arguments_of_parts,
     with_fields,
 )
 from hf_align.tracing.ways import positions, try_media
@@ -67,6 +70,8 @@ _LENGTH = 10
 """Tokens that a copy is tried on."""
 _WORDS = 12
 """Tokens that its modes are found with."""
+_MENDED = 8
+"""Widths of one copy that are mended at most."""
 _LARGE = 16
 """The least size that is divided."""
 _RATIOS = (8, 6, 4, 3, 2)
@@ -81,6 +86,7 @@ class Search:
 
     Attributes:
         example: the number among `inputs.examples` that it is run with; None takes the first that works.
+        failures: what is wrong with the fields that failed.
     """
 
     config: PretrainedConfig
@@ -90,6 +96,7 @@ class Search:
     parameters: int | None = None
     trials: int = _TRIALS
     seen: set[str] = field(default_factory=set)
+    failures: dict[str, str] = field(default_factory=dict)
     until: float = math.inf
 
     @property
@@ -112,12 +119,23 @@ class Search:
         limit = None if self.parameters is None else self.parameters - (not allow_equal)
         try:
             parameters = self._run(fields, limit)
-        except Exception:  # a model that does not go together fails in its own way
+        except Exception as error:  # a model that does not go together fails in its own way
+            self.failures[key] = str(error)
             return False
         if parameters is None:
             return False
         self.fields, self.parameters = fields, parameters
         return True
+
+    def attempt_mended(self, fields: Fields, most: int = _MENDED) -> bool:
+        """Take fields that failed with a width as wide as what it reads, as the error says, and so on."""
+        said = self.failures.get(repr(fields), "")
+        for changed in with_the_width_given(fields, said) if most else ():
+            if self.attempt(changed):
+                return True
+            if self.failures.get(repr(changed), said) != said and self.attempt_mended(changed, most - 1):
+                return True
+        return False
 
     def _run(self, fields: Fields, limit: int | None) -> int | None:
         """The number of parameters; None if there are more than the limit, or too many to run."""
@@ -144,6 +162,11 @@ def reduced(
     tiny, roomy = (small_fields(config, layers, sizes) for sizes in (TINY, ROOMY))
     search = Search(config, wanted, example)
     starts = (
+        *(
+            part
+            for fields, sizes in ((tiny, TINY), (roomy, ROOMY))
+            if (part := with_arguments_of_parts(fields, sizes)) != fields
+        ),
         tiny,
         roomy,
         declared_fields(config, tiny),
@@ -152,8 +175,9 @@ def reduced(
         with_all_stages(config, roomy),
         shallow_parts_fields(config, layers),
         shallow_fields(config, layers),
+        *([whole] if (whole := handing_on_all_stages(config.to_dict())) != config.to_dict() else []),
     )
-    if not any(search.attempt(start) for start in starts):
+    if not (any(map(search.attempt, starts)) or any(search.attempt_mended(start) for start in starts)):
         return None
     search.until = time.process_time() + _SECONDS
     if search.parameters is not None and search.parameters > _SLOW:
@@ -162,7 +186,7 @@ def reduced(
     _lower_images(search)
     _lower(search)
     found = with_fields(config, search.fields)
-    return _with_media(found, config, starts[:2])
+    return _with_media(found, config, (tiny, roomy))
 
 
 def _with_media(found: PretrainedConfig, original: PretrainedConfig, larger: Iterable[Fields]) -> PretrainedConfig:

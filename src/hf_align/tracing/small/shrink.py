@@ -93,6 +93,29 @@ def shallow_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
     """What `shallow` sets."""
     fields = copy.deepcopy(config.to_dict())
     _few_layers(fields, layers)
+    _fill_what_is_needed(fields)
+    return fields
+
+
+def handing_on_all_stages(fields: dict[str, Any]) -> dict[str, Any]:
+    """With all stages of a backbone handed on: a config that does not say which takes the last alone, and what reads
+    them may count on more."""
+    fields = copy.deepcopy(fields)
+    for group in _nested(fields):
+        if isinstance(stages := group.get("stage_names"), (list, tuple)):
+            group["out_features"] = list(stages)[1:]
+            group.pop("out_indices", None)
+    return fields
+
+
+def with_arguments_of_parts(fields: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
+    """With small sizes for what another library builds, where the config hands on arguments to it."""
+    fields = copy.deepcopy(fields)
+    small = {"embed_dim": sizes.width, "depth": 2, "num_heads": sizes.heads, "img_size": sizes.image,
+             "patch_size": sizes.patch}  # fmt: skip
+    for group in _nested(fields):
+        if "model_args" in group:
+            group["model_args"] = {**(group["model_args"] or {}), **small}
     return fields
 
 
@@ -101,6 +124,7 @@ def shallow_parts_fields(config: PretrainedConfig, layers: int) -> dict[str, Any
     fields = copy.deepcopy(config.to_dict())
     for group in _nested(fields):
         _few_layers(group, layers)
+        _fill_what_is_needed(group)
     return fields
 
 
@@ -266,6 +290,10 @@ def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
             fields[key] = value
     if "top_k_experts" in fields and "enable_moe_block" not in fields and fields.get("num_experts") is None:
         fields |= {"num_experts": sizes.experts, "top_k_experts": 2}
+    _fill_what_is_needed(fields)
+
+
+def _fill_what_is_needed(fields: dict[str, Any]) -> None:
     for mark, more in NEEDED_BY.items():
         if mark in fields:
             fields.update({k: v for k, v in more.items() if not fields.get(k)})
