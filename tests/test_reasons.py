@@ -8,15 +8,17 @@ from typing import cast
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from hf_align.errors import IncompatibleModels
+from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import trace as tracing
+from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace, trace_model
@@ -173,3 +175,15 @@ def test_a_question_that_an_export_leaves_open_is_not_exported_again(monkeypatch
     with pytest.raises(IncompatibleModels, match=r"x\.sum"):
         trace_model(cast(PreTrainedModel, Between(branch)))
     assert len(exported) == 1
+
+
+def test_a_config_that_no_model_can_be_built_from_is_refused_with_the_line() -> None:
+    """It may be the default of its own class."""
+    config = transformers.AutoConfig.for_model("pp_ocrv6_medium_det")
+    with pytest.raises(IncompatibleModels, match=r"pp_ocrv6_medium_det: no model can be built .*modeling_\w+\.py:\d+"):
+        build_without_weights(config)
+
+
+def test_a_default_config_that_its_own_class_refuses_is_refused() -> None:
+    with pytest.raises(HfAlignError, match=r"gemma4_assistant: its default config .*must be 0"):
+        read_config("gemma4_assistant")

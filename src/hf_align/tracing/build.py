@@ -27,7 +27,7 @@ from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleConfig, build_module
 from hf_align.tracing.program import Inventory
-from hf_align.tracing.reasons import FROM_WEIGHTS, place
+from hf_align.tracing.reasons import FROM_WEIGHTS, place, reason
 from hf_align.tracing.record import CPU
 from hf_align.tracing.stored import load_stored
 
@@ -84,7 +84,12 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
         HfAlignError: there is no such config, or it needs code that was not trusted.
     """
     if str(model) in transformers.CONFIG_MAPPING and not Path(model).exists():
-        return transformers.AutoConfig.for_model(str(model))
+        try:
+            return transformers.AutoConfig.for_model(str(model))
+        except Exception as error:  # some classes refuse what they themselves propose
+            raise HfAlignError(
+                f"{model}: its default config is refused by its own class ({_last_line(error)})"
+            ) from error
     try:
         with quiet(), bounded_memory():
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
@@ -98,6 +103,11 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
     if trust_remote_code:
         _TRUSTED.add(config._name_or_path)
     return config
+
+
+def _last_line(error: Exception) -> str:
+    """Where what checks a config says what is wrong with it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
@@ -153,10 +163,13 @@ def build_without_weights(config: PretrainedConfig, attention: str = "eager") ->
     try:
         with quiet(), _WeightsOnMeta() as made, no_init_weights():
             model = made.fill(_with_plain_parts(build, config, attention))
-    except RuntimeError as error:
-        if "meta" not in str(error):
-            raise
-        raise IncompatibleModels(f"{place(error)}: {FROM_WEIGHTS}") from error
+    except (HfAlignError, MemoryError):
+        raise
+    except Exception as error:  # what a class says of a config that it does not take may be anything
+        if isinstance(error, RuntimeError) and "meta" in str(error):
+            raise IncompatibleModels(f"{place(error)}: {FROM_WEIGHTS}") from error
+        named = config._name_or_path or config.model_type
+        raise IncompatibleModels(f"{named}: no model can be built from its config ({reason(error)})") from error
     return _with_fake_weights(model, config)
 
 
