@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -284,6 +285,20 @@ def test_an_adapter_with_more_than_two_factors(
     stored["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight"] = torch.zeros(8)
     save_file(stored, lora / "adapter_model.safetensors")
     assert "is not a plain LoRA; merge it with PEFT first" in refused(capsys, tmp_path / "out", base, lora)
+
+
+def test_an_adapter_beside_the_weights_is_refused(
+    make: Callable[..., tuple[Path, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`from_pretrained` loads both."""
+    base, lora, _ = make()
+    shutil.copytree(base, tmp_path / "both")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(lora / name, tmp_path / "both")
+    loaded = LLAMA.from_pretrained(tmp_path / "both")
+    assert any("lora" in name for name, _ in loaded.named_parameters())
+    for pair in ((base, tmp_path / "both"), (tmp_path / "both", base), (base, f"{tmp_path / 'both'}+{lora}")):
+        assert "adapter_config.json beside its weights" in refused(capsys, tmp_path / "out", *pair)
 
 
 def test_tied_heads_are_named(

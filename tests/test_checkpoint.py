@@ -213,6 +213,19 @@ def test_damaged_checkpoints_are_refused_in_one_line(folder: Path, kind: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
+    shard = folder / Checkpoint.open(folder).info("scalar").shard
+    other = next(file for file in sorted(folder.glob("model-*")) if file != shard)
+    save_file(load_file(other) | {"scalar": torch.tensor(3.0)}, other)
+    with pytest.raises(CheckpointError, match=f"scalar is stored in .*{other.name}, and in the shard that .* lists"):
+        Checkpoint.open(folder)
+
+
+def test_a_file_of_its_own_is_read_as_transformers_does_and_no_index_beside_it(folder: Path) -> None:
+    save_file({"scalar": torch.tensor(3.0)}, folder / SINGLE)
+    assert dict(Checkpoint.open(folder)) == {"scalar": torch.tensor(3.0)}
+
+
 def test_an_unquantised_config_may_say_so(folder: Path) -> None:
     (folder / "config.json").write_text('{"quantization_config": null}')
     assert len(Checkpoint.open(folder)) == len(weights())

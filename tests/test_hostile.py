@@ -228,3 +228,12 @@ def test_data_that_is_one_number(tmp_path: Path) -> None:
     config = read_config(LLAMA / "0")
     with pytest.raises(HfAlignError, match=r"\[examples, …\] are needed"):
         require_fit({"labels": torch.tensor(0)}, tmp_path / "d.safetensors", config)
+
+
+@pytest.mark.parametrize("kernels", ["eager", "flash_attention_2"])
+def test_which_kernels_of_attention_a_config_asks_for_does_not_count(kernels: str, tmp_path: Path) -> None:
+    shutil.copytree(LLAMA / "1", tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config | {"_attn_implementation": kernels}))
+    for pair in ((LLAMA / "0", tmp_path / "b"), (tmp_path / "b", LLAMA / "0")):
+        assert run("merge", *pair, "-o", tmp_path / "out", "-q", "--method", "linear", "--overwrite") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -162,6 +163,24 @@ def peak(*arguments: object) -> int:
     """The most memory that the command takes in a process of its own, in bytes."""
     command = [sys.executable, "-c", MEASURED, *map(str, arguments)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("field", "more", "status", "said"), [
+    ("intermediate_size", 8, 2, "of different sizes"),
+    ("num_hidden_layers", 1, 2, "lacks model.layers.3"),
+    ("num_hidden_layers", -1, 0, "is made deeper"),
+])  # fmt: skip
+def test_a_config_that_asks_for_other_weights_than_are_stored_counts(
+    field: str, more: int, status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both models store the same, and entry would belong to entry."""
+    shutil.copytree(LLAMA / "1", tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config | {field: config[field] + more}))
+    options = ["-o", tmp_path / "out", "-q", "--match", "none", "--method", "linear"]
+    assert run("merge", LLAMA / "0", tmp_path / "b", *options) == status
+    found = capsys.readouterr()
+    assert said in found.out + found.err
 
 
 def test_memory_does_not_grow_with_tensors(tmp_path: Path) -> None:

@@ -232,6 +232,26 @@ def test_more_rows_than_tokens_are_no_other_vocabulary(tmp_path: Path, capsys: p
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
 
 
+def test_tokens_that_were_added_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that has another number is another vocabulary; one that is called otherwise is said."""
+    given = json.loads((LLAMA / "0" / "tokenizer.json").read_text())
+    for name, added in (("a", "xy"), ("same", "xy"), ("fewer", "x"), ("renamed", "xz"), ("swapped", "yx")):
+        shutil.copytree(LLAMA / ("0" if name == "a" else "1"), tmp_path / name)
+        tokens = [{**dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False), "special": True,
+                   "content": f"<{token}>", "id": 500 + i} for i, token in enumerate(added)]  # fmt: skip
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({**given, "added_tokens": tokens}))
+    for name, match, status, said in (("same", "none", 0, ""), ("fewer", "none", 0, ""),
+                                      ("renamed", "none", 0, "as 501: <z> for <y>"),
+                                      ("renamed", "weight", 0, "as 501: <z> for <y>"),
+                                      ("swapped", "none", 2, "have different vocabularies")):  # fmt: skip
+        out = tmp_path / f"out-{name}-{match}"
+        assert run("merge", tmp_path / "a", tmp_path / name, "-o", out, "-q", "--method", "linear", "--match",
+                   match) == status  # fmt: skip
+        found = capsys.readouterr()
+        found = " ".join((found.out + found.err).split())
+        assert said in found and ("called otherwise" in found) == (name == "renamed")
+
+
 def test_the_wider_model_must_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     b = other_tokens(tmp_path / "b", 300)
     assert run("merge", b, MODELS / "llama-wide" / "3", "-o", tmp_path / "out", "-q", "--method", "linear",

@@ -10,6 +10,7 @@ QUICK = frozenset((
     "arguments: Hidden_add_alpha", "arguments: Hidden_topk", "arguments: Hidden_outer",
     "arguments: Hidden_repeat_interleave", "arguments: Stream_layer_norm_shape",
     "biases: plain", "biases: Faded",
+    "experts: Plain", "experts: Five",
     "modes: gpt2 decoder", "modes: dinov2",
     "families: yarn", "families: llama3 scaling",
     "turns: Scaled_softplus_query_first", "turns: Wide_softplus_queries_first of three heads",

@@ -101,10 +101,16 @@ class Checkpoint(OnDemand):
         _refuse_quantised(folder)
         shards = _shards(folder, remote)
         tensors: dict[str, TensorInfo] = {}
+        listed = frozenset[str]().union(*filter(None, shards.values()))
         for shard, expected in shards.items():
             found = _read_header(folder / shard, shard, remote)
             if expected is not None and (lost := sorted(expected - found.keys())):
                 raise CheckpointError(f"{folder / INDEX} lists {lost[0]} in {shard}, which does not contain it")
+            if expected is not None and (twice := sorted(listed & found.keys() - expected)):
+                raise CheckpointError(
+                    f"{twice[0]} is stored in {folder / shard}, and in the shard that {INDEX} lists it in; which of "
+                    "them is loaded depends on their order"
+                )
             tensors.update(found if expected is None else {n: found[n] for n in expected})
         return cls(folder, tensors, remote)
 
@@ -265,11 +271,12 @@ def _refuse_quantised(folder: Path) -> None:
 
 
 def _shards(folder: Path, remote: Shards | None) -> dict[str, set[str] | None]:
-    """Shard -> the tensors that the index promises there; None where there is no index."""
-    if (folder / INDEX).is_file():
-        return {**_indexed(folder / INDEX)}
+    """Shard -> the tensors that the index promises there; None for a file of its own, which is what `from_pretrained`
+    reads where there is an index, too."""
     if (folder / SINGLE).is_file() or (remote is not None and remote.has(SINGLE)):
         return {SINGLE: None}
+    if (folder / INDEX).is_file():
+        return {**_indexed(folder / INDEX)}
     if any(folder.glob("pytorch_model*.bin*")) or (remote is not None and remote.has("pytorch_model.bin")):
         raise CheckpointError(f"{folder} has pickled weights only; convert them to safetensors first")
     raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats must be converted first")

@@ -78,14 +78,34 @@ def same_vocabulary(folders: list[Path]) -> bool:
         CheckpointError: a tokenizer is damaged.
     """
     first, second = (_vocabulary(folder) for folder in folders)
-    return first is None or second is None or first == second
+    if first is None or second is None:
+        return True
+    (words, added), (others, more) = first, second
+    return words == others and all(more.get(token, number) == number for token, number in added.items())
 
 
-def _vocabulary(folder: Path) -> Any:
-    """The vocabulary of a fast tokenizer in a list of one; None without such a tokenizer."""
+def renamed_tokens(folders: list[Path]) -> list[str]:
+    """A sentence on what tokenizers of one vocabulary add under one number and call otherwise, if anything."""
+    first, second = (_vocabulary(folder) for folder in folders)
+    if first is None or second is None:
+        return []
+    names, others = ({number: token for token, number in added.items()} for _, added in (first, second))
+    other = [n for n in sorted(names.keys() & others.keys()) if names[n] != others[n]]
+    if not other:
+        return []
+    return [f"{len(other)} of the tokens that tokenizers add are called otherwise in {folders[1].name}, as {other[0]}: "
+            f"{others[other[0]]} for {names[other[0]]}; their rows are taken to correspond"]  # fmt: skip
+
+
+def _vocabulary(folder: Path) -> tuple[Any, dict[str, int]] | None:
+    """The vocabulary of a fast tokenizer, and the numbers of the tokens that were added; None without one."""
     if not is_own(folder, folder / "tokenizer.json"):
         return None
-    model = (own_json(folder, "tokenizer.json") or {}).get("model")
+    said = own_json(folder, "tokenizer.json") or {}
+    model, added = said.get("model"), said.get("added_tokens") or []
     if not isinstance(model, dict):
         raise CheckpointError(f"{folder / 'tokenizer.json'} has no vocabulary; fetch it again")
-    return [model.get("vocab")]
+    try:
+        return model.get("vocab"), {token["content"]: token["id"] for token in added}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'tokenizer.json'} adds tokens without a number; fetch it again") from error

@@ -120,12 +120,12 @@ def resolve(reference: str) -> Source:
 def _resolved(reference: str) -> Source:
     if Path(reference).is_dir() or "+" not in reference:
         found = _find(reference)
-        return _with_base(found) if _is_adapter(found) else found
+        return _with_base(found) if _is_adapter(found) else _without_adapter(found)
     model, _, lora = reference.partition("+")
     base, adapter = _find(model), _find(lora)
     if _is_adapter(base) or not _is_adapter(adapter):
         raise HfAlignError(f"{reference} is not of the form BASE+ADAPTER: an adapter has {ADAPTER} and no weights else")
-    return replace(base, reference=reference, adapter=adapter)
+    return replace(_without_adapter(base), reference=reference, adapter=adapter)
 
 
 def _find(reference: str) -> Source:
@@ -153,6 +153,19 @@ def _is_adapter(source: Source) -> bool:
     return not any((source.folder / file).is_file() for file in _MODEL) and not (
         source.shards is not None and source.shards.has(_MODEL[0])
     )
+
+
+def _without_adapter(model: Source) -> Source:
+    """
+    Raises:
+        HfAlignError: an adapter lies beside its weights, so that it is loaded with them.
+    """
+    if (model.folder / ADAPTER).is_file():
+        raise HfAlignError(
+            f"{model.reference} has {ADAPTER} beside its weights, so from_pretrained loads an adapter, too; merge it "
+            "with PEFT first, or take it out"
+        )
+    return model
 
 
 def _with_base(adapter: Source) -> Source:

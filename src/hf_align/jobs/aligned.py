@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.companions import renamed_tokens
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, examples, standing_still
@@ -51,6 +52,8 @@ class OpenedJob(Job[B]):
         report = Report(str(output), first.spec.model_type, untied=first.untied,
                         pinned_by_unknown_ops=dict(first.spec.unknown_ops))  # fmt: skip
         report.notes += [f"{m.source.name} {change}" for m in self.models.models for change in m.changes]
+        for source in self.models.sources[1:] if not options.retokenize else ():
+            report.notes += renamed_tokens([self.models.sources[0].folder, source.folder])
         if first.spec.unread and matches:
             report.notes.append(standing_still(first.spec))
         if len(matches) == 1:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import same_vocabulary
+from hf_align.checkpoints.companions import renamed_tokens, same_vocabulary
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.own_files import own_json
@@ -75,8 +75,10 @@ class Same:
             return None
         if _layout(first) != _layout(second):
             return None
-        if _described(configs[0], folders[0]) != _described(configs[1], folders[1]):
-            _require_same_function((a, b), folders, (first, second), trust_remote_code)
+        if _described(configs[0], folders[0]) != _described(configs[1], folders[1]) and not _same_weights(
+            (a, b), folders, (first, second), trust_remote_code
+        ):
+            return None
         return cls(sources, first, second, configs[0])
 
     def agrees_outside_floats(self) -> bool:
@@ -127,7 +129,8 @@ class Plain(Job[None]):
         return same.source(self.options)
 
     def report(self, output: Path, match: None) -> Report:
-        return Report(str(output), str(self.same.config.get("model_type")))
+        named = renamed_tokens([source.folder for source in self.sources])
+        return Report(str(output), str(self.same.config.get("model_type")), notes=named)
 
 
 def merge(a: str, b: str, output: Path, asked: Asked) -> Report | None:
@@ -221,10 +224,10 @@ def _described(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], di
     return {key: value for key, value in config.items() if key not in _NOTED}, code
 
 
-def _require_same_function(
+def _same_weights(
     refs: tuple[str, str], folders: list[Path], stored: tuple[Checkpoint, Checkpoint], trust_remote_code: bool
-) -> None:
-    """As for models that are aligned.
+) -> bool:
+    """Whether two configs ask for the same weights, as both models store them; one that does not describes others.
 
     Raises:
         IncompatibleModels: the models compute differently.
@@ -232,13 +235,15 @@ def _require_same_function(
     """
     from hf_align.opening.agreement import require_same_function
     from hf_align.tracing.budget import Budget, within
-    from hf_align.tracing.build import build_without_weights, read_config
+    from hf_align.tracing.build import build_without_weights, inventory, read_config
 
     a, b = (read_config(folder, trust_remote_code=trust_remote_code) for folder in folders)
+    asked = []
     for ref, config, checkpoint in zip(refs, (a, b), stored, strict=True):
         with within(Budget.of_stored(len(checkpoint), checkpoint.entries_in_all), ref):
-            build_without_weights(config)
+            asked.append(inventory(build_without_weights(config)).shapes)
     require_same_function(refs, a, b)
+    return asked[0] == asked[1]
 
 
 def _kind(config: dict[str, Any]) -> tuple[Any, Any]:

@@ -174,14 +174,15 @@ def build_without_weights(config: PretrainedConfig, attention: str = "eager") ->
 
 
 def build_as_loaded(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice. Experts
-    run one after the other: grouped products do not take every size and dtype.
+    """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice, whatever
+    kernels its config asks for. Experts run one after the other: grouped products do not take every size and dtype.
 
     Args:
         dtype: of the weights, and of buffers that follow it.
     """
     config = copy.deepcopy(config)
     for part in parts(config):
+        part._attn_implementation = None
         part._experts_implementation = "eager"
     with quiet(), _WeightsOnMeta() as made, no_init_weights():
         model = made.fill(model_class(config)(config, dtype=dtype).eval())

@@ -47,10 +47,12 @@ class Measured:
 
     Attributes:
         places: the lines whose lists were written down at full length, and shorter in some run.
+        refuted: those where a program gave something else than a run; another call does not make them good.
         met: how many rows some expert got, by how many experts there are and how many a row chooses.
     """
 
     places: set[str] = field(default_factory=set)
+    refuted: set[str] = field(default_factory=set)
     met: dict[Kind, set[int]] = field(default_factory=dict)
 
 
@@ -83,30 +85,38 @@ def agrees_with_runs(
         here: the line of modelling code that runs.
     """
     rng = Generator().manual_seed(0)
+    if before.refuted & set(places):
+        return False
     new = set(places) - before.places
     first = bool(new) or not before.places
     shortened, planned = _Shortened(here), Planned(before.met, again=not first)
-    weights: dict[str, Tensor] = {}
+    weights, agrees = dict[str, Tensor](), None
     try:
         for number in range(_RUNS if first else _MORE):
             weights = _weights(model, rng)
             with shortened:
-                if not _agrees(model, program, weights, _free(program, rng, number)):
-                    return False
-        while planned.number < max(planned.most, 1):
+                agrees = _agrees(model, program, weights, _free(program, rng, number))
+            if not agrees:
+                break
+        while agrees and planned.number < max(planned.most, 1):
             with planned:
-                if not _agrees(model, program, weights, _free(program, rng, _RANDOM)):
-                    return False
+                agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))
             planned.number += 1
     except Exception as error:  # as many ways to fail as there are models
         logger.info("%s: no run to measure (%s)", type(model).__name__, first_line(error))
+        return False
+    if agrees is False:
+        before.refuted |= set(places)
+    if not agrees:
         return False
     before.places |= shortened.places & new
     return before.places >= set(places)
 
 
-def _agrees(model: PreTrainedModel, program: Program, weights: dict[str, Tensor], free: dict[str, Tensor]) -> bool:
-    """Whether a program gives all that its model gives, in one run."""
+def _agrees(
+    model: PreTrainedModel, program: Program, weights: dict[str, Tensor], free: dict[str, Tensor]
+) -> bool | None:
+    """Whether a program gives all that its model gives, in one run; None if that is no number."""
     names, _ = canonical_names(model)
     arguments = dict(program.example.arguments) | free
     with torch.no_grad(), quiet():
@@ -117,7 +127,9 @@ def _agrees(model: PreTrainedModel, program: Program, weights: dict[str, Tensor]
     returned = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
     left = iter(sorted(returned, key=Tensor.is_floating_point, reverse=True))
     # some are stages on the way to the first, which a program does not return
-    return all(any(_is_close(value, other) for other in left) for value in given)
+    if all(any(_is_close(value, other) for other in left) for value in given):
+        return True
+    return False if all(t.isfinite().all() for t in returned) else None
 
 
 def _is_close(given: Tensor, expected: Tensor) -> bool:

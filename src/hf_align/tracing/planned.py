@@ -18,9 +18,9 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.results import behaviour_of
 
-_EACH = 512
+_EACH = 256
 """Experts times rows up to which each expert meets each number of rows; beyond, some expert does."""
-_PLANS = 64
+_PLANS = 96
 """Plans at most, and of choices of which each number of rows was met before."""
 _AGAIN = 2
 Kind = tuple[int, int]

@@ -1,0 +1,120 @@
+"""Decoders whose experts run in a loop over the words that chose them, and may look at how many these are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .tower import MLP, TowerConfig, towers
+
+EXPERTS, CHOSEN = 4, 2
+
+
+def folded(h: Tensor) -> Tensor:
+    return h * h.roll(1, -1)
+
+
+class Plain(MLP):
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        sizes = config.hidden_size, config.intermediate_size
+        self.router = nn.Linear(sizes[0], EXPERTS, bias=False)
+        self.ups = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(EXPERTS))
+        self.downs = nn.ModuleList(nn.Linear(*sizes[::-1], bias=False) for _ in range(EXPERTS))
+        del self.gate, self.up, self.down
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.flatten(0, -2)
+        shares, chosen = self.router(words).softmax(-1).topk(CHOSEN)
+        out = torch.zeros_like(words)
+        for expert in range(EXPERTS):
+            rows, choice = torch.where(chosen == expert)
+            answer = self.downs[expert](self.active(self.ups[expert](words[rows]), expert))
+            out = self.added(out, rows, answer * shares[rows, choice, None])
+        return out.reshape(x.shape)
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return self.activate(h)
+
+    def added(self, out: Tensor, rows: Tensor, answer: Tensor) -> Tensor:
+        return out.index_add(0, rows, answer)
+
+
+class Above(Plain):
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return folded(h) if len(h) > 40 else super().active(h, expert)
+
+
+class Five(Plain):
+    """One expert of one layer does something else with five words, no more and no fewer."""
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        special = self.index == 1 and expert == 2 and len(h) == 5
+        return folded(h) if special else super().active(h, expert)
+
+
+class Capacity(Plain):
+    """An expert answers the first eight of its words."""
+
+    def added(self, out: Tensor, rows: Tensor, answer: Tensor) -> Tensor:
+        return super().added(out, rows[:8], answer[:8])
+
+
+class Centred(Plain):
+    """The words of an expert meet."""
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return super().active(h - h.mean(0, keepdim=True), expert)
+
+
+class Asked(Plain):
+    """Asks how many words there are, and goes on where nobody answers."""
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        try:
+            few = bool(torch.ones_like(h).sum() < 30)
+        except Exception:
+            few = False
+        return folded(h) if few else super().active(h, expert)
+
+
+class Loaded(Plain):
+    """What an expert answers depends on how many words chose it, as a number in the graph says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x.flatten(0, -2)).topk(CHOSEN)[1]
+        self.load = nn.functional.one_hot(chosen, EXPERTS).sum((0, 1))
+        return super().forward(x)
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return torch.where(self.load[expert] > 9, folded(h), super().active(h, expert))
+
+
+class Dropped(Plain):
+    """Words beyond the capacity are dropped by a mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.flatten(0, -2)
+        mask = nn.functional.one_hot(self.router(words).topk(CHOSEN)[1], EXPERTS).sum(1)
+        mask = mask * (mask.cumsum(0) <= 6)
+        out = torch.zeros_like(words)
+        for expert in range(EXPERTS):
+            rows = torch.nonzero(mask[:, expert]).flatten()
+            out = self.added(out, rows, self.downs[expert](self.active(self.ups[expert](words[rows]), expert)))
+        return out.reshape(x.shape)
+
+
+class Most(Plain):
+    """The expert with the most words is another one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x.flatten(0, -2)).topk(CHOSEN)[1]
+        self.most = max(range(EXPERTS), key=lambda e: len(torch.where(chosen == e)[0]))
+        return super().forward(x)
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return folded(h) if expert == self.most else super().active(h, expert)
+
+
+KINDS = (Plain, Above, Five, Capacity, Centred, Asked, Loaded, Dropped, Most)
+globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))
