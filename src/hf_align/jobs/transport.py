@@ -100,9 +100,9 @@ class Transport(OpenedJob[Basis]):
     def _doubts(self) -> list[str]:
         """A sentence for each fine-tune whose weights do not look as if they came from its base."""
         raw = self._among(Basis(self.models).weights)
-        called = zip(self.tuned, self._called[-len(self.tuned) :], strict=True)
-        return [f"the weights of {name} do not look as if they came from {each.base}; is that the base that it was "
-                "tuned from?" for i, (each, name) in enumerate(called) if not raw.is_tuned(i)]  # fmt: skip
+        names = self._called[-len(self.tuned) :]
+        return [f"the weights of {name} do not look as if they came from the base that is given; is it the one that it "
+                "was tuned from?" for i, name in enumerate(names) if not raw.is_tuned(i)]  # fmt: skip
 
     @property
     def ranks(self) -> Mapping[str, int | None] | None:

@@ -29,7 +29,8 @@ def moved_means(
     """
     for source, starts in sources(found, kept, gone):
         taken = _taken(starts, found, loses_mean)
-        if taken and source.parameter not in {t.bias for t in taken}:
+        # A bias that has moved on already would have to do so once more.
+        if taken and not {t.bias for t in taken} & {source.parameter, *gone}:
             yield MoveMean(source, taken)
 
 
