@@ -85,13 +85,15 @@ def _carried(element: Element, outer: list[Element | None]) -> Element:
 def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor], name: str) -> Element:
     """The gauge of a general linear, rotary or scaled space in which what writes it and what reads it have the same
     Gram matrix, so that what is left to match is an orthogonal map, a phase, a sign."""
-    grams: dict[Power, Tensor] = {}
-    lengths_alone = isinstance(spec.group(name), ScaledPermutation)
+    total: dict[Power, Tensor] = {}
+    group = spec.group(name)
+    scales = isinstance(group, ScaledPermutation)
     for parameter in spec.uses(name):
         for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
-            gram = torch.diag_embed(rows.square().sum(-1)) if lengths_alone else rows @ rows.mT
-            grams[power] = grams.get(power, torch.zeros(())) + gram
-    return spec.group(name).balance({power: gram.cpu() for power, gram in grams.items()})
+            found = rows.square().sum(-1) if scales else rows @ rows.mT
+            total[power] = total.get(power, torch.zeros(())) + found
+    total = {power: found.cpu() for power, found in total.items()}
+    return group.even(total) if isinstance(group, ScaledPermutation) else group.balance(total)
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

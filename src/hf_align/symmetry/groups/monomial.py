@@ -96,7 +96,10 @@ class ScaledPermutation(Group):
         return torch.tensor(signs, dtype=torch.float64)[best].mT
 
     def balance(self, grams: Cross) -> Monomial:
-        lengths = {p: m.diagonal(dim1=-2, dim2=-1) for p, m in grams.items()}
+        return self.even({p: m.diagonal(dim1=-2, dim2=-1) for p, m in grams.items()})
+
+    def even(self, lengths: Cross) -> Monomial:
+        """As `balance`, from the squared lengths of all entries alone, [*index, n]: all that scales need of Grams."""
         element = self.identity(tuple(next(iter(lengths.values())).shape[:-1]))
         return Monomial(element.order, self._even_scale(lengths))
 

@@ -47,14 +47,14 @@ class Scaling(ScaledPermutation):
         return Monomial(self.identity(index).order, self._random_scale((*index, len(members)), rng) @ members)
 
     def _nearest_entries(self, cross: Cross) -> Monomial:
-        return self._by_class(cross, self._nearest_signs)
+        return self._by_class({p: m.diagonal(dim1=-2, dim2=-1) for p, m in cross.items()}, self._nearest_signs)
 
-    def balance(self, grams: Cross) -> Monomial:
-        return self._by_class(grams, self._even_scale)
+    def even(self, lengths: Cross) -> Monomial:
+        return self._by_class(lengths, self._even_scale)
 
-    def _by_class(self, matrices: Cross, choose: Callable[[Cross], Tensor]) -> Monomial:
+    def _by_class(self, by_entry: Cross, choose: Callable[[Cross], Tensor]) -> Monomial:
         members = self._members()
-        total = {p: m.diagonal(dim1=-2, dim2=-1) @ members.T for p, m in matrices.items()}
+        total = {p: entries @ members.T for p, entries in by_entry.items()}
         index = tuple(next(iter(total.values())).shape[:-1])
         return Monomial(self.identity(index).order, choose(total) @ members)
 
