@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakSet
 
@@ -59,6 +59,12 @@ def tiny_convnext() -> PretrainedConfig:
                                        architectures=["ConvNextForImageClassification"])  # fmt: skip
 
 
+def tiny_falcon() -> PretrainedConfig:
+    """It transposes its weights before it multiplies by them."""
+    return transformers.FalconConfig(vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+                                     ffn_hidden_size=6, architectures=["FalconForCausalLM"])  # fmt: skip
+
+
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": tiny_llama,
     "gpt2": tiny_gpt2,
@@ -68,6 +74,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "mixtral": tiny_mixtral,
     "shared expert": tiny_qwen2_moe,
     "convnext": tiny_convnext,
+    "falcon": tiny_falcon,
 }
 
 
@@ -108,6 +115,28 @@ def test_copies_merge_to_themselves(family: str) -> None:
     scale = float(expected.abs().max())
     assert float((naive - expected).abs().max()) > 0.05 * scale
     torch.testing.assert_close(found, expected, atol=1e-3 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name != "tied"])  # of that all are chosen
+def test_weights_are_fitted_to_what_the_merged_model_computes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a weight reads changes no more once it has been fitted. Weights that are transposed before they are
+    multiplied were fitted, and all that followed was fitted as if they had not been."""
+    config, read = CONFIGS[family](), {}
+
+    class Watched(fits.WeightFit):
+        def add(self, lookups: Sequence[Callable[[fx.Node], Tensor]], steps: Lockstep, shares: Sequence[float]) -> None:
+            read[self._site.value.name] = lookups[-1](self._site.value)
+            super().add(lookups, steps, shares)
+
+    monkeypatch.setattr(regression, "WeightFit", Watched)
+    models, samples = [weights_of(config, seed) for seed in (0, 1)], samples_of(config, 16)
+    samples = Samples(samples.network, (samples.each[0],) * 2)
+    found = dict(regression_of(models, (0.5, 0.5), samples, symmetries(config)))
+    computed = run_program(program_of(samples.network, samples.all), found, samples.all)
+    by_name = {node.name: value for node, value in computed.items()}
+    assert read
+    for name, value in read.items():
+        torch.testing.assert_close(value, by_name[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.merging.fits import Fit, missing_to_target, ridge
-from hf_align.merging.lockstep import Lockstep, Lookup
+from hf_align.merging.lockstep import Lockstep, Lookup, WithWeights
 from hf_align.merging.selection import Units, eliminated, entries_of, put_together
 from hf_align.merging.sites import Site
 from hf_align.running.network import Network, Weights
@@ -32,7 +32,6 @@ class Candidates(Fit):
         self.weights: list[dict[str, Tensor]] = [{} for _ in self._models]
         self.names = units.names
         self.reads = tuple(dict.fromkeys(w.value for w in units.writers))
-        self.starts = ()
         self.ahead = tuple(w.node for w in units.writers)
         self.looked_up = frozenset(self.reads)
         self.makes_up = False
@@ -68,13 +67,12 @@ class Choice(Fit):
     def __init__(self, units: Units, candidates: Candidates, program: Program, network: Network,
                  models: Sequence[Weights], shares: Sequence[float], start: Weights) -> None:  # fmt: skip
         self._units, self._candidates = units, candidates
-        self._nodes = {n: name for n, name in program.parameters.items() if name in units.carried}
+        self._program = program
         self._gram, self._product = network.gram(), network.gram()
         reader, self._models, self._shares = units.reader, models, shares
         self._bias = start[reader.bias].float().cpu() if reader.bias is not None else None
         self.names = units.names
         self.reads = candidates.reads
-        self.starts = tuple(s.node for s in units.sites)
         self.ahead = (*units.between, reader.node)
         self.looked_up = frozenset((*units.given, *(b.value for b in reader.beside)))
         self.makes_up = True
@@ -93,7 +91,8 @@ class Choice(Fit):
         reader, (*models, merged) = self._units.reader, lookups
         like: Tensor = models[0](reader.node)
         weights = [{k: t.to(like) for k, t in found.items()} for found in self._candidates.weights]
-        both = [self._units.values(self._own(m, w), merged) for m, w in zip(models, weights, strict=True)]
+        both = [self._units.values(WithWeights(self._program, self._units.of_weights, w, m), merged)
+                for m, w in zip(models, weights, strict=True)]  # fmt: skip
         given = torch.cat(both, -1).double()
         result = given @ self._start.to(given)
         result = result if self._bias is None else result + self._bias.to(result)
@@ -102,9 +101,6 @@ class Choice(Fit):
         given = _with_ones(given, reader)
         self._gram.add(given, given)
         self._product.add(given, reader.results(missing)[0].double())
-
-    def _own(self, lookup: Lookup, found: Mapping[str, Tensor]) -> Lookup:
-        return lambda node: found[self._nodes[node]] if node in self._nodes else lookup(node)
 
     def solved(self) -> dict[str, Tensor]:
         units, reader, start = self._units, self._units.reader, self._start

@@ -143,7 +143,7 @@ class ExpertFit(Fit):
         self._grams = [network.gram() for _ in self._groups]
         self._products = [network.gram() for _ in self._groups]
         self.names = frozenset((site.parameter,))
-        self.reads, self.starts = (site.value, site.numbers), (site.choosing,)
+        self.reads = (site.value, site.numbers)
         self.ahead = (site.choosing, *site.laying_out, site.node, *site.way) if site.way else (site.choosing,)
         beyond = (a for node in site.way for a in node.all_input_nodes if a not in (site.node, *site.way))
         self.looked_up = frozenset((*self.reads, *beyond, *(b.value for b in site.beside)))

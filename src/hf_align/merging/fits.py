@@ -24,7 +24,6 @@ class Fit(ABC):
     Attributes:
         names: of the weights.
         reads: the values of the merged model that must be known.
-        starts: the ops that wait for the weights.
         ahead: the ops whose results in the models are a target, and those on the way there.
         looked_up: the values that must be held.
         makes_up: whether it makes up for errors of what was found before.
@@ -32,7 +31,6 @@ class Fit(ABC):
 
     names: frozenset[str]
     reads: tuple[fx.Node, ...]
-    starts: tuple[fx.Node, ...]
     ahead: tuple[fx.Node, ...]
     looked_up: frozenset[fx.Node]
     makes_up: bool
@@ -82,7 +80,7 @@ class WeightFit(Fit):
         self._grams = [network.gram() for _ in range(site.groups)]
         self._products = [network.gram() for _ in range(site.groups)]
         self.names = names_of(site)
-        self.reads, self.starts, self.ahead = (site.value,), (site.node,), (site.node,)
+        self.reads, self.ahead = (site.value,), (site.node,)
         self.looked_up = frozenset((site.value, *(b.value for b in site.beside)))
         self.makes_up = bool(site.beside)
 

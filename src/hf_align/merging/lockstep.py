@@ -7,6 +7,7 @@ it has run, and each weight is asked for once in a stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,25 +47,29 @@ class Lockstep:
         self.parts = parts
         self._network = network
         self._models = models
-        wanted = upstream(needed, program)
-        self._left = [n for n in program.graph.nodes if n in wanted and n.op == "call_function"]
+        wanted, self._of_weights = upstream(needed, program), of_weights(program)
+        ran = (n for n in program.graph.nodes if n in wanted and n.op == "call_function")
+        self._left = [n for n in ran if n not in self._of_weights]
         self._choosing = {n for n in self._left if chooses_matrices(n, program)}
         self._values: list[list[Values]] = [[{} for _ in parts] for _ in models]
-        self._constants = {n: self._placed(v) for n, v in program.constants.items() if isinstance(v, Tensor)}
-        self._known = {*program.parameters, *program.inputs, *program.constants}
+        self.constants = {n: self.placed(v) for n, v in program.constants.items() if isinstance(v, Tensor)}
+        self._known = set(program.inputs)
+        self._waiting: Collection[str] = ()
 
-    def _placed(self, value: Tensor) -> Tensor:
+    def placed(self, value: Tensor) -> Tensor:
+        """As the network runs with it."""
         return in_dtype(value.to(self._network.device), self._network.dtype)
 
     def is_known(self, node: fx.Node) -> bool:
         """Whether a value can be looked up in the next stage, or now."""
-        return node in self._known
+        names = self._of_weights.get(node)
+        return node in self._known if names is None else names.isdisjoint(self._waiting)
 
-    def stage(self, stop: Collection[fx.Node]) -> list[fx.Node]:
-        """The nodes that run next: all that do not depend on those to stop at."""
-        run = []
+    def stage(self, waiting: Collection[str] = ()) -> list[fx.Node]:
+        """The nodes that run next: all that depend on no weight that waits to be found."""
+        run, self._waiting = [], waiting
         for node in self._left:
-            if node not in stop and all(a in self._known for a in node.all_input_nodes):
+            if all(map(self.is_known, node.all_input_nodes)):
                 self._known.add(node)
                 run.append(node)
         taken = set(run)
@@ -82,17 +87,19 @@ class Lockstep:
                 inputs, the units of one wide layer would take more memory than all else.
             keep: nodes whose values are looked up in a later stage.
         """
-        named = {a for node in (*nodes, *ahead) for a in node.all_input_nodes if a in self.program.parameters}
-        weights = [{n: self._placed(m[self.program.parameters[n]]) for n in named} for m in self._models]
+        weights: list[Values] = [{} for _ in self._models]
         held = {*keep, *(a for n in self._left for a in n.all_input_nodes)}
         last = {a: n for n in nodes for a in n.all_input_nodes if a not in held and a not in ahead}
         for number, part in enumerate(self.parts):
-            placed = {k: self._placed(t) for k, t in part.items()}
+            placed = {k: self.placed(t) for k, t in part.items()}
             lookups = []
             for model, (values, own) in enumerate(zip(self._values, weights, strict=True), start=1):
-                lookups.append(self._lookup(values[number], own, placed))
+                lookups.append(_Held(self, values[number], own, self._models[model - 1], placed))
+                for operand in {a for node in (*nodes, *ahead) for a in node.all_input_nodes}:
+                    if operand in self._of_weights:  # now: what is made in a transform of torch.func cannot be kept
+                        lookups[-1](operand)
                 for node in (*nodes, *ahead) if model < len(self._models) else nodes:
-                    if node not in values[number]:
+                    if node not in values[number] and node not in self._of_weights:
                         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookups[-1])
                         chooses = node in self._choosing
                         values[number][node] = call(node, args, kwargs, chooses=chooses)
@@ -103,14 +110,73 @@ class Lockstep:
             for values in self._values:
                 values[number] = {n: v for n, v in values[number].items() if n in held and n in self._known}
 
-    def _lookup(self, values: Values, weights: Mapping[fx.Node, Tensor], part: Batch) -> Lookup:
-        def lookup(node: fx.Node) -> Any:
-            for known in (values, weights, self._constants, self.program.constants):
-                if node in known:
-                    return known[node]
-            return part[self.program.inputs[node]]
 
-        return lookup
+@dataclass(frozen=True)
+class _Held:
+    """What looks values up in one model, on one part of the inputs.
+
+    It is no function within another: one that calls itself is a cycle, which would hold all values until it is found.
+
+    Attributes:
+        weights: and what is computed from them alone, as far as it was asked for.
+    """
+
+    steps: Lockstep
+    values: Values
+    weights: Values
+    model: Weights
+    part: Batch
+
+    def __call__(self, node: fx.Node) -> Any:
+        steps, program = self.steps, self.steps.program
+        for known in (self.values, self.weights, steps.constants, program.constants):
+            if node in known:
+                return known[node]
+        if node in program.inputs:
+            return self.part[program.inputs[node]]
+        name = program.parameters.get(node)
+        self.weights[node] = steps.placed(self.model[name]) if name is not None else _computed(node, self)
+        return self.weights[node]
+
+
+@dataclass(frozen=True)
+class WithWeights:
+    """A lookup with some weights in place of others, and what is computed from them alone.
+
+    Attributes:
+        known: as `of_weights` gives it.
+    """
+
+    program: Program
+    known: Mapping[fx.Node, frozenset[str]]
+    weights: Mapping[str, Tensor]
+    lookup: Lookup
+
+    def __call__(self, node: fx.Node) -> Any:
+        if self.known.get(node, frozenset()).isdisjoint(self.weights):
+            return self.lookup(node)
+        name = self.program.parameters.get(node)
+        return self.weights[name] if name is not None else _computed(node, self)
+
+
+def of_weights(program: Program) -> Mapping[fx.Node, frozenset[str]]:
+    """The values that no input has a part in, with the names of the parameters that have one.
+
+    They are computed anew in each stage: a weight that is transposed before it is multiplied is another one once it
+    has been found.
+    """
+    found = {node: frozenset((name,)) for node, name in program.parameters.items()}
+    found |= dict.fromkeys(program.constants, frozenset())
+    for node in program.graph.nodes:
+        plain = node.op == "call_function" and not chooses_matrices(node, program)
+        if plain and all(a in found for a in node.all_input_nodes):
+            found[node] = frozenset().union(*(found[a] for a in node.all_input_nodes))
+    return found
+
+
+def _computed(node: fx.Node, lookup: Lookup) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+    return call(node, args, kwargs, chooses=False)
 
 
 def divided(inputs: Batch, rows: int = ROWS) -> list[Batch]:
@@ -144,7 +210,7 @@ def require_same(program: Program, network: Network, weights: Weights, part: Bat
         HfAlignError: it does not.
     """
     alone = Lockstep(program, network, [part], [weights], [program.output])
-    (lookups,) = alone.run(alone.stage(()))
+    (lookups,) = alone.run(alone.stage())
     found: Tensor = lookups[0](program.output)
     expected = predictions(network(network.placed(weights), {k: t.to(network.device) for k, t in part.items()}))
     largest = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)  # a model of zeros answers with zeros

@@ -159,7 +159,7 @@ def regress(
             del solved[name]
     steps = Lockstep(program, network, [part for part, _ in parts], (*models, merged), _looked_up(left))
     while left:
-        stage = steps.stage([node for fit in left for node in fit.starts])
+        stage = steps.stage({name for fit in left for name in fit.names})
         ready = _next(left, steps)
         wanted = _looked_up(left)
         left = [fit for fit in left if fit not in ready]

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.merging.fits import raised
-from hf_align.merging.lockstep import Lockstep, Lookup
+from hf_align.merging.lockstep import Lockstep, Lookup, WithWeights, of_weights
 from hf_align.merging.sites import Site
 from hf_align.running.network import Batch, Network, Weights
 from hf_align.symmetry.groups import ScaledPermutation
@@ -43,6 +42,7 @@ class Units:
         reader: the one that reads them.
         between: the nodes from the writers to what is read, in order.
         carried: the parameters that a unit consists of, but for the reader's.
+        of_weights: the values that no input has a part in (`lockstep.py`).
         columns: of what is read, the entries that each unit gives, [units, entries].
     """
 
@@ -53,6 +53,7 @@ class Units:
     between: tuple[fx.Node, ...]
     carried: tuple[str, ...]
     columns: Tensor
+    of_weights: Mapping[fx.Node, frozenset[str]] = field(repr=False)
 
     @property
     def names(self) -> frozenset[str]:
@@ -64,7 +65,8 @@ class Units:
         """The values that the units are computed from, besides weights."""
         inside = set(self.between)
         return tuple(dict.fromkeys(a for n in self.between for a in n.all_input_nodes
-                                   if a not in inside and a.op == "call_function"))  # fmt: skip
+                                   if a not in inside and a not in self.of_weights
+                                   and a.op == "call_function"))  # fmt: skip
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -77,7 +79,7 @@ class Units:
         def lookup(node: fx.Node) -> Tensor:
             if node in found:
                 return found[node]
-            value: Tensor = own(node) if node.op in ("placeholder", "get_attr") else merged(node)
+            value: Tensor = own(node) if node in self.of_weights else merged(node)
             return value
 
         for node in self.between:
@@ -115,8 +117,11 @@ def _units(program: Program, spec: SymmetrySpec, space: str, sites: dict[str, Si
     if any(p not in sites and p not in biases for p in others):
         return None
     between = _between(program, {w.node for w in writers}, reader.value)
-    named = {program.parameters[a] for n in between for a in n.all_input_nodes if a in program.parameters}
-    return Units(spec, space, writers, reader, between, others, columns) if between and named <= set(others) else None
+    known = of_weights(program)
+    named = {name for n in between for a in n.all_input_nodes for name in known.get(a, ())}
+    if not between or not named <= set(others):
+        return None
+    return Units(spec, space, writers, reader, between, others, columns, known)
 
 
 def _columns(site: Site, space: str, spec: SymmetrySpec) -> Tensor | None:
@@ -155,28 +160,19 @@ def independent(
     found = list(found)
     given = {node for units in found for node in units.given}
     alone = Lockstep(program, network, [part], [models[0]], given)
-    (lookups,) = alone.run(alone.stage(()), keep=given)
+    (lookups,) = alone.run(alone.stage(), keep=given)
     for units in found:
         count = len(units.columns)
         mixed = torch.arange(count) % len(models) * count + torch.arange(count)
         own = [{n: w[n].float().cpu() for n in units.carried} for w in models]
         own.append({n: put_together([w[n] for w in own], n, units, mixed) for n in units.carried})
-        *apart, together = (units.values(_with(program, w, lookups[0]), lookups[0]) for w in own)
+        placed = (WithWeights(program, units.of_weights, w, lookups[0]) for w in own)
+        *apart, together = (units.values(weights, lookups[0]) for weights in placed)
         entries = torch.arange(count * units.columns.shape[1] * len(models)).reshape(len(models), -1)
         columns = entries[:, units.columns].flatten(0, 1)
         expected = torch.cat(apart, -1)[:, entries_of(units.columns, columns[mixed])]
         if float((together - expected).abs().max()) <= _ALIKE * float(expected.abs().max()):
             yield units
-
-
-def _with(program: Program, weights: Mapping[str, Tensor], lookup: Lookup) -> Lookup:
-    """With some weights in place of others."""
-
-    def found(node: fx.Node) -> Any:
-        name = program.parameters.get(node)
-        return weights[name] if name is not None else lookup(node)
-
-    return found
 
 
 def entries_of(columns: Tensor, taken: Tensor) -> Tensor:
