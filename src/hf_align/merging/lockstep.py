@@ -92,7 +92,7 @@ class Lockstep:
         last = {a: n for n in nodes for a in n.all_input_nodes if a not in held and a not in ahead}
         for number, part in enumerate(self.parts):
             placed = {k: self.placed(t) for k, t in part.items()}
-            lookups = []
+            lookups: list[Lookup] = []
             for model, (values, own) in enumerate(zip(self._values, weights, strict=True), start=1):
                 lookups.append(_Held(self, values[number], own, self._models[model - 1], placed))
                 for operand in {a for node in (*nodes, *ahead) for a in node.all_input_nodes}:
