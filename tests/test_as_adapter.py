@@ -11,13 +11,14 @@ import pytest
 import torch
 import transformers
 from conftest import run, tiny_gpt2, tiny_llama
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hf_align
 from hf_align.checkpoints.adapters import LowRank
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.errors import CheckpointError
+from hf_align.jobs.as_adapter import LeftOut
 from hf_align.merging.fits import of_rank, ridge
 
 peft = pytest.importorskip("peft", reason="pip install hf-align[mergekit]")
@@ -161,9 +162,9 @@ def test_the_least_squares_of_a_rank() -> None:
     x = torch.cat([x @ torch.randn(5, 5, generator=rng, dtype=torch.double), torch.ones(200, 1).double()], 1)
     y = y + 3 + x[:, :4]
     gram, product = x.T @ x, x.T @ y
-    torch.testing.assert_close(of_rank(gram, product, 4, 5), ridge(gram, product))
-    best = of_rank(gram, product, 2, 5)
-    assert torch.linalg.matrix_rank(best[:5]) == 2
+    torch.testing.assert_close(of_rank(gram, product, 4, 5)[0], ridge(gram, product))
+    best, values = of_rank(gram, product, 2, 5)
+    assert torch.linalg.matrix_rank(best[:5]) == 2 and len(values) == 4
     held = gram + 1e-3 * gram.diagonal().mean() * torch.eye(6).double()
 
     def loss(w: Tensor) -> float:
@@ -198,3 +199,28 @@ def test_what_cannot_be_an_adapter(
                "--quiet", *options) == 2  # fmt: skip
     said = capsys.readouterr().err.strip()
     assert message in " ".join(said.split()) and not (base.parent / "out").exists()
+
+
+def test_what_a_rank_leaves_out_is_told(make: Callable[..., Made], capsys: pytest.CaptureFixture[str]) -> None:
+    """In the summary, as JSON and on the card; what it costs in loss, where that is measured."""
+    made = make(LLAMA, r=1, noise=1.0, target_modules=["q_proj", "down_proj"])
+    text = made[1].parent / "text.safetensors"
+    save_file({"input_ids": torch.randint(11, (64, 8), generator=torch.Generator().manual_seed(4))}, text)
+    told = {}
+    for data in ((), ("--data", text)):
+        capsys.readouterr()
+        carried(made, "--json", "--overwrite", "--keep", "0", *data)
+        (told[bool(data)],) = (n for n in json.loads(capsys.readouterr().out)["notes"] if "99% is kept" in n)
+    assert told[False].startswith("rank 1 keeps ") and "the loss is" not in told[False]
+    assert "and with changes of any rank" in told[True]
+    card = (made[1].parent / "out" / "README.md").read_text()
+    assert "99% is kept from rank" in card
+
+
+def test_what_ranks_leave_out() -> None:
+    first, second = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([2.0, 2.0])
+    cut = LeftOut.of([(first, 1), (second, 1)])
+    assert cut.share == pytest.approx(5 / 18) and cut.enough == 2
+    assert LeftOut.of([(first, 3), (second, 3)]).share == 0
+    assert LeftOut.of([(torch.tensor([10.0, 1.0, 0.5]), 1)]).enough == 2  # one leaves out 1.2 %
+    assert LeftOut.of([(torch.zeros(2), 1)]) == LeftOut(0.0, 1)

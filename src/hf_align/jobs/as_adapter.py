@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from hf_align.checkpoints.adapters import WEIGHTS, AdaptedCheckpoint, LowRank
@@ -24,10 +25,12 @@ from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.transport import Transport, Tuned
 from hf_align.jobs.witnessing import moved_model
+from hf_align.merging.fits import spectrum_of
 from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import REGRESSION
 from hf_align.merging.sites import sites
 from hf_align.merging.transport import Carried
+from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import noise
 from hf_align.running.network import Weights
 from hf_align.runtime.devices import Devices
@@ -35,6 +38,9 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
+
+_ENOUGH = 0.99
+"""Of a change, what a rank should keep."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +87,21 @@ class Changes:
                 for n, p in self.parts.items()}  # fmt: skip
 
     @property
+    def owners(self) -> dict[str, str]:
+        """The weight that each tensor of the adapter is of."""
+        return {tensor: name for name, part in self.parts.items()
+                for tensor in ((part.down, part.up) if isinstance(part, LowRank) else (part,))}  # fmt: skip
+
+    @property
     def plan(self) -> ShardPlan:
         """One file, with the tensors of the adapter as it was trained."""
-        named = [n for p in self.parts.values() for n in ((p.down, p.up) if isinstance(p, LowRank) else (p,))]
-        found = [(name, self.adapter.info(name)) for name in sorted(named)]
+        found = [(name, self.adapter.info(name)) for name in sorted(self.owners)]
         ordered = sorted(found, key=lambda each: -each[1].dtype.itemsize)
         return ShardPlan((Shard(WEIGHTS, tuple((n, tuple(i.shape), i.dtype) for n, i in ordered)),))
 
     def entries(self, before: Weights, after: Weights) -> Entries:
         """The adapter's tensors, for which one set of weights becomes another."""
-        owners = {n: name for name, p in self.parts.items()
-                  for n in ((p.down, p.up) if isinstance(p, LowRank) else (p,))}  # fmt: skip
+        owners = self.owners
 
         def produce(tensor: str) -> Tensor:
             name = owners[tensor]
@@ -154,6 +164,11 @@ class TransportAdapter(Transport):
     def ranks(self) -> Mapping[str, int | None] | None:
         return self.changes.ranks
 
+    @property
+    def _cut(self) -> dict[str, int]:
+        """The weights whose changes have a rank."""
+        return {name: rank for name, rank in self.changes.ranks.items() if rank is not None}
+
     def _elements(self, match: Basis) -> tuple[Elements, Elements]:
         """What brings the base, and with it the fine-tune, to B as it is stored."""
         spec, (found, _) = self.models.spec, match.matches
@@ -177,7 +192,11 @@ class TransportAdapter(Transport):
         return self._among((onto, base, finetuned))
 
     def _made(self, claim: Claim, match: Basis) -> Weights:
-        onto, solved = Basis(self.models).weights[0], self._solved(claim, self._carried(match))
+        return self._with(self._solved(claim, self._carried(match), self.ranks))
+
+    def _with(self, solved: Mapping[str, Tensor]) -> Weights:
+        """B, of which some weights are others."""
+        onto = Basis(self.models).weights[0]
         return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else onto[n])
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
@@ -185,7 +204,55 @@ class TransportAdapter(Transport):
 
     def report(self, output: Path, match: Basis) -> Report:
         report = super().report(output, match)
-        ranks = sorted({r for r in self.changes.ranks.values() if r is not None})
-        report.notes.append(f"the result is an adapter of {self.models.sources[0].own_name}, with a change of rank "
-                            f"{' or '.join(map(str, ranks))} where the fine-tune has one; all else stays")  # fmt: skip
+        report.notes.append(f"the result is an adapter of {self.models.sources[0].own_name}, with a change of "
+                            f"{_called(self._cut)} where the fine-tune has one; all else stays")  # fmt: skip
         return report
+
+    def document(self, claim: Claim, match: Basis, report: Report) -> None:
+        if self._cut:
+            report.notes.append(self._cost(claim, match))
+        super().document(claim, match, report)
+
+    def _cost(self, claim: Claim, match: Basis) -> str:
+        """One honest sentence on what the ranks leave out."""
+        carried = self._carried(match)
+        found = self._solved(claim, carried, self.ranks)
+        cut = LeftOut.of([(found[spectrum_of(name)], rank) for name, rank in self._cut.items()])
+        told = (f"{_called(self._cut)} keeps {1 - cut.share:.1%} of what the fits change in the results of these "
+                f"weights (squared norm); 99% is kept from rank {cut.enough} on")  # fmt: skip
+        if self.held_out is None:
+            return told
+        free = self._solved(claim, carried, dict.fromkeys(self.changes.ranks), "free")
+        evaluator, names = Evaluator(self.models.network, self.held_out), self.models.spec.parameters
+        losses = (evaluator.loss(Computed(names, self._with(w).__getitem__)) for w in (found, free))
+        return f"{told}; the loss is {{:.3f}}, and with changes of any rank {{:.3f}}".format(*losses)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What ranks leave out of changes, as the results go that they change.
+
+    Attributes:
+        share: of the squared norm.
+        enough: the rank of all changes with which 99 % are kept.
+    """
+
+    share: float
+    enough: int
+
+    @classmethod
+    def of(cls, spectra: Sequence[tuple[Tensor, int]]) -> LeftOut:
+        """
+        Args:
+            spectra: of each change its singular values, the largest first, and its rank.
+        """
+        squares = torch.nn.utils.rnn.pad_sequence([values.double().square() for values, _ in spectra])
+        total, kept = squares.sum(), squares.sum(1).cumsum(0)
+        gone = sum(float(values.double()[rank:].square().sum()) for values, rank in spectra)
+        if not total:
+            return cls(0.0, 1)
+        return cls(gone / float(total), 1 + int((kept < _ENOUGH * total).sum()))
+
+
+def _called(ranks: Mapping[str, int]) -> str:
+    return f"rank {' or '.join(map(str, sorted(set(ranks.values()))))}"

@@ -11,28 +11,28 @@ from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 
-_WHOLE = "solved.safetensors"
-
 
 class KeptWeights(MutableMapping[str, Tensor]):
     """Weights by name, in files of a claim: a run with the same record finds those that were found before.
 
     Args:
         names: that there may be.
+        called: how the names of the files begin.
     """
 
-    def __init__(self, claim: Claim, names: Sequence[str]) -> None:
+    def __init__(self, claim: Claim, names: Sequence[str], called: str = "solved") -> None:
         self._claim = claim
-        self._files = {name: f"solved-{number}.safetensors" for number, name in enumerate(names)}
+        self._whole = f"{called}.safetensors"
+        self._files = {name: f"{called}-{number}.safetensors" for number, name in enumerate(names)}
 
     @property
     def is_whole(self) -> bool:
         """Whether no more will be found."""
-        return self._claim.kept(_WHOLE) is not None
+        return self._claim.kept(self._whole) is not None
 
     def close(self) -> None:
         """Note that no more will be found."""
-        self._claim.keep(_WHOLE, partial(save_file, {}))
+        self._claim.keep(self._whole, partial(save_file, {}))
 
     def __getitem__(self, name: str) -> Tensor:
         path = self._path(name)

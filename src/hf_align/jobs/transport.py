@@ -20,6 +20,7 @@ from hf_align.jobs.opened import Basis, Opened, examples
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.objectives import Objective
+from hf_align.merging.fits import spectrum_of
 from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.transport import LENGTH, Carried, Change, Texts, samples_of
 from hf_align.running.data import with_labels
@@ -136,7 +137,7 @@ class Transport(OpenedJob[Basis]):
     def _made(self, claim: Claim, match: Basis) -> Weights:
         """The weights of the result, by name in memory."""
         carried = self._carried(match)
-        solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, carried)
+        solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, carried, self.ranks)
         made = _with(carried.by_vector, solved)
         if self.options.method == DISTIL:
             towards = partial(self._towards, match)
@@ -149,14 +150,21 @@ class Transport(OpenedJob[Basis]):
         learned = [tuple(written_by(self.models, (change.finetuned,), self.fit)) for change in held.changes]
         return Texts.of(held, self.models.network, learned, self.keep).objective(held, self.keep)
 
-    def _solved(self, claim: Claim, carried: Carried) -> Mapping[str, Tensor]:
-        """The weights that are fitted; what a run with the same record has found is used again."""
-        found = KeptWeights(claim, tuple(self.models.spec.parameters))
+    def _solved(
+        self, claim: Claim, carried: Carried, ranks: Mapping[str, int | None] | None, called: str = "solved"
+    ) -> Mapping[str, Tensor]:
+        """The weights that are fitted; what a run with the same record has found is used again.
+
+        Args:
+            ranks: as `Carried.solve` takes them.
+            called: what they are kept as.
+        """
+        found = KeptWeights(claim, (*self.models.spec.parameters, *map(spectrum_of, ranks or ())), called)
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
                 samples = samples_of(carried, self.models.network, self.fit, self.keep, self.asked.say)
                 with waiting("regression", quiet=self.options.quiet):
-                    carried.solve(samples, found, self.ranks)
+                    carried.solve(samples, found, ranks)
                 found.close()
         return found
 

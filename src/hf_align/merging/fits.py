@@ -45,7 +45,7 @@ class Fit(ABC):
 
     @abstractmethod
     def solved(self) -> dict[str, Tensor]:
-        """The weights by name, float32 on the CPU."""
+        """The weights by name, float32 on the CPU; and what is known of them, under names of its own."""
 
 
 def names_of(site: Site) -> frozenset[str]:
@@ -97,14 +97,22 @@ class WeightFit(Fit):
 
     def solved(self) -> dict[str, Tensor]:
         site, sums = self._site, zip(self._grams, self._products, strict=True)
+        spectrum: dict[str, Tensor] = {}
         if self._rank is None:
             found = torch.stack([ridge(g.value, p.value) for g, p in sums])
         else:
-            found = torch.stack([of_rank(g.value, p.value, self._rank, site.inputs) for g, p in sums])
+            cut = [of_rank(g.value, p.value, self._rank, site.inputs) for g, p in sums]
+            found = torch.stack([weights for weights, _ in cut])
+            spectrum[spectrum_of(site.parameter)] = torch.cat([values for _, values in cut]).float()
         steps = {site.parameter: site.stored(found[:, : site.inputs]).float()}
         if site.bias is not None:
             steps[site.bias] = found[:, -1].reshape(-1).float()
-        return {n: self._merged[n].float().cpu() + step for n, step in steps.items()}
+        return {n: self._merged[n].float().cpu() + step for n, step in steps.items()} | spectrum
+
+
+def spectrum_of(parameter: str) -> str:
+    """What the singular values are called that a change was cut off from, which has a rank."""
+    return f"{parameter} (singular values)"
 
 
 def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
@@ -118,9 +126,10 @@ def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
     return torch.cholesky_solve(product, torch.linalg.cholesky(raised(gram, share)))
 
 
-def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> Tensor:
+def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> tuple[Tensor, Tensor]:
     """The W [n, m] of a rank that is nearest to what `ridge` gives, as results go (reduced-rank regression, Izenman
-    1975): with L Lᵀ = XᵀX + λ, what the largest singular values of L⁻¹ XᵀY stand for.
+    1975): with L Lᵀ = XᵀX + λ, what the largest singular values of L⁻¹ XᵀY stand for; and all singular values, whose
+    squares add up to what W without a rank changes.
 
     Args:
         inputs: rows of W that have the rank; one behind them, of a bias, is free.
@@ -133,7 +142,7 @@ def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> Tensor:
     u, s, vh = torch.linalg.svd(torch.linalg.solve_triangular(factor, left, upper=False), full_matrices=False)
     found = torch.linalg.solve_triangular(factor.mT, (u * s)[:, :rank] @ vh[:rank], upper=True)
     free = product[inputs:] - across.mT @ found
-    return torch.cat([found, torch.linalg.solve(last, free) if len(last) else free])
+    return torch.cat([found, torch.linalg.solve(last, free) if len(last) else free]), s
 
 
 def raised(gram: Tensor, share: float) -> Tensor:
