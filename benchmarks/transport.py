@@ -30,7 +30,7 @@ TABLE = Path(__file__).with_suffix(".md")
 TEXTS, KNOWN = ("jargon", "py"), "kjv"
 LEARNED = 400
 """Steps of learned matching, whose cost is what a descent may cost."""
-STEPS, ROWS = 200, 16
+DESCENT = Schedule.of_transport("distil")
 Weights = Mapping[str, Tensor]
 Row = tuple[str, Callable[[], Weights]]
 
@@ -74,11 +74,11 @@ class Bench:
     def distilled(self, carried: Carried, start: Weights, keep: float = KEEP) -> Weights:
         learned = [tuple(written_by(self.models, (carried.changes[0].finetuned,), None))]
         objective = Texts.of(carried, self.models.network, learned, keep).objective(carried, keep)
-        return distilled(dict(start), self.models.network, objective, Schedule(steps=STEPS, rows=ROWS))
+        return distilled(dict(start), self.models.network, objective, DESCENT)
 
     def learned_matching(self) -> float:
         """CPU seconds of learned matching of the bases."""
-        options = replace(self.models.options, match="learned", schedule=Schedule(steps=LEARNED, rows=ROWS))
+        options = replace(self.models.options, match="learned", schedule=Schedule(steps=LEARNED))
         start = time.process_time()
         replace(self.bases, options=options).find()
         return time.process_time() - start
@@ -150,8 +150,9 @@ def main(
         "held-out text of what the fine-tune was trained on, the share of the gain from B to the fine-tune, the loss",
         "on held-out text that both bases were trained on and how much more that is than A's, and CPU seconds. No row",
         f"has seen any data. Regressions run on 512 sequences that the fine-tune writes and {round(512 * KEEP)} that B",
-        f"writes; trained is for {STEPS} steps of {ROWS} of 4096 and {round(4096 * KEEP)} such sequences, those that B",
-        f"writes in the same share. {LEARNED} steps of learned matching between the bases take {cost:.0f} CPU seconds.",
+        f"writes; trained is for {DESCENT.steps} steps of {DESCENT.rows} of 4096 and {round(4096 * KEEP)} such",
+        f"sequences, those that B writes in the same share. {LEARNED} steps of learned matching between the bases take",
+        f"{cost:.0f} CPU seconds.",
         "",
     ]
     for name, bench in benches.items():

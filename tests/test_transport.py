@@ -11,8 +11,12 @@ from test_api import answers
 from transformers import PretrainedConfig, PreTrainedModel
 
 import hf_align
+from hf_align.jobs import pipeline
+from hf_align.jobs.outcome import Report
 from hf_align.merging.transport import Carried, Change, Texts
 from hf_align.running.network import Network
+from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 FAMILIES = {"llama": tiny_llama, "gpt2": tiny_gpt2, "bert": tiny_bert, "vit": tiny_vit}
 METHODS = ["regression", "task_arithmetic"]
@@ -249,3 +253,21 @@ def test_what_cannot_be_carried(
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="method is 'ties'"):
         hf_align.transport(finetuned, base=base, onto=onto, method="ties")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("typed", "steps", "rows"), [((), 200, 16), (("--steps", 30), 30, 16)])
+def test_the_descent_is_the_one_that_was_measured(
+    typed: tuple[object, ...], steps: int, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The command went on for ten times as long as the table that the documentation quotes."""
+    asked = []
+
+    def transport(*given: object, **_: object) -> Report:
+        asked.append(given[4])
+        return Report(str(tmp_path), "llama")
+
+    monkeypatch.setattr(pipeline, "transport", transport)
+    assert run("transport", "F", "--base", "A", "--onto", "B", "-o", tmp_path, "--method", "distil", *typed) == 0
+    (options,) = asked
+    assert isinstance(options, Options) and (options.schedule.steps, options.schedule.rows) == (steps, rows)
+    assert Schedule.of_transport("distil") == Schedule(steps=200, rows=16)  # of the table

@@ -265,15 +265,18 @@ Verbose = Annotated[
 ]
 
 
-def chosen(given: Mapping[str, Any]) -> Options:
+def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Schedule.of_method) -> Options:
     """What was typed, by the names that `Options` and its schedule have for it.
+
+    Args:
+        schedule_of: a method, with what was typed.
 
     Raises:
         OptionError: two of the options contradict each other.
     """
     typed = {name: value for name, value in given.items() if value is not None}
     own, scheduled = ({f.name: typed[f.name] for f in fields(of) if f.name in typed} for of in (Options, Schedule))
-    schedule = Schedule.of_method(own.get("method", Options.method), **scheduled)
+    schedule = schedule_of(own.get("method", Options.method), **scheduled)
     options = Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": schedule})
     if scheduled and not options.descends:
         name = "--" + next(iter(scheduled)).replace("_", "-")

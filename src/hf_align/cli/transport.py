@@ -10,6 +10,7 @@ from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.settings import choices
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 
 def transport(
@@ -83,7 +84,7 @@ def transport(
     """
     choices.finite("--strength", strength)
     choices.share("--keep", keep)
-    options = opt.chosen(locals())
+    options = opt.chosen(locals(), Schedule.of_transport)
     console.bars(quiet)
     from hf_align.jobs import pipeline
 

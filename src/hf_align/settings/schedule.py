@@ -66,6 +66,11 @@ class Schedule:
         """What is given, and what is best for a way to merge where nothing is: distillation takes long to pay."""
         return cls(**{**({"steps": 1000, "rows": 32} if method == "distil" else {}), **given})
 
+    @classmethod
+    def of_transport(cls, method: str, **given: Any) -> Self:
+        """The same for a way to carry a fine-tune over, where a descent pays soon (`benchmarks/transport.py`)."""
+        return cls(**{**({"steps": 200, "rows": 16} if method == "distil" else {}), **given})
+
     def __post_init__(self) -> None:
         checked("lambda_sampling", self.lambda_sampling, LambdaSampling)
         if self.steps < 1:
