@@ -19,7 +19,7 @@ from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import ScaledPermutation
-from hf_align.symmetry.spec import AxisActions, SymmetrySpec, extent
+from hf_align.symmetry.spec import AxisActions, SymmetrySpec
 
 Weights = Mapping[str, Tensor]
 _TURNS = 50
@@ -122,19 +122,20 @@ def _lengths(spec: SymmetrySpec, weights: Weights, names: list[str]) -> tuple[Sy
     without these axes. An axis that pairs what moves with what does not (channels with places) counts as both."""
     parameters, lengths = {}, {}
     for name in dict.fromkeys(p for space in names for p in spec.uses(space)):
-        axes = [part for axis in spec.parameters[name] for part in _parts(axis)]
+        pairs = zip(spec.parameters[name], spec.shape(name), strict=True)
+        axes, sizes = zip(*(part for axis, size in pairs for part in _parts(axis, size)), strict=True)
         still = [i for i, axis in enumerate(axes) if not any(f.powers for segment in axis for f in segment)]
-        squares = weights[name].double().square().view([sum(map(extent, axis)) for axis in axes])
+        squares = weights[name].double().square().view(sizes)
         lengths[name] = (squares.sum(still) if still else squares).sqrt()
         parameters[name] = tuple(axis for i, axis in enumerate(axes) if i not in still)
     return replace(spec, parameters=parameters), lengths
 
 
-def _parts(axis: AxisActions) -> list[AxisActions]:
-    """An axis as one for each factor, where it is nothing but their product."""
+def _parts(axis: AxisActions, size: int) -> list[tuple[AxisActions, int]]:
+    """An axis and its size, as one for each factor where it is nothing but their product."""
     if len(axis) > 1 or any(factor.within is not None for factor in axis[0]):
-        return [axis]
-    return [((factor,),) for factor in axis[0]]
+        return [(axis, size)]
+    return [(((factor,),), factor.size) for factor in axis[0]]
 
 
 def _beside(spec: SymmetrySpec, name: str) -> set[str]:
