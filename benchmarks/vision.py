@@ -1,7 +1,7 @@
 """Networks of torchvision as plain modules: python benchmarks/vision.py
 
-One of each family, with random weights and running statistics. A twin in a random basis is aligned with the network
-again. Needs torchvision (`make .venv/coverage`, and `PYTHONPATH=.venv/coverage`). Writes benchmarks/vision.md.
+One of each family, with random weights and running statistics, and a twin of it in a random basis. Needs torchvision
+(`make .venv/coverage`, and `PYTHONPATH=.venv/coverage`). Writes benchmarks/vision.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 import hf_align
 
 HERE = Path(__file__)
-NAMES = ("resnet18", "resnext50_32x4d", "densenet121", "googlenet", "inception_v3", "squeezenet1_1",
-         "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5", "efficientnet_b0", "regnet_y_400mf",
-         "convnext_tiny", "swin_t", "swin_v2_t", "vit_b_16")  # fmt: skip
+NAMES = ("alexnet", "vgg11_bn", "resnet18", "resnext50_32x4d", "densenet121", "googlenet", "inception_v3",
+         "squeezenet1_1", "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5", "efficientnet_b0",
+         "regnet_y_400mf", "convnext_tiny", "swin_t", "swin_v2_t", "vit_b_16")  # fmt: skip
 SIZES = {"inception_v3": 75, "vit_b_16": 224}
 MISSING = ("nms", "qnms", "roi_align", "_roi_align_backward", "ps_roi_align", "_ps_roi_align_backward", "roi_pool",
            "_roi_pool_backward", "ps_roi_pool", "_ps_roi_pool_backward", "deform_conv2d",
@@ -31,13 +30,12 @@ ABOUT = """# Networks of torchvision
     PYTHONPATH=.venv/coverage OMP_NUM_THREADS=1 python benchmarks/vision.py
 
 Any `torch.nn.Module` is taken as it is ([how](../docs/modules.md)): one network of each family, random weights, in
-float32. *Moved* is the share of weights that a random element of the group changes, *twin* the largest change of its
-answers, over the largest answer. *Found again* is how far weight matching brings the twin: the distance of all weights
-that is left, over the distance before. CPU seconds of both together, on one thread, beside other work.
+float32. *Moved* is the share of weights that a random element of the group changes, and *twin* the largest change of
+what the network answers, over the largest answer. CPU seconds of both, on one thread.
 
 """
-HEADER = ("| network | million parameters | free spaces | ops without a rule | moved | twin | found again | CPU s |",
-          "| --- | --- | --- | --- | --- | --- | --- | --- |")  # fmt: skip
+HEADER = ("| network | million parameters | free spaces | ops without a rule | moved | twin | CPU s |",
+          "| --- | --- | --- | --- | --- | --- | --- |")  # fmt: skip
 
 
 def network(name: str) -> nn.Module:
@@ -71,12 +69,10 @@ def row(name: str) -> str:
     change = (answers(twin, x) - answers(made, x)).abs().max() / answers(made, x).abs().max()
     pairs = list(zip(made.parameters(), twin.parameters(), strict=True))
     moved = sum(p.numel() for p, q in pairs if float((p - q).abs().max()) > 1e-3) / sum(p.numel() for p, _ in pairs)
-    alignment: Any = hf_align.align(twin, to=made, inputs=x)
-    before, after = alignment.distance
-    spec = alignment.spec
+    spec = hf_align.symmetries(made, inputs=x).spec
     free = sum(space.group is not None for space in spec.spaces.values())
     return (f"| {name} | {sum(p.numel() for p, _ in pairs) / 1e6:.1f} | {free} of {len(spec.spaces)} | "
-            f"{', '.join(spec.unknown_ops) or 'none'} | {moved:.0%} | {float(change):.0e} | {after / before:.0e} | "
+            f"{', '.join(spec.unknown_ops) or 'none'} | {moved:.0%} | {float(change):.0e} | "
             f"{time.process_time() - began:.0f} |")  # fmt: skip
 
 
