@@ -164,6 +164,21 @@ class Codes(nn.Module):
         return self.head(self.codes(found)) + self.narrow(wide), found, wide.argmax(-1)
 
 
+class Counted(nn.Module):
+    """Numbers of two routers in one tensor, and a row of the same table for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(5, 4)
+        self.table, self.other = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(self.body(x))
+        routers = [router(hidden).argmax(-1, keepdim=True) for router in (self.first, self.second)]
+        stacked = torch.stack([routers[1], routers[0]])
+        return self.table[torch.cat(routers, -1)].sum(1) + self.other[routers[0][:, 0]], stacked
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

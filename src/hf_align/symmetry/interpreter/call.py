@@ -89,7 +89,16 @@ class Call:
                 if i != dim and x.size > 1:
                     self.unify(x, y, "cat")
         return Value((*first[:dim], direct_sum([p.axes[dim] for p in pieces]), *first[dim + 1 :]),
-                     points_to=pieces[0].points_to)  # fmt: skip
+                     points_to=self._counted_by_all(pieces))  # fmt: skip
+
+    def _counted_by_all(self, pieces: Sequence[Value]) -> Axis | None:
+        """What the numbers of several values count; where that is not one thing for all, all of it is pinned."""
+        counted = [piece.points_to for piece in pieces]
+        first = counted[0]
+        if first is not None and all(axis is not None and axis.root == first.root for axis in counted):
+            return first
+        self.lower_all((axis for axis in counted if axis is not None), FIXED, "number read")
+        return None
 
     def raw(self, argument: fx.Node) -> Any:
         """As `value`, but an elementwise product may still be open."""

@@ -67,6 +67,7 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
         result = apply(call)
         unseen = call.unseen()
         if not unseen:
+            _pin_what_numbers_no_longer_point_to(call, result)
             return result
     except SpaceMismatchError as mismatch:
         found.withdraw(node, *before)
@@ -87,6 +88,21 @@ def _pin_what_numbers_point_to(call: Call) -> None:
         found = call.found.values.get(operand)
         if isinstance(found, Value) and found.points_to is not None:
             call.lower(found.points_to, FIXED, "number read")
+
+
+def _pin_what_numbers_no_longer_point_to(call: Call, result: Any) -> None:
+    """Numbers that an op passes go on to count what they counted, or have looked it up; else no more is known of it."""
+    operands = [call.found.values.get(operand) for operand in call.node.all_input_nodes]
+    counted = [v.points_to for v in operands if isinstance(v, Value) and v.points_to is not None]
+    if not counted:
+        return
+    results = [v for v in members(result) if isinstance(v, Value)]
+    others = [v for found in operands for v in members(found) if isinstance(v, Value)]
+    shown = (*(x for v in (*results, *others) for x in v.axes), *(v.points_to for v in results if v.points_to))
+    seen = {way for x in shown for atom in x.atoms for way in (atom.root, atom.root.dual)}
+    for axis in counted:
+        if not {atom.root for atom in axis.atoms} <= seen:
+            call.lower(axis, FIXED, "number read")
 
 
 def _is_resolved(call: Call) -> bool:
