@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import resource
 import signal
 import statistics
@@ -274,6 +275,10 @@ def preload() -> None:
             pass
 
 
+_FOLDER = re.compile(r"/\S*/(?=site-packages/)")
+"""Where this machine keeps its packages."""
+
+
 def render(rows: list[Row], revision: str) -> str:
     """The table of coverage.md."""
     measured = [r for r in rows if r.seconds or r.reason]
@@ -330,7 +335,7 @@ def render(rows: list[Row], revision: str) -> str:
         counts = " | ".join(str(r.counted.get(kind, "")) for kind in KINDS)
         lines.append(f"| {r.model_type} | {r.name} | {r.copy} | {r.parameters} | {len(r.modes)} | {error} | {counts} "
                      f"| {len(r.unread)} | {r.spaces} | {', '.join(r.groups)} | {r.seconds} |")  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return _FOLDER.sub("", "\n".join(lines) + "\n")
 
 
 def _line(row: Row) -> str:
