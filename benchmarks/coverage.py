@@ -275,8 +275,8 @@ def preload() -> None:
             pass
 
 
-_FOLDER = re.compile(r"/\S*/(?=site-packages/)")
-"""Where this machine keeps its packages."""
+_FOLDER = re.compile(r"(?<![\w.])/(?:[\w.-]+/)+\S*")
+"""A path on this machine, in the words of an error."""
 
 
 def render(rows: list[Row], revision: str) -> str:
@@ -335,7 +335,7 @@ def render(rows: list[Row], revision: str) -> str:
         counts = " | ".join(str(r.counted.get(kind, "")) for kind in KINDS)
         lines.append(f"| {r.model_type} | {r.name} | {r.copy} | {r.parameters} | {len(r.modes)} | {error} | {counts} "
                      f"| {len(r.unread)} | {r.spaces} | {', '.join(r.groups)} | {r.seconds} |")  # fmt: skip
-    return _FOLDER.sub("", "\n".join(lines) + "\n")
+    return _FOLDER.sub("…", "\n".join(lines) + "\n")
 
 
 def _line(row: Row) -> str:
