@@ -18,7 +18,7 @@ SAYS = {
     "two_models.sh": r"alignment lowers the barrier from 1\.[78]\d\d to 0\.4\d\d",
     "three_models.sh": r"aligned, the mean of 3 models has loss 3\.\d+",
     "python_api.py": r"alignment lowers the barrier from 2\.\d+ to 1\.\d+",
-    "live_models.py": r"changed by \de-0[567]\nbarrier 1\.[78]\d as they are, 0\.4\d aligned",
+    "live_models.py": r"changed by \d\.\de-0[567]\nbarrier 1\.[78]\d as they are, 0\.4\d aligned",
     "plain_modules.py": r"barrier 0\.[3-6]\d as they are, 0\.0\d aligned\n.* tells [34]\d\d of .*\n.* 4[5-9]\d of",
     "federated.py": r"as they are: [45]\.\d+\naligned: 3\.\d+\none client: 2\.\d+",
     "new_architecture.py": r"distance of the weights \S+ -> \d\.?\d*e-\d\d",
