@@ -191,7 +191,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> nn.Module:
     """A copy with other weights; what was one parameter and is none any more becomes two."""
-    of_last_call = {id(t): t.detach().clone() for t in tensors_of(model) if not t.is_leaf}  # which none can copy else
+    of_last_call = {id(t): t.detach().clone() for t in tensors_of(model) if not t.is_leaf}  # deepcopy refuses them
     made = copy.deepcopy(model, dict(of_last_call))
     if not isinstance(config, ModuleConfig):
         cast(Any, made).config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)

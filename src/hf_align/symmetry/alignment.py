@@ -87,10 +87,9 @@ def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor], name: str) -> Ele
     Gram matrix, so that what is left to match is an orthogonal map, a phase, a sign."""
     total: dict[Power, Tensor] = {}
     group = spec.group(name)
-    scales = isinstance(group, ScaledPermutation)
     for parameter in spec.uses(name):
         for power, rows in occurrences(weights[parameter].double(), parameter, spec, name):
-            found = rows.square().sum(-1) if scales else rows @ rows.mT
+            found = rows.square().sum(-1) if isinstance(group, ScaledPermutation) else rows @ rows.mT
             total[power] = total.get(power, torch.zeros(())) + found
     total = {power: found.cpu() for power, found in total.items()}
     return group.even(total) if isinstance(group, ScaledPermutation) else group.balance(total)

@@ -64,19 +64,27 @@ class Case:
 
     def answers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """What the model answers, by name, on the CPU. Whatever it draws at random it draws alike every time."""
-        found = self.returned(model, device, dtype)
-        return found if self.forced is not None or isinstance(model, ModuleModel) else _answers(found)
+        return self._run(model, device, dtype, _answers)
 
-    @torch.no_grad()
     def returned(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """All tensors that the model returns by name, answers or not."""
+        return self._run(model, device, dtype, _tensors)
+
+    @torch.no_grad()
+    def _run(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        chosen: Callable[[nn.Module, Any], dict[str, Tensor]],
+    ) -> dict[str, Tensor]:
         arguments = {n: t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t
                      for n, t in self.arguments.items()}  # fmt: skip
         with torch.random.fork_rng(devices=[]), quiet(), self.mode.prepared(model):
             _seed(device)
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
-            return {name: _few(t) for name, t in _tensors(model, model(**arguments)).items()}
+            return {name: _few(t) for name, t in chosen(model, model(**arguments)).items()}
 
 
 def _seed(device: torch.device) -> None:
@@ -234,12 +242,15 @@ def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
     return {str(name): t for name, t in output.items() if isinstance(t, Tensor)}
 
 
-def _answers(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that a model of transformers is asked for: its first, all logits, what is pooled of them, and
-    choices, which are whole numbers.
+def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
+    """The tensors that a model is asked for: all of a plain module; of one of transformers its first, all logits, what
+    is pooled of them, and choices, which are whole numbers.
 
-    What else it returns, hidden states and embeddings, are stages on the way, in a basis of their own.
+    What else that returns, hidden states and embeddings, are stages on the way, in a basis of their own.
     """
+    found = _tensors(model, output)
+    if isinstance(model, ModuleModel):
+        return found
     first = next((n for n, t in found.items() if t.is_floating_point() and n != "loss"), None)
     return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"
             or not t.is_floating_point()}  # fmt: skip

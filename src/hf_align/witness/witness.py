@@ -285,11 +285,16 @@ class _Trial:
 
     def _rebased(self, case: Case, answers: Answers, most: float) -> tuple[str, ...]:
         """What is returned beside answers, and changes."""
-        ends = ((self._own, self._before), (self._written, self._after))
-        before, after = (case.returned(network.module(network.placed(weights)), network.device, network.dtype)
-                         for network, weights in ends)  # fmt: skip
-        return tuple(n for n in before if n in after and n not in answers
-                     and float(changes({n: before[n]}, {n: after[n]}).max()) > most)  # fmt: skip
+
+        def beside(network: Network, weights: Weights) -> Answers:
+            model = network.module(network.placed(weights))
+            found = case.returned(model, network.device, network.dtype)
+            return {name: t for name, t in found.items() if name not in answers}
+
+        if not (before := beside(self._own, self._before)):
+            return ()
+        after = beside(self._written, self._after)
+        return tuple(n for n in before if n in after and float(changes({n: before[n]}, {n: after[n]}).max()) > most)
 
     def _rounded(self, short: Mapping[Case, Answers]) -> float | None:
         """The change with weights as they are written, on short inputs; None where that rounds none."""
