@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,17 +99,37 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
 
 
 def cut(example: Example, length: int) -> Example | None:
-    """An example like another without its last tokens, and what stands beside them; None where it has no more."""
+    """An example like another with fewer tokens, and what stands beside them; None where it has no more.
+
+    The first stay, or later ones where a mask hides all of the first in some text: what attends to nothing gives no
+    number.
+    """
     whole = extent(example)[1]
     if length >= whole:
         return None
-    return Example({n: _cut(v, whole, length) for n, v in example.arguments.items()}, example.tokens)
+    windows = [slice(start, start + length) for start in range(whole - length + 1)]
+    masks = [v for v in example.arguments.values() if isinstance(v, Tensor) and not v.is_floating_point()]
+    shows = (window for window in windows if not any(_hides_a_row(mask, whole, window) for mask in masks))
+    window = next(shows, windows[0])
+    return Example({n: _cut(v, whole, window) for n, v in example.arguments.items()}, example.tokens)
 
 
-def _cut(value: Any, whole: int, length: int) -> Any:
+def _hides_a_row(mask: Tensor, whole: int, window: slice) -> bool:
+    """Whether a window leaves zeros alone of a row that has others."""
+    seen = mask != 0
+    axes = [axis for axis, size in enumerate(mask.shape) if size == whole]
+    return any(bool((_taken(seen, {*axes} - {axis}, window).any(axis) & ~_taken(seen, axes, window).any(axis)).any())
+               for axis in axes)  # fmt: skip
+
+
+def _cut(value: Any, whole: int, window: slice) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value[tuple(slice(length) if size == whole else slice(None) for size in value.shape)].contiguous()
+    return _taken(value, [axis for axis, size in enumerate(value.shape) if size == whole], window).contiguous()
+
+
+def _taken(value: Tensor, axes: Collection[int], window: slice) -> Tensor:
+    return value[tuple(window if axis in axes else slice(None) for axis in range(value.dim()))]
 
 
 def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
@@ -117,10 +137,12 @@ def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
     whole, plain = mode.extent[1], not (mode.adds or mode.goes_on or mode.part)
     if length >= whole or not (mode.example.tokens or mode.announced):
         return None
-    example = (at_length(mode.example, length, 1) if plain else None) or cut(mode.example, length)
-    if example is None:
+    given = Example({**mode.example.arguments, **dict(mode.extra)}, mode.example.tokens)
+    shorter = (at_length(given, length, 1) if plain else None) or cut(given, length)
+    if shorter is None:
         return None
-    extra = tuple((n, _cut(t, whole, length)) for n, t in mode.extra)
+    extra = tuple((n, shorter.arguments[n]) for n, _ in mode.extra)
+    example = Example({n: shorter.arguments[n] for n in mode.example.arguments}, mode.example.tokens)
     return at_its_length(replace(mode, example=example, extra=extra))
 
 

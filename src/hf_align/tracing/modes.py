@@ -33,7 +33,7 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import reason
-from hf_align.tracing.trace import trace_call, trace_model, trace_module
+from hf_align.tracing.trace import trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, leng
 def find_modes(
     model: PreTrainedModel, calls: Sequence[GivenCall] = (), length: int = _LENGTH
 ) -> list[tuple[Mode, Program]]:
-    """The modes of a model, each with its program; first the call that `trace_model` makes.
+    """The modes of a model, each with its program; first the call that `trace_first_call` makes.
 
     Raises:
         IncompatibleModels: as `trace_modes`.
@@ -91,7 +91,7 @@ def find_modes(
     if isinstance(model, ModuleModel):
         return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
     with _called(model) as called:
-        base = trace_model(model, length=length)
+        base = trace_first_call(model, length=length)
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
     extents, idle = _extents(base), list[Found]()

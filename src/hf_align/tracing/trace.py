@@ -45,6 +45,8 @@ _MEASURED: MutableMapping[PreTrainedModel, Measured] = WeakKeyDictionary()
 """What runs of each model have shown."""
 _COPIES: dict[Any, set[str]] = {}
 """By config, the lines whose lists were measured on a copy."""
+_MASKED_BY_TRUTH = "sdpa"
+"""A kind of attention that is given masks of truth values."""
 _BATCH = 2
 _LENGTH = 7
 _LENGTH_OF_COPIES = 24
@@ -61,14 +63,27 @@ def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGT
     Raises:
         IncompatibleModels: torch.export cannot trace the architecture; the message names the op or the line.
     """
-    program = trace_model(build_without_weights(config), batch=batch, length=length, candidate=candidate)
-    if not _hides_all(program):
+    return trace_first_call(build_without_weights(config), batch=batch, length=length, candidate=candidate)
+
+
+def trace_first_call(
+    model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0
+) -> Program:
+    """As `trace_model`; where that gives no numbers, with another kind of attention, which the model keeps: masks of
+    zeros and infinities may have been taken for such of ones and zeros."""
+    program = trace_model(model, batch=batch, length=length, candidate=candidate)
+    kind = model.config._attn_implementation
+    if kind == _MASKED_BY_TRUTH or isinstance(model, ModuleModel) or not _hides_all(program):
         return program
-    try:  # masks of zeros and infinities may have been taken for such of ones and zeros
-        other = trace_model(build_without_weights(config, "sdpa"), batch=batch, length=length, candidate=candidate)
+    try:
+        model.set_attn_implementation(_MASKED_BY_TRUTH)
+        other = trace_model(model, batch=batch, length=length, candidate=candidate)
     except (IncompatibleModels, ValueError):
+        other = program
+    if _hides_all(other):
+        model.set_attn_implementation(kind)
         return program
-    return program if _hides_all(other) else other
+    return other
 
 
 def _hides_all(program: Program) -> bool:

@@ -73,6 +73,8 @@ def _derive_shortened(
     short = build_without_weights(config)
     shorten(short, stacks)
     modes = find_modes(short, calls)
+    if model.config._attn_implementation != short.config._attn_implementation:
+        model.set_attn_implementation(short.config._attn_implementation)
     for mode, program in _worth_checking(modes):
         try:
             full = trace_mode(model, mode)
