@@ -18,7 +18,7 @@ import hf_align
 from hf_align.checkpoints.adapters import LowRank
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.errors import CheckpointError
-from hf_align.jobs.as_adapter import LeftOut
+from hf_align.jobs.as_adapter import Changes, LeftOut
 from hf_align.merging.fits import of_rank, ridge
 
 peft = pytest.importorskip("peft", reason="pip install hf-align[mergekit]")
@@ -215,6 +215,16 @@ def test_what_a_rank_leaves_out_is_told(make: Callable[..., Made], capsys: pytes
     assert "and with changes of any rank" in told[True]
     card = (made[1].parent / "out" / "README.md").read_text()
     assert "99% is kept from rank" in card
+
+
+def test_what_its_dtype_cannot_hold_is_not_written(tmp_path: Path) -> None:
+    """An adapter in half precision would be written with infinite entries."""
+    save_file({"head": torch.ones(2, 3, dtype=torch.float16)}, tmp_path / "adapter.safetensors")
+    changes = Changes(Checkpoint.of_file(tmp_path, "adapter.safetensors"), {"weight": "head"})
+    written = changes.entries({"weight": torch.ones(2, 3)}, {"weight": torch.full((2, 3), 6e4)}).entries("head", 0, 6)
+    assert written.eq(6e4).all()
+    with pytest.raises(CheckpointError, match=r"head has entries that torch\.float16 cannot hold"):
+        changes.entries({"weight": torch.ones(2, 3)}, {"weight": torch.full((2, 3), 7e4)}).entries("head", 0, 6)
 
 
 def test_what_ranks_leave_out() -> None:

@@ -212,6 +212,14 @@ def test_the_graph_must_compute_what_the_model_computes() -> None:
         require_same(program, samples.network, weights, part)
 
 
+def test_numbers_that_overflow_are_no_fault() -> None:
+    """A change that is added 1e38 times left a Gram matrix without factors, and a message that asked for a report."""
+    config = tiny_llama()
+    models = Aligned(symmetries(config), weights_of(config, 0), weights_of(config, 1))
+    with pytest.raises(HfAlignError, match=r"no regression finds .*: numbers that the models compute are not finite"):
+        solved(models, samples_of(config), 1e38)
+
+
 def test_low_precision_stays() -> None:
     config = tiny_llama()
     whole, low = (

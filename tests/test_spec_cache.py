@@ -12,10 +12,11 @@ import pytest
 from conftest import MODELS, tiny_gpt2, tiny_llama
 from transformers import PretrainedConfig
 
+from hf_align.runtime.kept import VARIABLE
 from hf_align.symmetry.derivation import spec_cache
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
-from hf_align.symmetry.derivation.spec_cache import VARIABLE, derived_spec
+from hf_align.symmetry.derivation.spec_cache import derived_spec
 from hf_align.symmetry.gauges.moves import Stored
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import read_config

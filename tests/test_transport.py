@@ -184,9 +184,10 @@ def test_the_changes_of_several_are_added(strengths: tuple[float, float]) -> Non
         ({"base": [0]}, "2 fine-tunes have 1 bases"),
         ({"strength": [1.0, 2.0, 3.0]}, "and 3 strengths"),
         ({"strength": [1.0, float("inf")]}, "strength is inf"),
+        ({"strength": [1.0, -1e4]}, "strength is -10000.0; it must lie between"),
         ({"data": {"input_ids": torch.zeros(2, 4, dtype=torch.long)}}, "of several, each writes its own"),
     ],
-    ids=["bases", "strengths", "infinite", "data"],
+    ids=["bases", "strengths", "infinite", "too strong", "data"],
 )
 def test_what_does_not_fit_several(asked: dict[str, object], message: str) -> None:
     model = built(tiny_llama(), 0)
@@ -236,11 +237,12 @@ def test_what_it_gains_is_measured(three: list[Path], tmp_path: Path, capsys: py
     [
         (["--base", "GPT2", "--onto", "OTHER"], "they do not merge"),
         (["--base", "BASE", "--onto", "OTHER", "--strength", "nan"], "--strength is nan"),
+        (["--base", "BASE", "--onto", "OTHER", "--strength", "1e38"], "--strength is 1e+38; it must lie between"),
         (["--base", "BASE", "--onto", "OTHER", "--keep", "2"], "--keep is 2"),
         (["--base", "BASE", "--onto", "OTHER", "--method", "ties"], "'ties'"),
         (["--base", "BASE"], "--onto"),
     ],
-    ids=["another architecture", "strength", "keep", "method", "no other base"],
+    ids=["another architecture", "strength", "too strong", "keep", "method", "no other base"],
 )
 def test_what_cannot_be_carried(
     options: list[str], message: str, three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

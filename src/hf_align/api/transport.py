@@ -19,7 +19,8 @@ from hf_align.jobs.job import silent
 from hf_align.merging.transport import Carried, Change, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, finite, share
+from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, share
+from hf_align.settings.choices import strength as checked_strength
 from hf_align.symmetry.action import Elements
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
@@ -115,12 +116,12 @@ def _changes(
     """Each fine-tune with its base, and how much of it is carried over.
 
     Raises:
-        ValueError: a strength is no finite number, or there are other numbers of them.
+        ValueError: a strength is no number, or too large, or there are other numbers of them.
     """
     models = list(finetuned) if isinstance(finetuned, list | tuple) else [finetuned]
     bases = list(base) if isinstance(base, list | tuple) else [base] * len(models)
     several = list(strength) if isinstance(strength, list | tuple) else [strength] * len(models)
-    strengths = [finite("strength", each) for each in several]
+    strengths = [checked_strength("strength", each) for each in several]
     if not models or not len(models) == len(bases) == len(strengths):
         found = f"{len(models)} fine-tunes have {len(bases)} bases and {len(strengths)} strengths"
         raise ValueError(f"{found}; each fine-tune needs one of both")

@@ -257,6 +257,17 @@ def require_finite(name: str, tensor: Tensor, origin: str) -> Tensor:
     return tensor
 
 
+def require_held(name: str, tensor: Tensor) -> Tensor:
+    """The tensor that is written, if its dtype can hold what was computed of finite ones.
+
+    Raises:
+        CheckpointError: it has NaN or infinite entries.
+    """
+    if not is_finite(tensor):
+        raise CheckpointError(f"{name} has entries that {tensor.dtype} cannot hold; choose another --dtype")
+    return tensor
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or infinite: in one pass, without a mask of the tensor's size."""
     if not tensor.numel() or not tensor.is_floating_point():

@@ -23,10 +23,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, is_finite, require_finite
+from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite, require_held
 from hf_align.checkpoints.conversion import Conversion, Link, Read, Renaming
 from hf_align.checkpoints.ondemand import OfNames, OnDemand
-from hf_align.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,7 @@ class DiskWeights(DiskLayout, OnDemand):
         return self._produce(name) if name in self._parameters else self._read[name]
 
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        stored = tensor.to(self.info(name)[1])
-        if not is_finite(stored):
-            raise CheckpointError(f"{name} has entries that {stored.dtype} cannot hold; choose another --dtype")
-        return stored
+        return require_held(name, tensor.to(self.info(name)[1]))
 
 
 def _renamer(

@@ -82,7 +82,7 @@ def transport(
 
     $ hf-align transport org/a-chat --base org/a --onto org/b -o b-chat
     """
-    choices.finite("--strength", strength)
+    choices.strength("--strength", strength)
     choices.share("--keep", keep)
     options = opt.chosen(locals(), Schedule.of_transport)
     console.bars(quiet)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_align.checkpoints.adapters import WEIGHTS, AdaptedCheckpoint, LowRank
-from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.checkpoint import Checkpoint, require_held
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.checkpoints.ondemand import Computed
@@ -108,8 +108,10 @@ class Changes:
             part, found = self.parts[name], after[name].float()
             if isinstance(part, LowRank):
                 old = before[name].float()
-                return part.factors(found - old, self.adapter, float(old.norm()))[tensor]
-            return found.to(self.adapter.info(tensor).dtype)
+                made = part.factors(found - old, self.adapter, float(old.norm()))[tensor]
+            else:
+                made = found.to(self.adapter.info(tensor).dtype)
+            return require_held(tensor, made)
 
         return whole(produce)
 

@@ -1,6 +1,7 @@
-"""Merging two checkpoints as they are: without alignment no basis need be known, so no model is built or traced.
+"""Merging two checkpoints as they are: without alignment no basis need be known, so no model is traced.
 
-Only where their configs differ must the modelling code say whether that matters. Entry belongs to entry wherever both
+Only where their configs differ must the modelling code say whether that matters, and once for each architecture, what
+it has that is not stored. Entry belongs to entry wherever both
 store the same tensors, also where it would fuse or rename them. Methods that look at one entry at a time are computed
 in slices that fit into a processor's cache, in several threads, from the files of the inputs into their place in the
 file of the output.
@@ -28,6 +29,7 @@ from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source
 from hf_align.errors import CheckpointError
 from hf_align.jobs.job import Asked, Draft, Job, run
+from hf_align.jobs.lacking import said_of_lacking
 from hf_align.jobs.outcome import Report
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.settings.options import Options
@@ -130,6 +132,7 @@ class Plain(Job[None]):
 
     def report(self, output: Path, match: None) -> Report:
         named = renamed_tokens([source.folder for source in self.sources])
+        named += said_of_lacking(self.same.a.folder, self.same.a, trust_remote_code=self.options.trust_remote_code)
         return Report(str(output), str(self.same.config.get("model_type")), notes=named)
 
 

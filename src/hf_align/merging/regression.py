@@ -24,7 +24,9 @@ from functools import cache
 
 from torch import Tensor, fx
 
+from hf_align.checkpoints.checkpoint import is_finite
 from hf_align.checkpoints.ondemand import Computed, OnDemand
+from hf_align.errors import HfAlignError
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.choice import Candidates, Choice
 from hf_align.merging.experts import ExpertFit, expert_sites
@@ -169,8 +171,24 @@ def regress(
             for fit in fits:
                 fit.add(lookups, steps, aim)
         for fit in fits:
-            for name, weight in fit.solved().items():
+            for name, weight in _solution(fit).items():
                 solved[name] = weight
+
+
+def _solution(fit: Fit) -> dict[str, Tensor]:
+    """What a fit has found.
+
+    Raises:
+        HfAlignError: there is none: what the models compute is beyond the range of numbers.
+    """
+    beyond = f"no regression finds {min(fit.names)}: numbers that the models compute are not finite, or too large"
+    try:
+        found = fit.solved()
+    except RuntimeError as error:
+        raise HfAlignError(beyond) from error
+    if not all(map(is_finite, found.values())):
+        raise HfAlignError(beyond)
+    return found
 
 
 def _within(site: Site, names: Collection[str]) -> Site:

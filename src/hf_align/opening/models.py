@@ -87,7 +87,7 @@ def open_model(
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
     checkpoint = adapted(stored, source, names.alone())
-    _require_tied(ref, checkpoint, names)
+    _require_tied(ref, checkpoint, names, aliases)
     weights = NamedWeights(checkpoint, names)
     fitting = weights if respelling is None else RespelledWeights(weights, respelling)
     _require_shapes(ref, fitting, architecture.spec)
@@ -133,10 +133,18 @@ def config_of(model: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     return config
 
 
-def _require_tied(ref: str, checkpoint: Checkpoint, names: Names) -> None:
-    """What is stored twice must be the same twice: transformers unties such weights, against the config."""
-    for name, first, second in names.twice():
-        if not torch.equal(*(link.load(checkpoint.__getitem__)[name] for link in (first, second))):
+def _require_tied(ref: str, checkpoint: Checkpoint, names: Names, ties: Mapping[str, str]) -> None:
+    """What is stored twice must be the same twice: transformers unties such weights, against the config.
+
+    Args:
+        ties: of the model's own config, where the architecture that it is opened in has a head apart.
+    """
+    links, read = names.by_memory(), checkpoint.__getitem__
+    twice = [(name, first, name, second) for name, first, second in names.twice()]
+    twice += [(kept, links[kept], name, links[name]) for name, kept in ties.items() if {name, kept} <= links.keys()
+              and links[kept].sources != links[name].sources]  # fmt: skip
+    for kept, first, name, second in twice:
+        if not torch.equal(first.load(read)[kept], second.load(read)[name]):
             raise CheckpointError(
                 f"{ref} holds {name} as {first.sources[0]} and as {second.sources[0]}, and they differ; "
                 "if they are not tied, set tie_word_embeddings to false in its config.json"

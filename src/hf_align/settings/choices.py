@@ -35,6 +35,8 @@ AnyTransportMethod = Literal[TransportMethod, "distil"]
 """How one on disk is."""
 KEEP = 0.3
 """Of a transport: examples that the other base writes, and answers on as before, for each of the fine-tune's."""
+_STRONGEST = 1000.0
+"""Times that a change is added at most: no fine-tune is so little, and soon after numbers overflow."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
 Effort = Literal["quick", "good", "best"]
 """How much a merge may take: seconds, what the models compute without gradients, or minutes of a descent."""
@@ -101,6 +103,17 @@ def share(name: str, value: Any) -> float:
     if not 0 <= finite(name, value) <= 1:
         raise OptionError(f"{name} is {value}; it must lie between 0 and 1")
     return float(value)
+
+
+def strength(name: str, value: Any) -> float:
+    """The value, if it is a number of times that a change may be added and leave a model.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if abs(finite(name, value)) > _STRONGEST:
+        raise OptionError(f"{name} is {value}; it must lie between {-_STRONGEST} and {_STRONGEST}")
+    return value
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:

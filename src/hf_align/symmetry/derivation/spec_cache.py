@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import constants
 from transformers import PretrainedConfig
 from transformers.utils.hub import HF_MODULES_CACHE
 
+from hf_align.runtime.kept import kept_folder
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
 from hf_align.symmetry.interpreter.call import RULES
@@ -36,8 +36,6 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.modules import ModuleConfig
 
 logger = logging.getLogger(__name__)
-VARIABLE = "HF_ALIGN_CACHE"
-"""The environment variable that names another folder, or is `off`."""
 _ENTRIES = 256
 """As many specs are kept, those that were written last."""
 _WITH_A_VERSION = ("torch", "builtins", "abc", "typing", "huggingface_hub")
@@ -60,7 +58,7 @@ def derived_spec(
     """
     if isinstance(config, ModuleConfig):
         return _of_module(config)
-    folder = _folder()
+    folder = kept_folder()
     key = _key(config, [to_plain(calls), *unused]) if folder is not None else None
     if folder is None or key is None:
         return derive_by_depth(config, calls, unused)
@@ -78,13 +76,6 @@ def _of_module(config: ModuleConfig) -> SymmetrySpec:
     if key not in _OF_MODULES:
         _OF_MODULES[key] = derive_by_depth(config)
     return _OF_MODULES[key]
-
-
-def _folder() -> Path | None:
-    named = os.environ.get(VARIABLE, "")
-    if named.lower() in ("off", "0", "no", "false"):
-        return None
-    return Path(named) if named else Path(constants.HF_HOME) / "hf-align" / "specs"
 
 
 def _read(path: Path) -> SymmetrySpec | None:

@@ -1,0 +1,79 @@
+"""Weights of an architecture that none of the checkpoints of a plain merge stores.
+
+Only the modelling code knows them, and loading it takes longer than many such merges. So what it says is kept for the
+next merge of checkpoints that store the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.own_files import own_json
+from hf_align.errors import HfAlignError
+from hf_align.runtime.kept import kept_folder
+
+_ENTRIES = 256
+"""As many answers are kept, those that were written last."""
+
+
+def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
+    """One sentence if something lacks, or if nobody knows; none if all is there.
+
+    Args:
+        folder: of the config, and of modelling code that a model brings along.
+        stored: the tensors that are merged, and that a checkpoint of such a model should have.
+    """
+    kept = kept_folder()
+    path = None if kept is None else kept / "lacking" / f"{_key(folder, stored, trust_remote_code)}.json"
+    with suppress(OSError, ValueError):
+        if path is not None and isinstance(found := json.loads(path.read_bytes()), list):
+            return [str(said) for said in found]
+    said = _said(folder, stored, trust_remote_code=trust_remote_code)
+    if path is not None:
+        _keep(path, said)
+    return said
+
+
+def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
+    from hf_align.checkpoints.naming import match_names
+    from hf_align.tracing.budget import Budget, within
+    from hf_align.tracing.build import build_without_weights, inventory, read_config
+
+    try:
+        with within(Budget.of_stored(len(stored), stored.entries_in_all), folder.name):
+            model = build_without_weights(read_config(folder, trust_remote_code=trust_remote_code))
+        found = inventory(model)
+        missing = [n for n in match_names(model, stored, found.ties, {}).missing if n in found.shapes]
+    except HfAlignError:
+        return ["whether weights of the architecture lack in both models is not known: its code cannot be loaded"]
+    if not missing:
+        return []
+    more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
+    return [f"both models lack {missing[0]}{more} of their architecture, and so does the result: "
+            "they are drawn at random when it is loaded"]  # fmt: skip
+
+
+def _key(folder: Path, stored: Checkpoint, trust_remote_code: bool) -> str:
+    """What stands for all that the answer depends on."""
+    code = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.glob("*.py") if f.is_file()}
+    shapes: Mapping[str, tuple[int, ...]] = {name: stored.info(name).shape for name in stored}
+    facts = [version("transformers"), version("hf-align"), own_json(folder, "config.json"), code, shapes]
+    return hashlib.sha256(json.dumps([*facts, trust_remote_code], sort_keys=True).encode()).hexdigest()
+
+
+def _keep(path: Path, said: list[str]) -> None:
+    """Where it cannot be kept, nothing is lost but time."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+            json.dump(said, file)
+        Path(file.name).replace(path)
+        for old in sorted(path.parent.glob("*.json"), key=lambda entry: entry.stat().st_mtime)[:-_ENTRIES]:
+            old.unlink(missing_ok=True)
