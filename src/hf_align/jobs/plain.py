@@ -1,10 +1,9 @@
 """Merging two checkpoints as they are: without alignment no basis need be known, so no model is traced.
 
-Only where their configs differ must the modelling code say whether that matters, and once for each architecture, what
-it has that is not stored. Entry belongs to entry wherever both
-store the same tensors, also where it would fuse or rename them. Methods that look at one entry at a time are computed
-in slices that fit into a processor's cache, in several threads, from the files of the inputs into their place in the
-file of the output.
+Only where their configs differ, or something looks as if it lacked, must the modelling code say whether that matters.
+Entry belongs to entry wherever both store the same tensors, also where it would fuse or rename them. Methods that look
+at one entry at a time are computed in slices that fit into a processor's cache, in several threads, from the files of
+the inputs into their place in the file of the output.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source
 from hf_align.errors import CheckpointError
 from hf_align.jobs.job import Asked, Draft, Job, run
-from hf_align.jobs.lacking import said_of_lacking
+from hf_align.jobs.lacking import TIED, said_of_lacking
 from hf_align.jobs.outcome import Report
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.settings.options import Options
@@ -38,7 +37,6 @@ SLICE = 2**19
 """Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""
 _NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
 """What is noted in a config when a model is saved, whatever it is."""
-_TIED = "tie_word_embeddings"
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Same:
             return None
         if not same_vocabulary(folders):
             return None
-        if configs[0].get(_TIED) != configs[1].get(_TIED):
+        if configs[0].get(TIED) != configs[1].get(TIED):
             return None
         first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
         try:
