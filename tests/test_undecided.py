@@ -40,6 +40,11 @@ def steep(h: Tensor) -> Tensor:
     return torch.sin(1e7 * torch.tanh(h))
 
 
+def growing(h: Tensor) -> Tensor:
+    """A map that enlarges rounding where what it reads is large."""
+    return torch.sin(torch.exp(h**2))
+
+
 @pytest.fixture(scope="module")
 def wrong() -> SymmetrySpec:
     """Units that may be scaled, as no activation here allows."""
@@ -69,6 +74,16 @@ def test_what_is_unsound_is_never_excused(hidden: Callable[[Tensor], Tensor], wr
         assert error > 1e-3
         assert not said
     assert certificate._soundness(traced(hidden), wrong, torch.Generator().manual_seed(0))[1] == ""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_undecided_at_large_weights_is_measured_at_smaller_ones(seed: int, wrong: SymmetrySpec) -> None:
+    program = traced(growing)
+    assert "undecided at sin" in judged(program, derive(program), seed)[1]
+    error, doubt = certificate._soundness(program, derive(program), torch.Generator().manual_seed(seed))
+    assert error < 1e-9 and not doubt
+    error, doubt = certificate._soundness(program, wrong, torch.Generator().manual_seed(seed))
+    assert error > 1e-3 and not doubt
 
 
 def test_a_tie_in_one_result_does_not_excuse_another() -> None:

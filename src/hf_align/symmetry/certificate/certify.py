@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
 from hf_align.symmetry.certificate.random_copy import (
+    SIZES,
     Weights,
     lower_limits,
     raise_epsilons,
@@ -202,15 +203,16 @@ def certify(
 def _soundness(program: Program, spec: SymmetrySpec, rng: Generator) -> tuple[float, str]:
     """The largest change under some elements and inputs, and why nothing follows from it, if so.
 
-    Where the model is undecided, other weights are drawn: scores may tie by chance.
+    Where the model is undecided, other weights are drawn, and smaller ones: scores may tie by chance.
     """
-    weights = random_weights(spec, rng)
+    usual, smaller = SIZES
+    weights = random_weights(spec, rng, usual)
     decided, others, doubt = list[float](), list[float](), ""
     while len(decided) < _DRAWS and len(others) < _DRAWS:
         error, undecided_ = decided_soundness(program, spec, weights, random_inputs(program, rng), rng)
         (decided if undecided_ is None else others).append(error)
         if undecided_ is not None:
-            weights, doubt = random_weights(spec, rng), str(undecided_)
+            weights, doubt = random_weights(spec, rng, smaller), str(undecided_)
     seen = float(torch.tensor(decided).max()) if decided else 0.0
     if len(decided) == _DRAWS or not seen < EXACT:
         return seen, ""

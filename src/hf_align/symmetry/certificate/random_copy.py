@@ -19,6 +19,9 @@ from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
 Weights = dict[str, Tensor]
+SIZES = (1.0, 0.5)
+"""Of random weights; the second where a model is undecided at the first: from layer to layer rounding grows as weights
+do. Of much smaller ones no unit would reach a limit."""
 _LIMIT = 1.0
 """About as large as what random weights make."""
 _NO_LIMIT = 100.0
@@ -70,11 +73,11 @@ def _within_reach(limit: Any) -> Any:
     return math.copysign(_LIMIT, limit) if far else limit
 
 
-def random_weights(spec: SymmetrySpec, rng: Generator) -> Weights:
+def random_weights(spec: SymmetrySpec, rng: Generator, size: float = 1.0) -> Weights:
     """Generic float64 weights: gains around one (they must not vanish), what has a root or a logarithm
     above zero, the rest around it."""
     shapes = {name: spec.shape(name) for name in spec.parameters}
-    noise = {n: _scale(s) * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+    noise = {n: size * _scale(s) * torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
     weights = {n: 1 - spec.gains[n] + t if n in spec.gains else t for n, t in noise.items()}
     return weights | {n: 0.5 + noise[n].abs() for n in spec.positive}
 
