@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import transformers
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
@@ -194,11 +195,52 @@ def test_only_the_widths_that_an_error_tells_are_changed() -> None:
 
 
 def test_parts_of_another_library_are_small_where_they_take_arguments() -> None:
-    fields = {"hidden_size": 8, "tower": {"model_args": None}, "other": {"model_args": {"depth": 1}}}
-    small = with_arguments_of_parts(fields, TINY)
-    assert small["tower"]["model_args"]["embed_dim"] == TINY.width
-    assert small["other"]["model_args"]["depth"] == 2 and fields["tower"] == {"model_args": None}
-    assert with_arguments_of_parts({"hidden_size": 8}, TINY) == {"hidden_size": 8}
+    fields = {"hidden_size": 8, "tower": {"model_args": None}, "other": {"model_args": {"depth": 1, "drop": 0.1}}}
+    plain, *staged, convolved = with_arguments_of_parts(fields, TINY)
+    assert plain["tower"]["model_args"]["embed_dim"] == TINY.width
+    assert plain["other"]["model_args"]["depth"] == 2 and fields["tower"] == {"model_args": None}
+    assert [s["tower"]["model_args"]["embed_dims"] for s in staged] == [[8, 16, 32, 64], [8, 16, 32, 64, 128]]
+    assert convolved["other"]["model_args"] == {"depth": 1, "drop": 0.1, "channel_multiplier": 0.05}
+    assert not [*with_arguments_of_parts({"hidden_size": 8}, TINY)]
+
+
+class Outer(nn.Module):
+    """As constructors of other libraries are written: what they do not take ends in a TypeError."""
+
+    def __init__(self, channel_multiplier: float = 1.0) -> None:
+        super().__init__()
+        width = int(1600 * channel_multiplier)
+        self.embed, self.head = nn.Embedding(16, width), nn.Linear(width, width)
+
+
+class HandingConfig(transformers.PretrainedConfig):
+    model_type = "handing"
+
+    def __init__(self, model_args: dict[str, object] | None = None, **rest: object) -> None:
+        super().__init__(**rest)
+        self.model_args, self.vocab_size = model_args, 16
+
+
+class Handing(transformers.PreTrainedModel):
+    config_class = HandingConfig
+
+    def __init__(self, config: HandingConfig) -> None:
+        super().__init__(config)
+        self.outer = Outer(**(config.model_args or {}))
+        self.post_init()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits: Tensor = self.outer.head(self.outer.embed(input_ids))
+        return logits
+
+
+transformers.AutoConfig.register("handing", HandingConfig)
+transformers.AutoModel.register(HandingConfig, Handing)
+
+
+def test_what_another_library_builds_is_lowered_by_the_names_that_it_takes() -> None:
+    small = reduced(HandingConfig(architectures=["Handing"]))
+    assert small is not None and small.model_args["channel_multiplier"] <= 0.05
 
 
 def test_copies_of_full_size_are_filled_in_too() -> None:

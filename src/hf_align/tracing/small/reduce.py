@@ -162,11 +162,8 @@ def reduced(
     tiny, roomy = (small_fields(config, layers, sizes) for sizes in (TINY, ROOMY))
     search = Search(config, wanted, example)
     starts = (
-        *(
-            part
-            for fields, sizes in ((tiny, TINY), (roomy, ROOMY))
-            if (part := with_arguments_of_parts(fields, sizes)) != fields
-        ),
+        *with_arguments_of_parts(tiny, TINY),
+        *with_arguments_of_parts(roomy, ROOMY),
         tiny,
         roomy,
         declared_fields(config, tiny),

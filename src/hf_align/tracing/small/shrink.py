@@ -108,15 +108,22 @@ def handing_on_all_stages(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def with_arguments_of_parts(fields: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """With small sizes for what another library builds, where the config hands on arguments to it."""
-    fields = copy.deepcopy(fields)
-    small = {"embed_dim": sizes.width, "depth": 2, "num_heads": sizes.heads, "img_size": sizes.image,
-             "patch_size": sizes.patch}  # fmt: skip
-    for group in _nested(fields):
-        if "model_args" in group:
-            group["model_args"] = {**(group["model_args"] or {}), **small}
-    return fields
+def with_arguments_of_parts(fields: dict[str, Any], sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """With small sizes for what another library builds, where the config hands on arguments to it: by the names that
+    sizes have in each family of such parts."""
+    families: list[dict[str, Any]] = [
+        {"embed_dim": sizes.width, "depth": 2, "num_heads": sizes.heads, "img_size": sizes.image,
+         "patch_size": sizes.patch},
+        *({"embed_dims": [sizes.width * 2**i for i in range(stages)], "layers": [2] * stages} for stages in (4, 5)),
+        {"channel_multiplier": 0.05},
+    ]  # fmt: skip
+    for small in families:
+        changed = copy.deepcopy(fields)
+        for group in _nested(changed):
+            if "model_args" in group:
+                group["model_args"] = {**(group["model_args"] or {}), **small}
+        if changed != fields:
+            yield changed
 
 
 def shallow_parts_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
