@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
+from conftest import tiny_llama
 from traps import angles, biases, centred, means, normed, scales, streams
 from traps.tower import TowerConfig
 
@@ -14,6 +15,7 @@ from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.gauges import row_means
 from hf_align.symmetry.gauges.angle_tables import TurnTable
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
@@ -275,3 +277,10 @@ def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(
     found = [g for g in gauges(part) if isinstance(g, MoveMean)]
     assert bool(found) == moves
     assert all([t.bias for t in g.taken] == ["head.bias"] for g in found)
+
+
+def test_outputs_are_followed_only_where_a_norm_may_centre_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = list[int]()
+    monkeypatch.setattr(row_means, "follow", lambda starts, found: followed.append(1) or iter(()))
+    derive(trace(tiny_llama()))
+    assert not followed

@@ -17,6 +17,7 @@ from hf_align.symmetry.certificate.random_copy import random_elements, transform
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import RotaryCommutant
+from hf_align.symmetry.interpreter import linear_regions
 from hf_align.symmetry.interpreter.bounds import FIXED, Bound
 from hf_align.symmetry.interpreter.rotations import Rotations
 from hf_align.symmetry.spec import SymmetrySpec
@@ -157,6 +158,19 @@ def test_what_is_not_seen_to_turn_at_given_angles_might_at_others() -> None:
     planes, still = planes_of(from_angles)
     assert frozenset([(2, 9)]) in planes and still == (14, 15)
     assert frozenset([(5, 12)]) in planes and frozenset([(4, 11)]) in planes
+
+
+def test_coordinates_that_only_pass_by_are_not_looked_at_at_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at, look = list[int](), linear_regions._rotations
+
+    def counted(nodes: Any, base: Any, output: Any, known: Any) -> Any:
+        looked_at.append(base.meta["val"].shape[-1])
+        return look(nodes, base, output, known)
+
+    monkeypatch.setattr(linear_regions, "_rotations", counted)
+    spec = derive(trace(config_of("partial", 64)))
+    (rotary,) = {s.group for s in spec.spaces.values() if isinstance(s.group, RotaryCommutant)}
+    assert set(looked_at) == {rotary.size} == {16}
 
 
 A = Rotations(6, (((0, 1), (2, 3)),), (4, 5))

@@ -216,6 +216,43 @@ def test_constants_lie_in_memory_as_in_a_run(how: str, monkeypatch: pytest.Monke
     assert execute(program, weights, inputs).isfinite().all()
 
 
+class Noisy(transformers.PreTrainedModel):
+    """Draws twice with the same odds, and scales by the same table twice."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, config: transformers.BertConfig) -> None:
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(11, 64)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        odds, values = torch.full((64,), 0.5), self.embed(input_ids)
+        values.new_empty(64).copy_(values[0, 0])  # so that tables are computed anew of what they were made of
+        return values * odds.cos() * odds.cos() * torch.bernoulli(odds) * torch.bernoulli(odds)
+
+
+def test_what_is_made_alike_of_constants_is_computed_once_but_noise_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.tracing.build.transformers.Noisy", Noisy, raising=False)
+    program = trace(transformers.BertConfig(vocab_size=11, architectures=["Noisy"]))
+    cosines, noise = ([v for n, v in program.constants.items() if op_name(n) == op] for op in ("cos", "bernoulli"))
+    assert len(cosines) == len(noise) == 2
+    assert cosines[0] is cosines[1]
+    assert not noise[0].equal(noise[1])
+
+
+def test_memory_that_every_layer_makes_is_one_constant() -> None:
+    config = transformers.AutoConfig.for_model(
+        "deepseek_v3", vocab_size=11, hidden_size=8, intermediate_size=6, num_attention_heads=2, num_key_value_heads=2,
+        moe_intermediate_size=4, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2, kv_lora_rank=5,
+        q_lora_rank=5, qk_rope_head_dim=4, v_head_dim=3, qk_nope_head_dim=3, first_k_dense_replace=1, pad_token_id=0,
+        bos_token_id=0, eos_token_id=0, num_hidden_layers=3,
+    )  # fmt: skip
+    cloned = [value for node, value in trace(config).constants.items() if op_name(node) == "clone"]
+    keys = [value for value in cloned if value.shape[-1] == 7]
+    assert len(keys) == 3 and len(set(map(id, keys))) == 1
+
+
 class Late(transformers.PreTrainedModel):
     """Makes its table empty, and fills it where a model is initialised; `how` says with what."""
 

@@ -24,6 +24,7 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
+from hf_align.tracing.constants import evaluate_constants
 from hf_align.tracing.example import Example
 from hf_align.tracing.frames import line
 from hf_align.tracing.inputs import examples
@@ -35,7 +36,6 @@ from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, needs_numbers, reason
 from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record, value_shown
-from hf_align.tracing.results import blank_like
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import left_as_found
@@ -326,7 +326,7 @@ def _program(
     if foreign is not None:
         found = evidence(next(iter(foreign.users)), "")
         raise IncompatibleModels(f"{found.line or found.module} {NOT_ITS_OWN}")
-    _evaluate_constants(graph, constants)
+    evaluate_constants(graph, constants)
     example = within_tables(example, graph, arguments)
     return Program(model.config, graph, {n: parameters[n] for n in read}, arguments, saved.shapes, saved.ties,
                    saved.buffers, constants, example, opened=opened)  # fmt: skip
@@ -361,33 +361,3 @@ def _buffer(exported: torch.export.ExportedProgram, name: str) -> Tensor:
     value = exported.state_dict[name] if name in exported.state_dict else exported.constants[name]
     assert isinstance(value, Tensor)
     return value
-
-
-def _evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
-    """Extend `constants` by every call whose operands are constants, or that reads nothing but their shapes."""
-    with torch.no_grad():
-        for node in graph.nodes:
-            if node.op != "call_function":
-                continue
-            known = all(a in constants for a in node.all_input_nodes)
-            first = constants[node.all_input_nodes[0]] if known and node.all_input_nodes else None
-            if does(node, Trait.SAME) and not does(node, Trait.CASTS) and _is_laid_out_as(first, node):
-                constants[node] = first  # nothing is written to either of them
-            elif known or does(node, Trait.MAKES):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _constant_or_shape(n, constants))
-                value = node.target(*args, **kwargs)
-                blank = does(node, Trait.BLANK) and isinstance(value, Tensor)  # whatever memory held is no constant
-                constants[node] = blank_like(value) if blank else value
-
-
-def _is_laid_out_as(value: Any, node: fx.Node) -> bool:
-    """Whether a value lies in memory as what a node gave did: what shows it in another shape may count on that."""
-    gave = node.meta.get("val")
-    return isinstance(value, Tensor) and isinstance(gave, Tensor) and value.stride() == gave.stride()
-
-
-def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
-    if node in constants:
-        return constants[node]
-    example = node.meta["val"]
-    return torch.empty(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example

@@ -5,8 +5,10 @@ So any way of fusing and interleaving what one weight writes is understood.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -20,6 +22,9 @@ from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does
 
 NOBODY = -1
+_WHOLE = Trait.JOINS | Trait.STACKS | Trait.REPLACES | Trait.ROLLS
+"""Of ops that move all entries of their operands, each to one place."""
+_MOVING = _WHOLE | Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES | Trait.MOVES
 
 
 def numbered(reading: LinearUse) -> Tensor:
@@ -49,8 +54,9 @@ def present(labels: Tensor) -> Tensor:
     """The entries that occur, in order."""
     if not labels.numel():
         return labels.reshape(-1)
+    labels = _without_copies(labels)
     seen = torch.zeros(int(labels.max()) + 2, dtype=torch.bool)  # a sort of all takes ten times as long
-    seen[_without_copies(labels) + 1] = True
+    seen[labels + 1] = True
     return seen[1:].nonzero().squeeze(1)
 
 
@@ -94,13 +100,13 @@ def follow(
     """
     order = found.program.order
     labels = dict(starts)
+    labelled = cache(lambda node: bool((_without_copies(labels[node]) >= 0).any()))
     waiting = [(order[user], user) for node in starts for user in node.users]
     heapify(waiting)
     seen = set(starts)
     while waiting:
         _, user = heappop(waiting)
-        carried = [a for a in user.all_input_nodes if a in labels and bool((_without_copies(labels[a]) >= 0).any())]
-        if user in seen or not carried:
+        if user in seen or not (carried := [a for a in user.all_input_nodes if a in labels and labelled(a)]):
             continue
         seen.add(user)
         if only_moves(user, carried, found):
@@ -116,6 +122,31 @@ def follow(
             yield from (Use(user, a, labels[a]) for a in carried)
 
 
+def reaches(starts: Iterable[fx.Node], ends: Callable[[fx.Node, fx.Node], bool]) -> bool:
+    """Whether values may get to an op of some kind behind ops that only move entries, whichever these are: it takes a
+    fraction of following them.
+
+    Args:
+        ends: from an op, and one of its operands.
+    """
+    seen, waiting = set[fx.Node](), [*starts]
+    while waiting:
+        node = waiting.pop()
+        if any(ends(user, node) for user in node.users):
+            return True
+        new = [user for user in node.users if user not in seen and _may_move(user)]
+        seen.update(new)
+        waiting += new
+    return False
+
+
+def _may_move(user: fx.Node) -> bool:
+    """Whether `only_moves` could hold for some operands; what takes a result apart is no op of its own."""
+    if does(user, _MOVING) or user.target is operator.getitem or pads_nothing(user):
+        return True
+    return any(is_expanded_as(user, node) for node in user.all_input_nodes)
+
+
 def moved_alone(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretation) -> Tensor | None:
     """The labels of a single result that only shows the entries of a single value elsewhere."""
     if not (only_moves(user, [node], found) and isinstance(user.meta.get("val"), Tensor)):
@@ -126,7 +157,7 @@ def moved_alone(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretat
 
 def only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
-    if does(user, Trait.JOINS | Trait.STACKS | Trait.REPLACES | Trait.ROLLS) or pads_nothing(user):
+    if does(user, _WHOLE) or pads_nothing(user):
         return True
     if does(
         user, Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES
@@ -164,7 +195,7 @@ def moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation
         value = found.program.constants.get(other)
         if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
-        return torch.full(other.meta["val"].shape, NOBODY)
+        return torch.tensor(NOBODY).expand(other.meta["val"].shape)
 
     if does(user, Trait.SAME):
         yield user, labels[user.all_input_nodes[0]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
-from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, slices_of
+from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, reaches, slices_of
 from hf_align.symmetry.interpreter.spaces import Kind
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import centres, used_only_by
@@ -69,7 +69,7 @@ def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
         nodes = {r.node: numbered(r) for r in alike}
         if whole or len(axes) != 2 or len(places) > 1 or not used_only_by((weight, bias), nodes, found.program):
             continue
-        rows = _lost_rows(nodes, found)
+        rows = _lost_rows(nodes, found) if reaches(nodes, centres) else []
         if rows:
             lost = tuple(slices_of(row) for row in rows)
             yield CentreRows(weight, 1 - in_axis, lost)

@@ -12,21 +12,22 @@ weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.interpreter.positions import Places
+from hf_align.symmetry.interpreter.positions import Places, with_other_numbers
 from hf_align.symmetry.interpreter.rotations import Rotations, reordering
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.layer_code import digest
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
+T = TypeVar("T")
 _REACH = 6
 """Steps to look back from where a rotation surely starts."""
 _LARGE = 2**20
@@ -103,8 +104,8 @@ class LinearRegion:
 Found = tuple[Rotations, tuple[int, ...], tuple[int, ...]]
 """What a region does to the last axis, the order in which it leaves the coordinates, and the axes along which it does
 so unevenly."""
-RotationsOf = Callable[[list[fx.Node], fx.Node, fx.Node], Found | None]
-"""From the nodes of a region, its base and its output."""
+Region = tuple[list[fx.Node], fx.Node, fx.Node]
+"""Nodes, the base that they start from, and the output, which is the last of them."""
 
 
 def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
@@ -114,13 +115,19 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
     mixing = [n for n in program.graph.nodes if n in parent and _joins_coordinates(n, known)]
     regions: dict[fx.Node, LinearRegion] = {}
     replaced: set[fx.Node] = set()
-    rotations = _remembered(known)
-    widest = cache(lambda node: _widest(node, parent, known, rotations))
+    rotations, passes_by = _remembered(_rotations, known), _remembered(_passes_by, known)
+    widest = cache(lambda node: _widest(_regions(node, parent, known), known, rotations))
+
+    def has_turning_part(inner: Collection[fx.Node]) -> bool:
+        return any((r := widest(n)) is not None and not r.rotations.still for n in mixing if n in inner)
+
     for node in reversed(mixing):
         if node in replaced:
             continue
+        if all(passes_by(*region) and has_turning_part(region[0][:-1]) for region in _regions(node, parent, known)):
+            continue  # as below, and all positions need not be looked at
         region = widest(node)
-        if region is not None and not _has_turning_part(region, (widest(n) for n in mixing if n in region.inner)):
+        if region is not None and not (region.rotations.still and has_turning_part(region.inner)):
             regions[node] = region
             replaced |= region.inner
     return regions
@@ -132,28 +139,32 @@ def _joins_coordinates(node: fx.Node, known: _Known) -> bool:
     return len(operands) > 1 or does(operands[0], Trait.AS_PAIRS)
 
 
-def _widest(
-    output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known, rotations: RotationsOf
-) -> LinearRegion | None:
-    """The rotation that ends here and starts farthest up: coordinates may be reordered before they are rotated."""
-    found, base = None, output
+def _regions(output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known) -> Iterator[Region]:
+    """All that end here and may turn what they start from, those that start farther up behind the others."""
+    base = output
     for _ in range(_REACH):
         if base not in parent:
-            break
+            return
         base = parent[base]
-        if not isinstance(base.meta["val"], Tensor):  # the pieces of a split
-            continue
-        nodes = _between(base, output, known)
-        rotated = rotations(nodes, base, output)
-        if rotated is not None:
+        if _may_turn(base.meta["val"], output.meta["val"]):
+            yield _between(base, output, known), base, output
+
+
+def _may_turn(value: Any, result: Any) -> bool:
+    """Whether a value has the shape of what it is turned into, and there is something to turn."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():  # the pieces of a split
+        return False
+    return value.shape == result.shape and len(value.shape) > 1 and value.shape[-1] > 1 and bool(value.numel())
+
+
+def _widest(regions: Iterable[Region], known: _Known, rotations: Callable[..., Found | None]) -> LinearRegion | None:
+    """The rotation that starts farthest up: coordinates may be reordered before they are rotated."""
+    widest = None
+    for nodes, base, output in regions:
+        if (found := rotations(nodes, base, output)) is not None:
             made = frozenset(a for n in nodes for a in n.all_input_nodes if a in known.of_weights)
-            found = LinearRegion(base, output, frozenset(nodes) - {output}, *rotated, made)
-    return found
-
-
-def _has_turning_part(region: LinearRegion, inner: Iterable[LinearRegion | None]) -> bool:
-    """Whether the coordinates that stand still only pass by a region that turns all of its own."""
-    return bool(region.rotations.still) and any(r is not None and not r.rotations.still for r in inner)
+            widest = LinearRegion(base, output, frozenset(nodes) - {output}, *found, made)
+    return widest
 
 
 def _operands(node: fx.Node, known: _Known) -> list[fx.Node]:
@@ -192,20 +203,20 @@ def _meet(
     return a
 
 
-def _remembered(known: _Known) -> RotationsOf:
-    """As `_rotations`; layers, queries and keys, and calls of one length turn alike, and are looked at once."""
-    found: dict[Hashable, Found | None] = {}
+def _remembered(look: Callable[..., T], known: _Known) -> Callable[..., T]:
+    """As `look`; layers, queries and keys, and calls of one length turn alike, and are looked at once."""
+    found: dict[Hashable, T] = {}
 
-    def rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node) -> Found | None:
+    def looked(nodes: list[fx.Node], base: fx.Node, output: fx.Node) -> T:
         places = {base: "base"} | {node: f"op {i}" for i, node in enumerate(nodes)}
         ops = [_written(node, lambda n: places.get(n) or known.number(n)) for node in nodes]
         value = base.meta["val"]
-        key = *ops, places[output], str(value.dtype), tuple(value.shape)
+        key = *ops, str(value.dtype), tuple(value.shape)
         if key not in found:
-            found[key] = _rotations(nodes, base, output, known)
+            found[key] = look(nodes, base, output, known)
         return found[key]
 
-    return rotations
+    return looked
 
 
 def _written(node: fx.Node, name: Callable[[fx.Node], Any]) -> tuple[str, str]:
@@ -216,17 +227,25 @@ def _written(node: fx.Node, name: Callable[[fx.Node], Any]) -> tuple[str, str]:
 def _rotations(nodes: list[fx.Node], base: fx.Node, output: fx.Node, known: _Known) -> Found | None:
     """The rotations that a region applies to the last axis of its base, in which order it leaves the coordinates, and
     along which axes unevenly; verified on random input."""
-    shape, result = base.meta["val"].shape, output.meta["val"].shape
-    if shape != result or len(shape) < 2 or shape[-1] < 2 or not base.meta["val"].is_floating_point():
-        return None
-    if 0 in shape:  # nothing to turn
-        return None
+    shape = base.meta["val"].shape
     alike = _alike_axes(lambda value: _run(nodes, base, output, value, known), shape)
     places = Places(lambda values: _maps(lambda value: _run(nodes, base, output, value, values), shape, alike), known,
-                    {a for n in nodes for a in n.all_input_nodes if a in known})  # fmt: skip
+                    _coefficients(nodes, known))  # fmt: skip
     if (read := _read_off(places)) is None:
         return None
     return *read, tuple(i for i in range(len(shape) - 1) if i not in alike)
+
+
+def _passes_by(nodes: list[fx.Node], base: fx.Node, output: fx.Node, known: _Known) -> bool:
+    """Whether some coordinates come out as they went in, and would with any coefficients."""
+    value = torch.randn(base.meta["val"].shape, generator=torch.Generator().manual_seed(0)).double()
+    others = with_other_numbers(known, _coefficients(nodes, known))
+    kept = [_run(nodes, base, output, value, numbers) == value for numbers in (known, others)]
+    return bool((kept[0] & kept[1]).flatten(0, -2).all(0).any())
+
+
+def _coefficients(nodes: list[fx.Node], known: _Known) -> set[fx.Node]:
+    return {a for n in nodes for a in n.all_input_nodes if a in known}
 
 
 def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:

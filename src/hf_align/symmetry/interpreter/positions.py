@@ -72,14 +72,14 @@ class Places:
 
     def with_other_coefficients(self) -> Tensor | None:
         """The matrices if the region read random numbers: what they have in common with the true ones is structure."""
-        return self._at(_stirred({c: self.known[c] for c in self.coefficients}))
+        return self._at(_stirred(self.known, self.coefficients))
 
     def with_other_frequencies(self) -> Tensor | None:
         """The matrices at positions far apart if no constant that they are made of were what it is."""
         if not self.sources:
             return None
-        leaves = {n: self.known[n] for n in self.leaves if n not in self.sources and _is_inexact(self.known[n])}
-        return self._at({**_stirred(leaves), **self._positions(_STRIDES[0])})
+        leaves = [n for n in self.leaves if n not in self.sources]
+        return self._at({**_stirred(self.known, leaves), **self._positions(_STRIDES[0])})
 
     def _positions(self, stride: int) -> dict[fx.Node, Tensor]:
         return {node: value * (stride + 2 * k) for k, (node, value) in enumerate(self.sources.items())}
@@ -119,10 +119,15 @@ def _above(nodes: Iterable[fx.Node], known: Mapping[fx.Node, Any]) -> set[fx.Nod
     return found
 
 
-def _stirred(values: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
-    """Other numbers in their place, none of them zero."""
-    rng = Generator().manual_seed(0)
-    return {n: v + 1 + torch.rand(v.shape, generator=rng).to(v.dtype) for n, v in values.items()}
+def with_other_numbers(known: Mapping[fx.Node, Any], coefficients: Iterable[fx.Node]) -> Recomputed:
+    """Constants among which random numbers stand in place of the coefficients of a region."""
+    return Recomputed(known, _stirred(known, coefficients), ())
+
+
+def _stirred(known: Mapping[fx.Node, Any], nodes: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
+    """Other numbers in the place of some, none of them zero."""
+    rng, values = Generator().manual_seed(0), {n: known[n] for n in nodes}
+    return {n: v + 1 + torch.rand(v.shape, generator=rng).to(v.dtype) for n, v in values.items() if _is_inexact(v)}
 
 
 def _is_inexact(value: Any) -> bool:
