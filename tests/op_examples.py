@@ -60,6 +60,14 @@ call("type_as", lambda x: aten.type_as(x, torch.zeros((), dtype=torch.float32)),
 call("type_as", lambda x: aten.type_as(x, torch.zeros((), dtype=torch.long)),
      data(3, 4, draw=lambda s, r: 3 * normal(s, r)), label="integers")  # fmt: skip
 
+for op in ("zero", "zero_", "fill", "fill_"):
+    f, value = getattr(aten, op), () if "zero" in op else (0.0,)
+    for operand, label in ((X, ""), (weight(3, 4), "a weight")):
+        call(op, lambda x, f=f, value=value: x + f(0.5 * x, *value), operand, label=label)
+for op in ("fill", "fill_"):
+    call(op, lambda x, op=op: getattr(aten, op)(0.5 * x, 1.5), X, label="a number")
+    call(op, lambda x, y, op=op: getattr(aten, op)(0.5 * x, y.sum()), X, Y, label="data")
+
 # Functions of one entry ---------------------------------------------------------------------------------------------
 
 each("silu gelu sigmoid exp softplus abs elu hardswish hardsigmoid mish cos log_sigmoid hardtanh hardtanh_ relu6 expm1"

@@ -179,6 +179,20 @@ class Counted(nn.Module):
         return self.table[torch.cat(routers, -1)].sum(1) + self.other[routers[0][:, 0]], stacked
 
 
+class Emptied(nn.Module):
+    """Keys have no bias: its part is set to zero on the way, as torchvision's Swin V2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.head = nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.qkv.bias.clone()
+        bias[6:12].zero_()
+        q, k, v = functional.linear(x, self.qkv.weight, bias).chunk(3, -1)
+        return self.head(torch.relu(self.out((q @ k.mT).softmax(-1) @ v)))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

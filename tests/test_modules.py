@@ -18,6 +18,7 @@ from plain_modules import (
     Codes,
     Counted,
     Decoder,
+    Emptied,
     Encoder,
     Flagged,
     Fused,
@@ -125,6 +126,16 @@ def test_the_certificate_holds(kind: str) -> None:
     make, inputs = KINDS[kind]
     proof = hf_align.certify(seeded(make, 0), inputs=inputs)
     assert proof.sound and proof.complete and proof.modes and proof.found > 0
+
+
+def test_a_part_that_is_emptied_on_the_way_pins_nothing() -> None:
+    """An op without a rule would keep all that it reads where it is; so would one of the names of a transpose."""
+    a, c, x = seeded(Emptied, 0), seeded(Emptied, 1), numbers(2, 5, 6)
+    proof = hf_align.certify(a, inputs=x)
+    assert proof.sound and proof.unknown_ops == () and proof.moved == 36 + 36 + 6  # queries, values, units
+    moved = hf_align.align(c, to=a, inputs=x).apply(c)
+    assert largest(moved, c) > 0.1
+    assert_same(moved, c, x)
 
 
 def test_units_that_are_always_open_or_shut_are_no_symmetries() -> None:

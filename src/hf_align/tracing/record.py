@@ -45,6 +45,8 @@ from hf_align.tracing.state import left_as_found
 
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 CPU = torch.device("cpu")
+_TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
+"""Several names of a matrix whose axes change places, if it is real."""
 LISTED_AT = "listed at"
 """Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
@@ -168,6 +170,8 @@ class _Recorder(ProxyTorchDispatchMode):
         """What an op gives; it is written down if it reads something fake."""
         if func is torch.ops.aten.numpy_T.default:  # one of several names of a permutation
             func, args = torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
+        if func in _TURNED and not args[0].is_complex():
+            func, args = torch.ops.aten.transpose.int, (args[0], -2, -1)
         if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
             func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
         op = behaviour_of(func)

@@ -73,6 +73,23 @@ def negative(call: Call) -> Value:
     return Value(call.value(call.argument(0)).axes)
 
 
+@rule("zero", "zero_")
+def nothing(call: Call) -> Value:
+    """y = 0·x, where a weight or a value is emptied: commutes with every g."""
+    return Value(call.value(call.argument(0)).axes)
+
+
+@rule("fill", "fill_", harmless="value")
+def one_number(call: Call) -> Value:
+    """y_i = c: of c = 0 as `nothing`, else g1 = 1; of a c that is data, nothing else."""
+    axes = call.value(call.argument(0)).axes
+    if _is_data(call, call.argument(1)):
+        call.lower_all(axes, FIXED, "one entry everywhere")
+    else:
+        _add_constant(call, axes, call.constant(call.argument(1)))
+    return Value(axes)
+
+
 @rule("log", "sqrt", "rsqrt", "log2", "log10", harmless=_CONSTANTS_OF_FUNCTIONS, traits=Trait.OF_POSITIVES)
 @rule("silu", "gelu", "sigmoid", "exp", "softplus", "reciprocal", "abs", "clamp", "clamp_min",
       "clamp_max", "elu", "hardswish", "hardsigmoid", "mish", "cos", "log_sigmoid", "logical_not", "bitwise_not",
