@@ -20,6 +20,7 @@ from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
 from hf_align.tracing.ops import op_name
+from hf_align.tracing.reasons import DoesNotRunError
 from hf_align.tracing.record import record
 from hf_align.tracing.trace import trace, trace_call
 
@@ -342,6 +343,63 @@ def test_values_have_a_place_where_they_are_put(rows: int, wide: int, mask: Tens
         return
     with pytest.raises(RuntimeError, match="cannot be put"):
         put()
+
+
+class Odd(nn.Module):
+    """Does one more thing to what it computes, [5, 8]."""
+
+    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.does = nn.Linear(4, 8), does
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(self.inner(x))
+
+
+FIRST, BEYOND = torch.tensor([0, 2]), torch.tensor([0, 8])
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda h: h.index_add(0, FIRST, h[:2, :7]),
+        lambda h: h.index_add(1, BEYOND, h[:, :2]),
+        lambda h: h.slice_scatter(h[:, :3], 1, 0, 4),
+        lambda h: h.select_scatter(h[:1, 0], 1, 0),
+        lambda h: h.diagonal_scatter(h[:1, 0]),
+        lambda h: h.index_select(1, torch.arange(8)[None]),
+        lambda h: h.masked_scatter(torch.ones(5, 8, dtype=torch.bool), h[:1]),
+        lambda h: h.index_fill(1, BEYOND, 0.0),
+        lambda h: h.gather(1, torch.full((5, 1), 8)),
+        lambda h: h.scatter_add(1, BEYOND.expand(5, 2), h[:, :2]),
+        lambda h: h[:, BEYOND],
+        lambda h: h.index_put((FIRST, BEYOND), h[0, 0]),
+        lambda h: nn.functional.embedding(BEYOND, h),
+    ],
+)
+def test_what_a_run_refuses_is_refused(does: Callable[[Tensor], Tensor]) -> None:
+    """Shapes are computed on no device, where nobody looks whether operands go together."""
+    model, x = Odd(does), torch.randn(5, 4)
+    with pytest.raises((RuntimeError, IndexError)):
+        model(x)
+    with pytest.raises(DoesNotRunError):
+        record(model, {"x": x}, [n for n, _ in model.named_parameters()], ["x"])
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda h: h.index_add(0, FIRST, h[:2]),
+        lambda h: h.slice_scatter(h[:, :4], 1, 0, 4),
+        lambda h: h.masked_scatter(h > 100, h[:1, :1]),  # how many it takes only a run decides
+        lambda h: h.index_put((h.argmax(0), FIRST.repeat(4)), h[0]),
+        lambda h: nn.functional.embedding(h.argmax(1), h.T),
+    ],
+)
+def test_what_runs_is_written_down(does: Callable[[Tensor], Tensor]) -> None:
+    model, x = Odd(does), torch.randn(5, 4)
+    model(x)
+    record(model, {"x": x}, [n for n, _ in model.named_parameters()], ["x"])
 
 
 class Padded(nn.Module):

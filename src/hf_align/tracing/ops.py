@@ -129,6 +129,8 @@ class Trait(Flag):
     """Written out, it is made of ops that have rules."""
     AS_PAIRS = auto()
     """Complex numbers as pairs of reals."""
+    MUST_FIT = auto()
+    """Refuses operands whose shapes or numbers do not go together, which nobody looks at on no device."""
     PASSES_NUMBERS = auto()
     """A number that points to an axis may go through."""
 

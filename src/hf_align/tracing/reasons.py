@@ -36,6 +36,10 @@ _TAKEN_OUT = (".item()", ".numpy()", "data-dependent", "to contain only concrete
 """How torch says in other errors that a number is wanted where there is none."""
 
 
+class DoesNotRunError(RuntimeError):
+    """An op refuses what it is given, and would in every run."""
+
+
 def is_about_numbers(error: BaseException) -> bool:
     """Whether tracing failed because a branch, a size or a loop depends on what the model computes."""
     return isinstance(error, _DATA_DEPENDENT) or any(words in str(error) for words in _TAKEN_OUT)
@@ -58,7 +62,8 @@ def reason(error: BaseException) -> str:
     if is_about_numbers(error):
         return f"{where or 'its code'} {NEEDS_NUMBERS}"
     lines = str(error).strip().splitlines()
-    found = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    kind = "it does not run" if isinstance(error, DoesNotRunError) else type(error).__name__
+    found = f"{kind}: {lines[0]}" if lines else kind
     loops = "; torch.vmap does less than the same written out" if "vmap" in found else ""
     return f"{found}{f', in {where}' if where else ''}{loops}"
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, traits_of
+from hf_align.tracing.reasons import DoesNotRunError
 
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 
@@ -54,6 +55,8 @@ Known = Given | int | list["Known"] | tuple["Known", ...]
 """What an op gives: something new or a view, the operand of some number itself, or several of these."""
 
 
+_TRIED = 2**24
+"""Bytes of operands up to which an op is tried."""
 _GIVES: dict[Hashable, Known | None] = {}
 """What ops make of operands of some kinds; None where that is asked each time."""
 
@@ -66,12 +69,14 @@ def result_of(func: Any, args: Any, kwargs: Any, faked: Callable[[Tensor], FakeT
     """
     op, operands = behaviour_of(func), leaves((args, kwargs))
     real = FakeTensor if op.asks_for_values else Tensor
+    if Trait.MUST_FIT in op.traits and not all(type(leaf) is FakeTensor or type(leaf) in _PLAIN for leaf in operands):
+        _try(func, args, kwargs)  # numbers are no part of its kind
     if not all(isinstance(leaf, real) or type(leaf) in _PLAIN for leaf in operands):
         return func(*args, **kwargs)
     key = op, kinds_of(args), kinds_of(kwargs)
     if key not in _GIVES:
-        if op.is_indexing and Trait.PUTS_ENTRIES in op.traits:
-            _must_fit(*args[:3])
+        if Trait.MUST_FIT in op.traits:
+            _try(func, args, kwargs)
         _GIVES[key] = _known_without_device(func, args, kwargs)
         if _GIVES[key] is None:
             result = func(*args, **kwargs)
@@ -100,7 +105,36 @@ def _must_fit(base: Tensor, indices: Sequence[Tensor | None], values: Tensor) ->
     pairs = zip(values.shape[::-1], room[::-1], strict=False)
     fit = all(size in (1, place) or (place in most and size < place) for size, place in pairs)
     if values.dim() > len(room) or not fit:
-        raise RuntimeError(f"values of shape {[*values.shape]} cannot be put where there is room for {[*room]}")
+        raise DoesNotRunError(f"values of shape {[*values.shape]} cannot be put where there is room for {[*room]}")
+
+
+def _try(func: Any, args: Any, kwargs: Any) -> None:
+    """Have an op run once, on zeros in place of what has no value, unless it is too large for a try, or goes by a mask
+    without value, of which only a run decides how many entries it holds.
+
+    Raises:
+        DoesNotRunError: it refuses its operands.
+    """
+    if Trait.PUTS_ENTRIES in behaviour_of(func).traits:
+        _must_fit(*args[:3])
+    operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    masked = Trait.PUTS_ENTRIES in behaviour_of(func).traits and any(
+        isinstance(t, FakeTensor) and t.dtype in (torch.bool, torch.uint8) for t in operands)  # fmt: skip
+    if masked or sum(t.untyped_storage().nbytes() for t in operands) > _TRIED:
+        return
+    args, kwargs = mapped(Tensor, _tried, (args, kwargs))
+    try:
+        func(*args, **kwargs)
+    except (RuntimeError, IndexError) as error:
+        raise DoesNotRunError(str(error)) from error
+
+
+def _tried(value: Tensor) -> Tensor:
+    """Zeros laid out as a value that there is not; a copy of one that there is, which may be written to."""
+    if not isinstance(value, FakeTensor):
+        return value.clone()
+    memory = torch.zeros(value.untyped_storage().nbytes() // value.dtype.itemsize, dtype=value.dtype)
+    return memory.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _again(known: Known, operands: Sequence[Any], faked: Callable[[Tensor], FakeTensor]) -> Any:

@@ -34,7 +34,7 @@ from hf_align.tracing.memory import with_reshapes
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
-from hf_align.tracing.reasons import NOT_ITS_OWN, is_about_numbers, needs_numbers, reason
+from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, needs_numbers, reason
 from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record, value_shown
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
@@ -110,7 +110,7 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
                 if question not in unanswered:
                     program = _traced(model, example, _EXPORTED, reasons)
                     unanswered |= {question} if program is None and is_about_numbers(reasons[-1]) else set()
-            elif program is None and ways is _RECORDED and not _ends_alike(model, example, reasons[-1]):
+            elif program is None and ways is _RECORDED and not _is_its_own(model, example, reasons[-1]):
                 unfit.append((number, example))  # most do not go together with the model, however they are traced
             if program is not None:
                 return replace(program, candidate=number)
@@ -147,8 +147,11 @@ def _gives_what_runs_give(model: PreTrainedModel, program: Program) -> bool:
     return known and agrees_with_runs(model, program, (), Measured(), line)
 
 
-def _ends_alike(model: PreTrainedModel, example: Example, failed: Exception) -> bool:
-    """Whether a call that nobody writes down ends in the same error: it is the model's own, and no export mends it."""
+def _is_its_own(model: PreTrainedModel, example: Example, failed: Exception) -> bool:
+    """Whether an error is the model's own, so that no export mends it: a call that nobody writes down ends in the same,
+    or would if its weights had values."""
+    if isinstance(failed, DoesNotRunError):
+        return True
     try:
         with torch.no_grad(), quiet(), left_as_found(model):
             model(**example.arguments)

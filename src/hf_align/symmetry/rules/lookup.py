@@ -23,6 +23,11 @@ from hf_align.tracing.ops import Trait, describe, op_name, runs
 describe("where", "nonzero_numpy", traits=Trait.LISTS)
 describe("sum", "any", "gt", "greater", "ne", "permute", "transpose", "select", "unsqueeze", "squeeze", "flatten",
          "view", "reshape", "to", "_to_copy", traits=Trait.GROWS)  # fmt: skip
+describe("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_select", "gather",
+         "take", "take_along_dim", "put", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+         "scatter_reduce_", "masked_scatter", "masked_scatter_", "slice_scatter", "select_scatter",
+         "diagonal_scatter", "as_strided", "as_strided_scatter", "index", "index_put",
+         "index_put_", "embedding", traits=Trait.MUST_FIT)  # fmt: skip
 describe("nonzero", "argwhere", traits=Trait.LISTS | Trait.STACKS)
 
 
