@@ -3,13 +3,18 @@
     OMP_NUM_THREADS=1 python benchmarks/distil.py     # writes distil.md; hours on one core
 
 All descents of a group have the same teacher, inputs and steps. Losses are of the second half of the held-out text.
+What the method takes without data comes first. What was measured is kept, one JSON object a line, in `--results`: a run
+that was stopped goes on there. Rows of another revision are measured again; the table is of one revision only.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import typer
@@ -31,6 +36,9 @@ MODELS, TEXT = ROOT / "examples" / "models", ROOT / "examples" / "data" / "eval_
 TABLE = Path(__file__).with_suffix(".md")
 GROUPS = {"GPT-2": ("gpt2", 2), "Llama": ("llama", 2), "three Llamas": ("llama", 3)}
 ALIGNED, AVERAGED = "regression, aligned", "mean, not aligned"
+NONE = "none"
+ASKED = (NONE, None), ("text", None), (NONE, ALIGNED), (NONE, "A alone"), (NONE, AVERAGED)
+"""Data and starts of each group, in the order in which they are measured; no start is the one that is taken."""
 
 Weights = dict[str, Tensor]
 
@@ -41,9 +49,12 @@ class Row:
 
     Attributes:
         taken: it is the nearest to the ensemble, where `--method distil` starts.
+        parents: the losses of the models alone, and of their ensemble.
     """
 
+    revision: str
     group: str
+    parents: str
     start: str
     taken: bool
     data: str
@@ -51,12 +62,14 @@ class Row:
     after: float
     seconds: float
 
+    def answers(self, data: str, start: str | None) -> bool:
+        return self.data == data and (self.taken if start is None else self.start == start)
+
 
 @dataclass(frozen=True)
 class Group:
-    """Models, their teacher, and what they are run on."""
+    """Models, and what they are run on."""
 
-    name: str
     opened: Opened
     raw: tuple[Weights, ...]
     aligned: tuple[Weights, ...]
@@ -64,6 +77,7 @@ class Group:
     text: Batch
 
     @classmethod
+    @cache
     def of(cls, name: str) -> Group:
         family, count = GROUPS[name]
         opened = Opened.open({f"model {i}": str(MODELS / family / str(i)) for i in range(count)}, Options(quiet=True))
@@ -74,47 +88,76 @@ class Group:
         text, held_out = ({k: t[at : at + half] for k, t in data.items()} for at in (0, half))
         evaluator = Evaluator(opened.network, held_out)
         both = (tuple({n: w[n].float() for n in names} for w in models) for models in (raw, aligned))
-        return cls(name, opened, *both, evaluator, text)
+        return cls(opened, *both, evaluator, text)
 
     @property
     def shares(self) -> tuple[float, ...]:
         return (1 / len(self.raw),) * len(self.raw)
 
-    def rows(self) -> Iterator[Row]:
-        alone = {f"{'ABC'[at]} alone": weights for at, weights in enumerate(self.raw)}
-        for data, label in ((None, "none"), (self.text, "text")):
-            objective = TowardsMix(self.raw, self.shares, written_by(self.opened, self.aligned, data))
-            began = time.process_time()
-            samples = Samples.of(self.aligned, self.opened.network, data, lambda _: None, MORE)
-            regression = dict(regression_of(self.aligned, self.shares, samples, self.opened.spec))
-            solving = time.process_time() - began
-            starts = {ALIGNED: regression, **alone, AVERAGED: dict(mean_of(self.raw, self.shares))}
-            taken = nearest({ALIGNED: regression, **alone}, self.opened.network, objective)
-            compared = (ALIGNED, "A alone", AVERAGED) if data is None else ()
-            for kind in dict.fromkeys((taken, *compared)):
-                began, start = time.process_time(), starts[kind]
-                found = distilled(start, self.opened.network, objective, Schedule.of_method("distil"))
-                seconds = time.process_time() - began + (solving if kind in (ALIGNED, taken) else 0)
-                before, after = (self.evaluator.loss(weights) for weights in (start, {**start, **found}))
-                yield Row(self.name, kind, kind == taken, label, before, after, seconds)
-
     def parents(self) -> str:
         each = ", ".join(f"{self.evaluator.loss(weights):.3f}" for weights in self.raw)
-        return f"- {self.name}: {each}; ensemble {self.evaluator.ensemble(self.raw, self.shares):.3f}"
+        return f"{each}; ensemble {self.evaluator.ensemble(self.raw, self.shares):.3f}"
 
 
-def main(output: Path = TABLE) -> None:
-    found, parents = list[Row](), list[str]()
-    for name in GROUPS:
-        models = Group.of(name)
-        parents.append(models.parents())
-        for row in models.rows():
-            found.append(row)
-            output.write_text(table(parents, found), encoding="utf-8")
-            typer.echo(f"{row}", err=True)
+@dataclass(frozen=True)
+class Starts:
+    """Where a group may start on some data, and its teacher there.
+
+    Attributes:
+        taken: the nearest to the ensemble.
+        solving: seconds that the regression took.
+    """
+
+    weights: Mapping[str, Weights]
+    taken: str
+    objective: TowardsMix
+    solving: float
+
+    @classmethod
+    @cache
+    def of(cls, name: str, data: str) -> Starts:
+        group = Group.of(name)
+        given = None if data == NONE else group.text
+        objective = TowardsMix(group.raw, group.shares, written_by(group.opened, group.aligned, given))
+        began = time.process_time()
+        samples = Samples.of(group.aligned, group.opened.network, given, lambda _: None, MORE)
+        regression = dict(regression_of(group.aligned, group.shares, samples, group.opened.spec))
+        solving = time.process_time() - began
+        alone = {f"{'ABC'[at]} alone": weights for at, weights in enumerate(group.raw)}
+        taken = nearest({ALIGNED: regression, **alone}, group.opened.network, objective)
+        averaged = dict(mean_of(group.raw, group.shares))
+        return cls({ALIGNED: regression, **alone, AVERAGED: averaged}, taken, objective, solving)
 
 
-def table(parents: list[str], rows: list[Row]) -> str:
+def measured(revision: str, name: str, data: str, start: str | None) -> Row:
+    group, starts = Group.of(name), Starts.of(name, data)
+    kind = start or starts.taken
+    began, weights = time.process_time(), starts.weights[kind]
+    found = distilled(weights, group.opened.network, starts.objective, Schedule.of_method("distil"))
+    seconds = time.process_time() - began + (starts.solving if kind in (ALIGNED, starts.taken) else 0)
+    before, after = (group.evaluator.loss(w) for w in (weights, {**weights, **found}))
+    return Row(revision, name, group.parents(), kind, kind == starts.taken, data, before, after, seconds)
+
+
+def main(output: Path = TABLE, results: Path = ROOT / "out" / "distil.jsonl") -> None:
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    revision = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    results.parent.mkdir(parents=True, exist_ok=True)
+    kept = [Row(**json.loads(line)) for line in results.read_text().splitlines()] if results.exists() else []
+    found = [row for row in kept if row.revision == revision]
+    for data, start in ASKED:
+        for name in GROUPS:
+            if any(row.group == name and row.answers(data, start) for row in found):
+                continue
+            found.append(measured(revision, name, data, start))
+            with results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(found[-1])) + "\n")
+            output.write_text(table(found), encoding="utf-8")
+            typer.echo(f"{found[-1]}", err=True)
+    output.write_text(table(found), encoding="utf-8")
+
+
+def table(rows: list[Row]) -> str:
     schedule = Schedule.of_method("distil")
     text = [
         "# Descent towards the ensemble",
@@ -125,16 +168,16 @@ def table(parents: list[str], rows: list[Row]) -> str:
         "method `distil` takes: of the models and their aligned regression, the one nearest to the ensemble. Without",
         "data the models write their inputs. A text (the first half of the held-out one, without labels) is joined by",
         "what they write. Seconds are those of the start and of the descent on one core, without writing. One seed of",
-        "the descent each.",
+        f"the descent each; revision {rows[0].revision}.",
         "",
         "The models alone, and their ensemble:",
         "",
-        *parents,
+        *(f"- {group}: {parents}" for group, parents in {row.group: row.parents for row in rows}.items()),
         "",
         "| models | start | data | at the start | after the descent | s |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
+    for row in sorted(rows, key=lambda row: list(GROUPS).index(row.group)):
         losses = f"{row.before:.3f} | {row.after:.3f}"
         start = f"**{row.start}**" if row.taken else row.start
         text.append(f"| {row.group} | {start} | {row.data} | {losses} | {row.seconds:.0f} |")

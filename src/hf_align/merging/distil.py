@@ -20,8 +20,6 @@ from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.running.network import Batch, Network, Weights, predictions
 from hf_align.settings.schedule import Schedule
 
-RATE = 1e-3
-"""How far an entry goes in a step whose gradient is like those before."""
 _NO_GRADIENT = 1e-6
 """Gradients well below it hardly move a weight: a model that is its own teacher has those of rounding alone."""
 _ASKED = 64
@@ -153,15 +151,14 @@ def distilled(
         merged = {n: free[n].value if n in free else start[n] for n in start}
         return objective.loss(network, merged, schedule.rows, rng)
 
-    Descent(list(free.values()), _optimisers([weight.entries for weight in free.values()]), schedule, state).run(
-        loss, progress
-    )
+    optimisers = _optimisers([weight.entries for weight in free.values()], schedule.weight_rate)
+    Descent(list(free.values()), optimisers, schedule, state).run(loss, progress)
     return {n: weight.value.detach().cpu().contiguous() for n, weight in free.items()}
 
 
-def _optimisers(entries: Sequence[Tensor]) -> list[torch.optim.Optimizer]:
+def _optimisers(entries: Sequence[Tensor], rate: float) -> list[torch.optim.Optimizer]:
     """Of matrices and of vectors, where there are any."""
-    matrices = [{"params": [x], "rate": RATE * max(x.shape[-2:]) ** 0.5} for x in entries if x.ndim > 1]
+    matrices = [{"params": [x], "rate": rate * max(x.shape[-2:]) ** 0.5} for x in entries if x.ndim > 1]
     vectors = [x for x in entries if x.ndim == 1]
     found: list[torch.optim.Optimizer] = [Steepest(matrices, least=_NO_GRADIENT)] if matrices else []
-    return found + ([torch.optim.Adam([{"params": vectors, "rate": RATE}], eps=_NO_GRADIENT)] if vectors else [])
+    return found + ([torch.optim.Adam([{"params": vectors, "rate": rate}], eps=_NO_GRADIENT)] if vectors else [])

@@ -42,6 +42,7 @@ class Schedule:
         stretch_rate: of the logarithms of factors.
         order_rate: of the latent matrices of permutations; 0 leaves the permutations of the start.
         offset_rate: of curves: how far the entries of a weight go per step, for how far they are apart in A and B.
+        weight_rate: of distillation: how far an entry of a weight goes in a step whose gradient is like those before.
         rows: examples for each step.
         lambda_sampling: where on the line the loss is taken.
         checkpoint_every: steps between two states on disk.
@@ -55,6 +56,7 @@ class Schedule:
     stretch_rate: float = 0.012
     order_rate: float = 0.0
     offset_rate: float = 0.007
+    weight_rate: float = 1e-3
     rows: int = 16
     lambda_sampling: LambdaSampling = "near-midpoint"
     seed: int = 0
@@ -63,8 +65,10 @@ class Schedule:
 
     @classmethod
     def of_method(cls, method: str, **given: Any) -> Self:
-        """What is given, and what is best for a way to merge where nothing is: distillation takes long to pay."""
-        return cls(**{**({"steps": 1000, "rows": 32} if method == "distil" else {}), **given})
+        """What is given, and what is best for a way to merge where nothing is: distillation takes long to pay, and from
+        a good start long steps lead away first."""
+        of_distillation = {"steps": 1000, "rows": 32, "weight_rate": 3e-4}
+        return cls(**{**(of_distillation if method == "distil" else {}), **given})
 
     @classmethod
     def of_transport(cls, method: str, **given: Any) -> Self:
