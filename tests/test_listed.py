@@ -21,6 +21,7 @@ from hf_align.symmetry.groups import Permutation
 from hf_align.tracing import trace as tracing
 from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
+from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace_call
 
@@ -83,6 +84,71 @@ class ByMask(Routed):
         for expert in range(EXPERTS):
             out[chosen == expert] = self.answer(expert, x[chosen == expert])
         return x + out
+
+
+class Scattered(Routed):
+    """Rows are taken by a mask, and put by it in their order."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        chosen = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            mask = chosen == expert
+            out = out.masked_scatter(self.where(mask), self.answer(expert, x[mask]))
+        return x + out
+
+    def where(self, mask: Tensor) -> Tensor:
+        return mask[:, None]
+
+
+class Spread(Scattered):
+    def where(self, mask: Tensor) -> Tensor:
+        return mask[:, None].expand(-1, WIDTH)
+
+
+class Reversed(Scattered):
+    """The rows of an expert go back in another order."""
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        return super().answer(expert, x).flip(0)
+
+
+class Misplaced(Scattered):
+    """They go to others that the expert has not seen."""
+
+    def where(self, mask: Tensor) -> Tensor:
+        return mask.flip(0)[:, None]
+
+
+class Announced(Scattered):
+    """Words that announce a sound are answered by another expert, which a text without them does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = PretrainedConfig(vocab_size=WORDS)
+        self.config.audio_token_id = 5
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        sounds, text = ((input_ids == self.config.audio_token_id) == is_sound for is_sound in (True, False))
+        out = x.masked_scatter(sounds.flatten()[:, None], self.answer(1, x[sounds.flatten()]))
+        return out.masked_scatter(text.flatten()[:, None], self.answer(0, x[text.flatten()]))
+
+
+class Plain(Routed):
+    """Has such words, and asks for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Announced().config
+
+
+class AnnouncedTogether(Announced):
+    """Sounds meet."""
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        return super().answer(expert, x) - (x.mean(0) if expert and len(x) else 0.0)
 
 
 class Spare(Routed):
@@ -203,11 +269,12 @@ class Beside(Routed):
 
 
 def traced(model: Routed) -> Program:
-    ids = torch.arange(12).reshape(2, 6) % WORDS
-    return trace_call(model, Example({"input_ids": ids}, {"input_ids": torch.arange(WORDS)}))  # type: ignore[arg-type]
+    ids, announcing = torch.arange(12).reshape(2, 6) % WORDS, announcing_tokens(model.config).tolist()
+    words = torch.tensor([word for word in range(WORDS) if word not in announcing])
+    return trace_call(model, Example({"input_ids": ids}, {"input_ids": words}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Spare, HandedOn, Read])
+@pytest.mark.parametrize("kind", [Routed, Put, Accumulated, ByMask, Scattered, Spread, Spare, HandedOn, Read])
 def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     model = kind()
     program = traced(model)
@@ -222,10 +289,21 @@ def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last, Five, Preferred,
-                                  ReadAlone, Beside])  # fmt: skip
+                                  ReadAlone, Beside, Reversed, Misplaced, AnnouncedTogether])  # fmt: skip
 def test_what_the_length_of_a_list_decides_is_refused(kind: type[Routed]) -> None:
     with pytest.raises(IncompatibleModels, match=r"test_listed.py:\d+ .* needs numbers that only a run computes"):
         traced(kind())
+
+
+def test_words_that_announce_other_data_are_among_those_of_the_example_where_lists_are_of_them() -> None:
+    model = Announced()
+    program = traced(model)
+    assert 5 in program.example.tokens["input_ids"].tolist()
+    ids = torch.tensor([[5, 1, 5, 2, 3, 5], [1, 2, 3, 4, 6, 7]])
+    with torch.no_grad():
+        given = execute(program, dict(model.named_parameters()), {"input_ids": ids})
+        torch.testing.assert_close(given, model(ids))
+    assert 5 not in traced(Plain()).example.tokens["input_ids"].tolist()
 
 
 def test_a_list_that_no_run_makes_shorter_is_refused() -> None:
@@ -285,7 +363,7 @@ def test_the_copy_of_a_large_model_is_as_deep(kind: type[Routed], monkeypatch: p
     config = PretrainedConfig(num_hidden_layers=12, vocab_size=WORDS)
     config.copy_of = kind.__name__  # type: ignore[attr-defined]
     monkeypatch.setattr(tracing, "build_without_weights", built)
-    assert bool(tracing._measured_on_a_copy(config)) == (kind is Routed)
+    assert bool(tracing._measured_on_a_copy(config).places) == (kind is Routed)
 
 
 def test_a_large_model_is_measured_on_a_small_copy(monkeypatch: pytest.MonkeyPatch) -> None:

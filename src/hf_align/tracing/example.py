@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ class Example:
     def is_free(self, name: str) -> bool:
         value = self.arguments[name]
         return name in self.tokens or (isinstance(value, Tensor) and value.is_floating_point())
+
+    def with_tokens(self, more: Tensor) -> Example:
+        """The same with more ids that may occur."""
+        return replace(self, tokens={name: torch.cat([ids, more]).unique() for name, ids in self.tokens.items()})
 
     def random(self, shapes: dict[str, tuple[int, ...]], rng: torch.Generator) -> dict[str, Tensor]:
         """Random values of the free arguments: float64 noise, or token ids."""

@@ -62,13 +62,22 @@ class Reader:
 
 def _allowed_tokens(config: PretrainedConfig) -> Tensor:
     """Ids that every table has and that stand for text: those that announce another modality come with its data."""
-    sizes = (getattr(c, "vocab_size", None) for c in parts(config))
-    size = min((s for s in sizes if isinstance(s, int) and s > 1), default=2)
+    announcing = {*announcing_tokens(config).tolist()}
+    return torch.tensor([i for i in range(_table(config)) if i not in announcing] or [0])
+
+
+def announcing_tokens(config: PretrainedConfig) -> Tensor:
+    """Ids that every table has and that announce another modality."""
     announcing = {
         v for c in parts(config) for k, v in vars(c).items()
         if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)
     }  # fmt: skip
-    return torch.tensor([i for i in range(size) if i not in announcing] or [0])
+    return torch.tensor([i for i in range(_table(config)) if i in announcing], dtype=torch.long)
+
+
+def _table(config: PretrainedConfig) -> int:
+    sizes = (getattr(c, "vocab_size", None) for c in parts(config))
+    return min((s for s in sizes if isinstance(s, int) and s > 1), default=2)
 
 
 def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Example]:

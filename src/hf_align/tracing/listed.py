@@ -65,6 +65,8 @@ class Lists:
             return torch.stack(columns, 1) if Trait.STACKS in op.traits else columns
         if op.is_indexing:
             return self._by_number(func, op, args, kwargs)
+        if Trait.PUTS_IN_ORDER in op.traits and self.places and _is_open(args[1]):
+            return self._put_in_order(*args)
         if Trait.ADDS_ROWS in op.traits and (listed := self._of.get(args[2])) is not None:
             values = self._let_through(listed, args[3], args[1] % args[3].dim())
             return self.call(func, (*args[:2], args[2].clone(), values), kwargs)
@@ -131,6 +133,15 @@ class Lists:
         values = self._let_through(listed, values, 0 if between else places[0])
         plain = [n if n is None or isinstance(n, FakeTensor) else n.clone() for n in numbers]  # what follows no list
         return self.call(func, (base, plain, values, True), {})
+
+    def _put_in_order(self, base: Tensor, mask: Tensor, values: Tensor) -> Tensor | None:
+        """As many entries as there are, put by a mask: they are taken to be all of a list, each where it goes."""
+        if values.numel() != base.numel():
+            return None
+        self.places.add(self.here())
+        values = self.call(_aten.reshape.default, (values, [*base.shape]), {})
+        put: Tensor = self.call(_aten.where.self, (mask, values, base), {})
+        return put
 
     def _let_through(self, listed: Listed, values: Tensor, dim: int) -> Tensor:
         """Values of all entries, and zeros for those that the mask does not hold."""

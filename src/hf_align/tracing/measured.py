@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from hf_align.errors import first_line
 from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
+from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.planned import Kind, Planned
 from hf_align.tracing.program import Program
@@ -49,15 +50,17 @@ class Measured:
         places: the lines whose lists were written down at full length, and shorter in some run.
         refuted: those where a program gave something else than a run; another call does not make them good.
         met: how many rows some expert got, by how many experts there are and how many a row chooses.
+        announcing: whether some list got shorter only where tokens that announce other data stood in a text.
     """
 
     places: set[str] = field(default_factory=set)
     refuted: set[str] = field(default_factory=set)
     met: dict[Kind, set[int]] = field(default_factory=dict)
+    announcing: bool = False
 
 
 class _Shortened(TorchDispatchMode):
-    """Notes the lines of modelling code that list fewer entries than a mask has."""
+    """Notes the lines of modelling code that list fewer entries than a mask has, or put fewer."""
 
     def __init__(self, here: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,6 +70,8 @@ class _Shortened(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         op = behaviour_of(func)
         masks = [args[0]] if Trait.LISTS in op.traits and len(args) == 1 else []
+        if Trait.PUTS_IN_ORDER in op.traits:
+            masks = [args[1]]
         if op.is_indexing:
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
         if any(not bool(mask.all()) for mask in masks):
@@ -98,6 +103,13 @@ def agrees_with_runs(
                 agrees = _agrees(model, program, weights, _free(program, rng, number))
             if not agrees:
                 break
+        announcing = announcing_tokens(model.config)
+        if agrees and len(announcing) and not shortened.places | before.places >= set(places):
+            more = replace(program, example=program.example.with_tokens(announcing))
+            for _ in range(_RUNS):
+                with shortened:
+                    agrees = agrees and _agrees(model, more, weights, _free(more, rng, _RANDOM))
+            before.announcing |= bool(agrees)
         while agrees and planned.number < max(planned.most, 1):
             with planned:
                 agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))

@@ -43,6 +43,8 @@ class Trait(Flag):
     """Entries by lists of numbers or masks, one for each axis."""
     PUTS_ENTRIES = auto()
     """Entries replaced by lists of numbers or masks, one for each axis."""
+    PUTS_IN_ORDER = auto()
+    """Entries replaced, one after the other, where a mask says so."""
     LISTS = auto()
     """With one operand, numbers of the entries that are not zero: one list for each axis."""
     ONE_HOT = auto()

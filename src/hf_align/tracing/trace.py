@@ -27,7 +27,7 @@ from hf_align.tracing.build import build_without_weights, canonical_names, inven
 from hf_align.tracing.constants import evaluate_constants
 from hf_align.tracing.example import Example
 from hf_align.tracing.frames import line
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.inputs import announcing_tokens, examples
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
 from hf_align.tracing.memory import with_reshapes
@@ -43,8 +43,8 @@ from hf_align.tracing.state import left_as_found
 logger = logging.getLogger(__name__)
 _MEASURED: MutableMapping[PreTrainedModel, Measured] = WeakKeyDictionary()
 """What runs of each model have shown."""
-_COPIES: dict[Any, set[str]] = {}
-"""By config, the lines whose lists were measured on a copy."""
+_COPIES: dict[Any, Measured] = {}
+"""By config, what runs of a copy have shown."""
 _MASKED_BY_TRUTH = "sdpa"
 """A kind of attention that is given masks of truth values."""
 _BATCH = 2
@@ -198,8 +198,7 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
         program = _of_export(model, torch.export.export(with_reshapes(recorded), (), free, strict=False), example)
     else:
         program = _of_record(model, recorded, weights, example)
-    _hold_lists(model, program, recorded.meta[LISTED_AT])
-    return program
+    return _hold_lists(model, program, recorded.meta[LISTED_AT])
 
 
 def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collection[str], example: Example) -> Program:
@@ -215,35 +214,42 @@ def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collec
     return _program(model, recorded.graph, parameters, arguments, constants, example)
 
 
-def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> None:
+def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> Program:
     """Hold a program with lists of what its data chooses against runs of the model, or of a small copy of it.
+
+    Returns:
+        The program; its texts have those tokens, too, without which not all lists were measured.
 
     Raises:
         IncompatibleModels: it does not give what the model gives, or nothing could be run.
     """
     if not places:
-        return
+        return program
     if parameters_of(model) > LARGEST:
-        measured = _measured_on_a_copy(model.config)
+        before = _measured_on_a_copy(model.config)
+        measured = before.places
     else:
         before = _MEASURED.setdefault(model, Measured())
         measured = places if agrees_with_runs(model, program, places, before, line) else set[str]()
     if places - measured:
         raise needs_numbers(min(places - measured))
+    if not before.announcing:
+        return program
+    return replace(program, example=program.example.with_tokens(announcing_tokens(model.config)))
 
 
-def _measured_on_a_copy(config: PretrainedConfig) -> set[str]:
-    """The lines whose lists were measured on a copy of a large model, which is small, but as deep: one layer alone may
+def _measured_on_a_copy(config: PretrainedConfig) -> Measured:
+    """What runs have shown of the lists of a copy of a large model, which is small, but as deep: one layer alone may
     do something else. It reads more tokens than other calls, so that experts get as many."""
     key = type(config), config.to_json_string(use_diff=False)
     if key not in _COPIES:
-        _COPIES[key] = set()
+        _COPIES[key] = Measured()
         for sizes in (replace(TINY, positions=ROOMY.positions), ROOMY):
             try:
                 small = build_without_weights(shrink(config, depth_of(config), sizes))
                 if parameters_of(small) <= LARGEST:
                     trace_model(small, length=_LENGTH_OF_COPIES)
-                    _COPIES[key] = _MEASURED[small].places
+                    _COPIES[key] = _MEASURED[small]
                     break
             except Exception as error:  # sizes that do not go together fail in their own way
                 logger.info("%s: no copy to measure (%s)", config.model_type, first_line(error))

@@ -238,7 +238,8 @@ def one_hot(call: Call) -> Value:
 
 @rule("index_put", "index_put_", harmless="accumulate", traits=Trait.PUTS_ENTRIES)
 @rule("select_scatter", harmless="index", traits=Trait.REPLACES)
-@rule("masked_scatter", "index_copy", "index_fill", harmless="value index")
+@rule("masked_scatter", traits=Trait.PUTS_IN_ORDER)
+@rule("index_copy", "index_fill", harmless="value index")
 @rule("index_add", "index_add_", harmless="alpha", traits=Trait.ADDS_ROWS)
 def written_by_number(call: Call) -> Value:
     """y = x with entries replaced or added to, by number: axes that are numbered are pinned, the last is shared."""
