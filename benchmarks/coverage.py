@@ -36,7 +36,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import beside  # noqa: F401  before transformers, which looks for packages once
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from released import proposed
+from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from hf_align.errors import first_line
@@ -134,7 +135,7 @@ def classes() -> dict[str, str]:
 def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
     """Copies of the default config, likely ones first, by how they were made; those that are refused left out."""
     try:
-        default = CONFIG_MAPPING[row.model_type]()
+        default = proposed(row.model_type)
     except Exception as error:  # what is wrong with it stands last
         row.reason = f"its class refuses its own default config: {str(error).strip().splitlines()[-1].strip()[:150]}"
         return

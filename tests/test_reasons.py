@@ -21,6 +21,7 @@ from hf_align.tracing import trace as tracing
 from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program
+from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace, trace_model
 
 _WIDTH = 6
@@ -181,6 +182,16 @@ def test_a_config_that_no_model_can_be_built_from_is_refused_with_the_line() -> 
     """It may be the default of its own class."""
     config = transformers.AutoConfig.for_model("pp_ocrv6_medium_det")
     with pytest.raises(IncompatibleModels, match=r"pp_ocrv6_medium_det: no model can be built .*modeling_\w+\.py:\d+"):
+        build_without_weights(config)
+
+
+def test_a_class_that_transformers_does_not_export_is_found_beside_its_config() -> None:
+    config = shrink(transformers.AutoConfig.for_model("voxtral_realtime_text"))
+    config.architectures = ["VoxtralRealtimeTextModel"]
+    assert not hasattr(transformers, config.architectures[0])
+    assert type(build_without_weights(config)).__name__ == config.architectures[0]
+    config.architectures = ["GeneratorType"]  # what else stands in that module is no model
+    with pytest.raises(IncompatibleModels, match="GeneratorType is unknown"):
         build_without_weights(config)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import transformers
@@ -97,6 +97,17 @@ def test_layers_of_each_kind_and_grouped_queries_stay() -> None:
     assert parameters(small) <= WANTED
     assert small.num_hidden_layers == 2 and len(set(small.layer_types)) == 2
     assert 1 <= small.num_key_value_heads < small.num_attention_heads
+
+
+class TwiceNamed(PretrainedConfig):
+    """Its key heads go by another name, too."""
+
+    attribute_map: ClassVar[dict[str, str]] = {"num_attention_groups": "num_key_value_heads"}
+
+
+def test_heads_with_two_names_are_as_few_as_others() -> None:
+    small = shrink(TwiceNamed(num_attention_heads=64, num_key_value_heads=8, head_dim=128))
+    assert (small.num_attention_heads, small.num_key_value_heads) == (TINY.heads, 1)
 
 
 def test_stages_are_fewer_but_more_than_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -120,7 +121,8 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
     if isinstance(config, ModuleConfig):
         return cast(Callable[..., PreTrainedModel], build_module)
     for name in config.architectures or ():
-        found = _class_of_its_own(config, name) or getattr(transformers, name, None) or _registered_class(config, name)
+        found = _class_of_its_own(config, name) or _class_of_transformers(config, name)
+        found = found or _registered_class(config, name)
         if found is None:
             raise IncompatibleModels(f"architecture {name} is unknown to transformers {transformers.__version__}")
         return found._from_config
@@ -147,10 +149,24 @@ def _loaded_class(reference: str, model: str, files: tuple[tuple[str, int], ...]
     return get_class_from_dynamic_module(reference, model)
 
 
+def _class_of_transformers(config: PretrainedConfig, name: str) -> Any:
+    """A class that transformers exports, or that stands unexported beside the config's own class, as parts of models
+    do."""
+    found = getattr(transformers, name, None)
+    package, _, module = type(config).__module__.rpartition(".configuration_")
+    if found is not None or not package.startswith("transformers."):
+        return found
+    try:
+        found = getattr(importlib.import_module(f"{package}.modeling_{module}"), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+
+
 def _registered_class(config: PretrainedConfig, name: str) -> Any:
     """A class that the user registered with an Auto class."""
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-        found = auto._model_mapping.get(type(config), None)
+        found = auto._model_mapping._extra_content.get(type(config))
         if found is not None and getattr(found, "__name__", "") == name:
             return found
     return None

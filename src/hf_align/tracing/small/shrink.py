@@ -156,7 +156,7 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             else:
                 del fields[key]
             continue
-        name = key if key in ROLE or key in LAYERS or key in AT_MOST else aliases.get(key, key)
+        name = key if any(key in known for known in (ROLE, LAYERS, AT_MOST, KV_HEADS)) else aliases.get(key, key)
         sub = vars(config).get(key)
         if isinstance(value, dict) and isinstance(sub, PretrainedConfig):
             fields[key] = _small(value, sub, layers, sizes)
