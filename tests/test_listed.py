@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -268,6 +269,35 @@ class Beside(Routed):
         return hidden @ self.down[expert].T
 
 
+class Seeing(Routed):
+    """A word that would see no other sees all; `unhide` says so by a list of these words."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        scores = self.router(x) @ self.router(x.flip(-1)).T
+        hidden = scores < scores.mean().abs()
+        self.unhide(hidden, (hidden.sum(-1) > 6).nonzero(as_tuple=True))
+        return x + scores.masked_fill(hidden, -1e4).softmax(-1) @ functional.silu(x @ self.up[0].T) @ self.down[0].T
+
+    def unhide(self, hidden: Tensor, words: tuple[Tensor, ...]) -> None:
+        hidden[words] = False
+
+
+class SeeingNext(Seeing):
+    """The list is of the words after these."""
+
+    def unhide(self, hidden: Tensor, words: tuple[Tensor, ...]) -> None:
+        words[0].add_(1).remainder_(len(hidden))
+        super().unhide(hidden, words)
+
+
+class SeeingTurned(Seeing):
+    """What is put is put across."""
+
+    def unhide(self, hidden: Tensor, words: tuple[Tensor, ...]) -> None:
+        super().unhide(hidden.T, words)
+
+
 def traced(model: Routed) -> Program:
     ids, announcing = torch.arange(12).reshape(2, 6) % WORDS, announcing_tokens(model.config).tolist()
     words = torch.tensor([word for word in range(WORDS) if word not in announcing])
@@ -288,8 +318,24 @@ def test_a_loop_over_chosen_experts_is_traced(kind: type[Routed]) -> None:
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
 
 
+@pytest.mark.parametrize("kind", [Seeing, SeeingTurned])
+def test_a_truth_value_put_by_a_list_is_traced(kind: type[Seeing]) -> None:
+    model, listed = kind(), set[int]()
+    program = traced(model)
+    with patch.object(model, "unhide", side_effect=lambda hidden, words: listed.add(len(words[0]))):
+        for ids in torch.randint(WORDS, (9, 2, 6), generator=torch.Generator().manual_seed(0)):
+            model(ids)
+            with torch.no_grad(), patch.object(model, "unhide", partial(kind.unhide, model)):
+                given = execute(program, dict(model.named_parameters()), {"input_ids": ids})
+                torch.testing.assert_close(given, model(ids))
+    assert len(listed - {0, 12}) > 1
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert not spec.unknown_ops
+    assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-12
+
+
 @pytest.mark.parametrize("kind", [Counted, Alone, Centred, Compared, Everywhere, FirstOnly, Last, Five, Preferred,
-                                  ReadAlone, Beside, Reversed, Misplaced, AnnouncedTogether])  # fmt: skip
+                                  ReadAlone, Beside, Reversed, Misplaced, AnnouncedTogether, SeeingNext])  # fmt: skip
 def test_what_the_length_of_a_list_decides_is_refused(kind: type[Routed]) -> None:
     with pytest.raises(IncompatibleModels, match=r"test_listed.py:\d+ .* needs numbers that only a run computes"):
         traced(kind())

@@ -205,6 +205,15 @@ def test_only_the_widths_that_an_error_tells_are_changed() -> None:
     assert not [*with_the_width_given(fields, "expected 5, got 7")]
 
 
+def test_a_copy_keeps_no_weights_in_a_plain_list() -> None:
+    """Where two widths differ, which are one by default, this model projects with what it neither saves nor loads."""
+    config = default("oneformer", "OneFormerModel")
+    kept = Search(config, WANTED)
+    assert not kept.attempt(small_fields(config, 2, TINY)) and "plain list" in str(kept.failures)
+    small = reduced(config, wanted=500_000)
+    assert small is not None and small.conv_dim == small.hidden_dim < config.hidden_dim
+
+
 def test_parts_of_another_library_are_small_where_they_take_arguments() -> None:
     fields = {"hidden_size": 8, "tower": {"model_args": None}, "other": {"model_args": {"depth": 1, "drop": 0.1}}}
     plain, *staged, convolved = with_arguments_of_parts(fields, TINY)

@@ -34,9 +34,11 @@ class Listed:
 
     Attributes:
         held: which of them the mask holds, in order.
+        shape: of the mask, where all of its entries are listed.
     """
 
     held: Tensor
+    shape: tuple[int, ...] | None
 
     def __len__(self) -> int:
         return self.held.numel()
@@ -105,7 +107,8 @@ class Lists:
         possible = self._most.get(mask, torch.ones(mask.shape)) != 0
         if not possible.all():
             held = self.call(_aten.index.Tensor, (held, [possible.flatten().nonzero()[:, 0]]), {})
-        listed, columns = Listed(held), [*possible.nonzero(as_tuple=True)]
+        columns = [*possible.nonzero(as_tuple=True)]
+        listed = Listed(held, tuple(mask.shape) if possible.all() else None)
         for column in columns:
             self._of[column] = listed
         self._alive += columns
@@ -121,7 +124,25 @@ class Lists:
         listed = next((m for i in args[1] if i is not None and (m := self._of.get(i)) is not None), None)
         if listed is None or not puts:
             return None
+        if listed.shape is not None and self._at_all_entries(listed, listed.shape, args) and not args[2].dim():
+            return self._choose(listed, listed.shape, args[0], args[2], in_place=op.is_mutable)
         return self._put(func, listed, args)
+
+    def _at_all_entries(self, listed: Listed, shape: tuple[int, ...], args: Any) -> bool:
+        """Whether something is put, not added, at just the entries of a list: its numbers may have been counted on
+        from since."""
+        base, numbers, _, *accumulate = args
+        if any(accumulate) or base.shape[: len(numbers)] != shape:
+            return False
+        whole = torch.ones(shape).nonzero(as_tuple=True)
+        return all(self._of.get(n) is listed and n.equal(column) for n, column in zip(numbers, whole, strict=True))
+
+    def _choose(self, listed: Listed, shape: tuple[int, ...], base: Tensor, value: Tensor, *, in_place: bool) -> Tensor:
+        """One value put wherever a mask holds: no list is needed for that, nor a difference, which truth values have
+        not."""
+        held = self.call(_aten.reshape.default, (listed.held, [*shape, *[1] * (base.dim() - len(shape))]), {})
+        chosen: Tensor = self.call(_aten.where.self, (held, value, base), {})
+        return self.call(_aten.copy_.default, (base, chosen), {}) if in_place else chosen
 
     def _put(self, func: Any, listed: Listed, args: Any) -> Any:
         """Entries put by a list: an entry may be listed twice, and held once, so what it changes by is added."""

@@ -26,6 +26,7 @@ from hf_align.tracing.build import build_without_weights, inventory, quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, media
 from hf_align.tracing.mode import Mode, at_length, extent
+from hf_align.tracing.reasons import NOT_ITS_OWN
 from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
@@ -146,8 +147,18 @@ class Search:
             return None
         if parameters > _LARGEST:
             return None
+        if _holds_what_it_does_not_save(model):
+            raise HfAlignError(f"it {NOT_ITS_OWN}")
         self.example = run_on_zeros(model, self.example)
         return parameters
+
+
+def _holds_what_it_does_not_save(model: PreTrainedModel) -> bool:
+    """Whether modules in a plain list have weights of their own: some do at sizes that no checkpoint has."""
+    saved = {id(p) for p in model.parameters()}
+    listed = (part for module in model.modules() for value in vars(module).values() if type(value) is list
+              for part in value if isinstance(part, torch.nn.Module))  # fmt: skip
+    return any(id(p) not in saved for part in listed for p in part.parameters())
 
 
 def reduced(
