@@ -20,9 +20,8 @@ from pathlib import Path
 import typer
 from torch import Tensor
 
-from hf_align.jobs.descending import written_by
 from hf_align.jobs.opened import Basis, Opened
-from hf_align.merging.distil import TowardsMix, distilled, nearest
+from hf_align.merging.distil import WRITTEN, TowardsMix, distilled, nearest, written_by
 from hf_align.merging.regression import mean_of, regression_of
 from hf_align.merging.samples import MORE, Samples
 from hf_align.running.data import load_data
@@ -118,7 +117,7 @@ class Starts:
     def of(cls, name: str, data: str) -> Starts:
         group = Group.of(name)
         given = None if data == NONE else group.text
-        objective = TowardsMix(group.raw, group.shares, written_by(group.opened, group.aligned, given))
+        objective = TowardsMix(group.raw, group.shares, written_by(group.opened.network, group.aligned, given, WRITTEN))
         began = time.process_time()
         samples = Samples.of(group.aligned, group.opened.network, given, lambda _: None, MORE)
         regression = dict(regression_of(group.aligned, group.shares, samples, group.opened.spec))

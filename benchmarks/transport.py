@@ -15,11 +15,10 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from hf_align.jobs.descending import written_by
 from hf_align.jobs.job import silent
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.merging.distil import distilled
-from hf_align.merging.transport import Carried, Change, Texts, samples_of
+from hf_align.merging.transport import Carried, Change, descent_towards, samples_of
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.settings.choices import KEEP
@@ -72,8 +71,7 @@ class Bench:
         return {**carried.by_vector, **solved}
 
     def distilled(self, carried: Carried, start: Weights, keep: float = KEEP) -> Weights:
-        learned = [tuple(written_by(self.models, (carried.changes[0].finetuned,), None))]
-        objective = Texts.of(carried, self.models.network, learned, keep).objective(carried, keep)
+        objective = descent_towards(carried, self.models.network, None, keep)
         return distilled(dict(start), self.models.network, objective, DESCENT)
 
     def learned_matching(self) -> float:

@@ -236,7 +236,7 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (wrong(match="learned", data=["a text"], objective="ce"), "a function of outputs and a batch"),
         (lambda a, b: hf_align.merge([a, b], data=["a text"]), 'neither by method="linear"'),
         (lambda a, b: hf_align.merge([a, b], overwrite=None), "True, False"),
-        (lambda a, b: hf_align.transport(a, base=a, onto=b, method="distil"), "'regression', 'task_arithmetic'"),
+        (lambda a, b: hf_align.transport(a, base=a, onto=b, method="curve"), "'task_arithmetic', 'distil'"),
         (lambda a, b: hf_align.transport(a, base=a, onto=b, method="task_arithmetic", data=["a text"]), "not used"),
         (lambda a, b: hf_align.evaluate(a, b, None), "need data"),
         (lambda a, b: hf_align.evaluate(a, b, 5), "data is 5"),

@@ -14,7 +14,6 @@ from torch import Generator, Tensor
 from transformers import AutoModelForCausalLM
 
 import hf_align
-from hf_align.jobs import descending
 from hf_align.matching.descent import State
 from hf_align.merging.distil import TowardsMix, distilled, nearest
 from hf_align.merging.regression import Regressed
@@ -101,16 +100,18 @@ def test_the_start_is_what_is_nearest_to_the_teacher(objective: TowardsMix) -> N
     off = {n: w + 0.3 for n, w in a.items()}
     assert nearest({"off": off, "a": a, "off again": off}, NETWORK, TowardsMix((a,), (1.0,), [ROWS])) == "a"
     assert nearest({"a": a, "b": b}, NETWORK, TowardsMix((a, b), (0.1, 0.9), [ROWS])) == "b"
+    none = {n: w * torch.nan for n, w in a.items()}
+    assert nearest({"none": none, "b": b}, NETWORK, TowardsMix((a,), (1.0,), [ROWS])) == "b"
 
 
 @pytest.mark.parametrize("far", [False, True])
 def test_a_merge_descends_from_the_regression_or_a_model(
     far: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descending, "_WRITTEN", 64)
+    monkeypatch.setattr("hf_align.jobs.merge.WRITTEN", 64)
     a, b = (save(tmp_path / str(seed), built(tiny_llama(), seed)) for seed in range(2))
     if far:
-        monkeypatch.setattr(Regressed, "__getitem__", lambda self, name: self._mean[name] + 0.3)
+        monkeypatch.setattr(Regressed, "__getitem__", lambda self, name: self.mean[name] + 0.3)
     assert run("merge", a, b, "-o", tmp_path / "out", "--method", "distil", "--steps", 1, "--quiet") == 0
     told = [x for x in (tmp_path / "out" / "README.md").read_text().splitlines() if "Distillation starts from" in x]
     assert len(told) == 1 and ("regression" in told[0]) is not far
@@ -128,7 +129,7 @@ def test_a_model_and_its_copy_in_another_basis_merge_to_it(tmp_path: Path) -> No
 def test_models_come_nearer_to_their_ensemble_than_by_regression(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descending, "_WRITTEN", 128)
+    monkeypatch.setattr("hf_align.jobs.merge.WRITTEN", 128)
     folders = [save(tmp_path / str(seed), built(tiny_llama(), seed)) for seed in range(count)]
     apart = {}
     for method in ("regression", "distil"):
@@ -153,6 +154,26 @@ def test_a_transport_goes_on_from_regression(tmp_path: Path) -> None:
         found = load_file(tmp_path / method / "model.safetensors")
         apart[method] = float(teacher.loss(NETWORK, found, 64, Generator().manual_seed(0)))
     assert apart["distil"] < apart["regression"]
+
+
+def test_live_models_are_carried_by_the_same_descent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_align.merging.transport.WRITTEN", 64)
+    base, onto = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    models = {"finetuned": tuned(base, tiny_llama()), "base": base, "onto": onto}
+    finetuned, *rest = (save(tmp_path / name, model) for name, model in models.items())
+    carried = {steps: hf_align.transport(**models, method="distil", steps=steps) for steps in (1, 6)}
+    assert run("transport", finetuned, "--base", rest[0], "--onto", rest[1], "-o", tmp_path / "out", "--method",
+               "distil", "--steps", 6, "--quiet") == 0  # fmt: skip
+    written = answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    torch.testing.assert_close(answers(carried[6]), written, rtol=1e-3, atol=1e-4)
+    assert float((answers(carried[1]) - written).abs().max()) > 1e-2 * float(written.abs().max())
+
+
+def test_steps_are_of_a_descent() -> None:
+    model = built(tiny_llama(), 0)
+    for steps, method in ((5, "regression"), (0, "distil"), (2.5, "distil")):
+        with pytest.raises(ValueError, match="steps"):
+            hf_align.transport(model, base=model, onto=model, method=method, steps=steps)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

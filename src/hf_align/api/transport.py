@@ -16,11 +16,14 @@ from hf_align.api.given import Given, Kind, Model
 from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.job import silent
-from hf_align.merging.transport import Carried, Change, samples_of
+from hf_align.merging.distil import distilled
+from hf_align.merging.methods import DISTIL, REGRESSION
+from hf_align.merging.transport import Carried, Change, descent_towards, samples_of
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, share
+from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, share, whole
 from hf_align.settings.choices import strength as checked_strength
+from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements
 from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
@@ -36,6 +39,7 @@ def transport(
     keep: float = KEEP,
     method: TransportMethod = "regression",
     match: Match = "weight",
+    steps: int | None = None,
     inputs: Inputs | None = None,
     device: str | None = None,
     config: PretrainedConfig | None = None,
@@ -51,10 +55,12 @@ def transport(
         data: text like what the fine-tune was trained on; without it each fine-tune writes its own.
         strength: how much of the change is carried over; a list of as many as there are fine-tunes, or one for all.
         keep: examples that `onto` writes, and answers on as before, for each of the others. It has an effect on models
-            that generate, and with "regression" alone.
+            that generate, and not with "task_arithmetic".
         method: "regression" fits every weight so that B does on top of its own what the fine-tune does on top of its
-            base; "task_arithmetic" only adds the change of the weights, in B's basis.
+            base; "task_arithmetic" only adds the change of the weights, in B's basis; "distil" goes on from what
+            regression gives by a descent, with all models in memory.
         match: how the bases are matched.
+        steps: of "distil".
         inputs: what plain modules are called with; by default it is taken from the first batch of `data`.
         device: where models run; an accelerator if there is one.
         config: of state dicts.
@@ -68,11 +74,15 @@ def transport(
         ValueError: an option has no such choice; models or data do not fit.
         IncompatibleModels: the models compute differently with the same weights.
         FunctionChanged: a model no longer answers as before.
+        CannotRun: the models do not fit into memory, which "distil" needs.
     """
     checked("method", method, TransportMethod)
     checked("witness", witness, (True, False))
+    if steps is not None and method != DISTIL:
+        raise ValueError('steps needs method="distil"')
+    schedule = Schedule.of_transport(DISTIL, **({} if steps is None else {"steps": whole("steps", steps, 1)}))
     tuned_from = _changes(finetuned, base, strength)
-    if data is not None and method != "regression":
+    if data is not None and method not in (REGRESSION, DISTIL):
         raise ValueError(f'data is not used by method="{method}"')
     if data is not None and len(tuned_from) > 1:
         raise ValueError("data is what one fine-tune was trained on; of several, each writes its own")
@@ -101,11 +111,16 @@ def transport(
             called = f"fine-tune {number + 1}" if len(given) > 1 else "the fine-tune"
             warnings.warn(f"the weights of {called} do not look as if they came from its base", stacklevel=2)
     solved: dict[str, Tensor] = {}
-    if method == "regression":
-        network = network_for(found.config, running)
-        carried.solve(samples_of(carried, network, examples(data, tuned, tokenizer), keep, silent), solved)
     start = carried.by_vector
     made = Computed(found.spec.parameters, lambda n: solved[n] if n in solved else start[n])
+    if method in (REGRESSION, DISTIL):
+        network, batch = network_for(found.config, running), examples(data, tuned, tokenizer)
+        if method == DISTIL:
+            network.must_hold('method="distil" holds all models in memory')
+        carried.solve(samples_of(carried, network, batch, keep, silent), solved)
+        if method == DISTIL:
+            objective = descent_towards(carried.placed(network), network, batch, keep)
+            solved |= distilled(network.placed(made), network, objective, schedule)
     result: Any = first.with_weights(made, found.config, found.spec)
     return result
 

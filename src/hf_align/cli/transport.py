@@ -26,7 +26,7 @@ def transport(
     ],
     output: opt.Output,
     method: Annotated[
-        choices.AnyTransportMethod,
+        choices.TransportMethod,
         typer.Option(
             metavar="METHOD",
             rich_help_panel=opt.MERGING,

@@ -61,10 +61,13 @@ def verdict(comparison: Comparison) -> str:
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
 
 
-def beside_the_others(basis: Basis, mix: Mix, held_out: Batch, line: Mapping[str, Any] | None) -> list[str]:
+def beside_the_others(
+    basis: Basis, method: str, mix: Mix, held_out: Batch, line: Mapping[str, Any] | None
+) -> list[str]:
     """What a merge comes to beside the plain mean, its models and their ensemble, and what would come lower.
 
     Args:
+        method: that the merge was made by.
         line: the losses on the line between two models, where they were measured.
     """
     models, options = basis.models, basis.models.options
@@ -75,11 +78,11 @@ def beside_the_others(basis: Basis, mix: Mix, held_out: Batch, line: Mapping[str
     if mean is None:
         in_float32 = [Computed(names, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
         mean = evaluator.loss(mean_of(in_float32, shares))
-    is_mean = options.method == "linear"
+    is_mean = method == "linear"
     found = mean if is_mean else evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
     apart = [line["loss_a"], line["loss_b"]] if line else [evaluator.loss(weights) for weights in raw]
     ensemble = evaluator.ensemble(raw, shares)
-    return [*([] if is_mean else [_beside_the_mean(options.method, found, mean)]),
+    return [*([] if is_mean else [_beside_the_mean(method, found, mean)]),
             _beside_the_models(options, found, apart, ensemble)]  # fmt: skip
 
 

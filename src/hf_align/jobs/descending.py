@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,14 +16,10 @@ from hf_align.jobs.opened import Opened
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching
 from hf_align.matching.objectives import Objective
-from hf_align.merging.distil import TowardsMix, distilled, nearest
-from hf_align.running.generate import own_inputs, writes
+from hf_align.merging.distil import TowardsMix, distilled, nearest, written_by
 from hf_align.running.network import Batch, Weights
-from hf_align.tracing.build import build_without_weights
 
-_DISTILLED, _START = "distilled.safetensors", "start"
-_WRITTEN, _LENGTH = 4096, 64
-"""Sequences that each model writes, and tokens of each."""
+_DISTILLED, _NEAREST, _START = "distilled.safetensors", "nearest.safetensors", "start"
 
 
 def once(claim: Claim, file: str, find: Callable[[State], Callable[[Path], None]]) -> Path:
@@ -61,7 +56,7 @@ def distil_once(
 
     def find(state: State) -> Callable[[Path], None]:
         objective = towards()
-        called = nearest({what: placed(models, weights) for what, weights in starts.items()}, network, objective)
+        called = nearest(_of_spec(models, starts), network, objective)
         with searching(search, "distilling") as progress:
             found = distilled(
                 placed(models, starts[called]), network, objective, search.schedule, state=state, progress=progress
@@ -73,23 +68,38 @@ def distil_once(
         return file.metadata()[_START], load_file(path)
 
 
+def nearest_once(
+    claim: Claim,
+    models: Opened,
+    starts: Mapping[str, Weights],
+    towards: Callable[[], Objective],
+) -> str:
+    """What the start with the lowest objective is called.
+
+    Args:
+        starts, towards: as `distil_once` takes them.
+    """
+
+    def find(_: State) -> Callable[[Path], None]:
+        called = nearest(_of_spec(models, starts), models.network, towards())
+        return partial(save_file, {}, metadata={_START: called})
+
+    with safe_open(once(claim, _NEAREST, find), "pt") as file:
+        return str(file.metadata()[_START])
+
+
 def placed(models: Opened, weights: Weights) -> Weights:
     """Weights by name in memory, as the models' network runs with them."""
     return models.network.placed(Computed(models.first.spec.parameters, weights.__getitem__))
 
 
-def towards_mix(models: Opened, sources: Sequence[Weights], shares: Sequence[float], data: Batch | None) -> TowardsMix:
-    """Towards Σ s·log p of some models, on the data and on what each of them writes."""
-    return TowardsMix([placed(models, weights) for weights in sources], shares, written_by(models, sources, data))
+def _of_spec(models: Opened, starts: Mapping[str, Weights]) -> dict[str, Weights]:
+    return {what: Computed(models.first.spec.parameters, weights.__getitem__) for what, weights in starts.items()}
 
 
-def written_by(models: Opened, authors: Sequence[Weights], data: Batch | None) -> list[Batch]:
-    """Inputs of a descent: the data, and what each of some models writes; without data, noise where none writes."""
-    network = models.network
-    given = [] if data is None else [{k: t for k, t in data.items() if k != "labels"}]
-    if given and not writes(build_without_weights(network.config)):
-        return given
-    each = [own_inputs(network, placed(models, weights), _WRITTEN, _LENGTH, seed)
-            for seed, weights in enumerate(authors, start=2)]  # fmt: skip
-    # A text is one of many that the merged model will meet, and a short one is soon known by heart.
-    return [*given, {k: torch.cat([batch[k] for batch in each]) for k in each[0]}]
+def towards_mix(
+    models: Opened, sources: Sequence[Weights], shares: Sequence[float], data: Batch | None, count: int
+) -> TowardsMix:
+    """Towards Σ s·log p of some models, on the data and on `count` sequences that each of them writes."""
+    held = [placed(models, weights) for weights in sources]
+    return TowardsMix(held, shares, written_by(models.network, held, data, count))

@@ -16,7 +16,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import beside_the_others, judged
-from hf_align.jobs.descending import distil_once, once, towards_mix
+from hf_align.jobs.descending import distil_once, nearest_once, once, towards_mix
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
@@ -28,6 +28,7 @@ from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.curve import along, bulging, learn_curve
+from hf_align.merging.distil import ASKED, WRITTEN
 from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import CURVE, DISTIL, HOLDING, INEXACT, REGRESSION, mix_of
 from hf_align.merging.regression import Regressed, mean_of, regress
@@ -38,6 +39,7 @@ from hf_align.running.data import with_labels
 from hf_align.running.generate import noise
 from hf_align.running.network import Batch, Weights
 from hf_align.runtime.progress import waiting
+from hf_align.settings.choices import Effort
 from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
 
@@ -66,13 +68,15 @@ class Merge(OpenedJob[Mixed]):
     Attributes:
         held_out: examples to report on.
         certificate: of the symmetries that are used, as data.
+        effort: that chose how they are matched and merged; None if the caller did.
     """
 
     held_out: Batch | None
     certificate: dict[str, Any] | None
+    effort: Effort | None = None
 
     @classmethod
-    def open(cls, references: Sequence[str], asked: Asked, *, certify: bool) -> Merge:
+    def open(cls, references: Sequence[str], asked: Asked, *, certify: bool, effort: Effort | None = None) -> Merge:
         """Open all models.
 
         Raises:
@@ -96,9 +100,10 @@ class Merge(OpenedJob[Mixed]):
             certificate = certified(pair.config, options.specs, asked.say)
             clock.lap("certify")
         made_with = {"the command": "merge", "--certify": str(certify), **reported_on(held_out)}
+        made_with |= {} if effort is None else {"--effort": effort}
         return cls(asked=asked, sources=models.sources, record=record(made_with, models, fit),
                    draft=draft_of(pair, pair.layout(pair.a), options), models=models, fit=fit,
-                   held_out=held_out, certificate=certificate)  # fmt: skip
+                   held_out=held_out, certificate=certificate, effort=effort)  # fmt: skip
 
     def require_graph(self) -> None:
         """See that the models have a graph, if they are merged along it.
@@ -132,19 +137,23 @@ class Merge(OpenedJob[Mixed]):
 
     def document(self, claim: Claim, match: Mixed, report: Report) -> None:
         save_matches(claim.documents, match)
-        if self.options.method == REGRESSION:
+        method = self._method(claim, match)
+        if method == REGRESSION:
             report.notes.append(self._regressed(claim, match).note)
-        if self.options.method == DISTIL:
+        elif method == DISTIL:
             start, _ = self._distilled(claim, match)
             report.notes.append(f"distillation starts from {start}, which is nearest to the ensemble")
+        elif method != self.options.method:
+            report.notes.append("merged by the mean, which is nearer to the ensemble than the regression")
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
-            report.notes += beside_the_others(match, match.mix, self.held_out, report.comparison)
+            report.notes += beside_the_others(match, method, match.mix, self.held_out, report.comparison)
             self.asked.clock.lap("evaluate")
         written = {} if self.held_out is None else self._texts(match, self.held_out)
         shown = self.asked.data is not None and self.is_pair
         agreement = cosines(self.models.first, *match.weights) if shown else {}
-        document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
+        strategy = {**self.strategy, "method": method}
+        document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=strategy,
                  agreement=agreement, **written, **report.facts)  # fmt: skip
 
     def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
@@ -163,7 +172,7 @@ class Merge(OpenedJob[Mixed]):
 
     def _mix(self, claim: Claim, basis: Basis) -> Mix:
         """The merge that the options ask for, tensor by tensor."""
-        weights, method = basis.weights, self.options.method
+        weights, method = basis.weights, self._method(claim, basis)
         if method in (REGRESSION, DISTIL):
             made = self._regressed(claim, basis) if method == REGRESSION else self._distilled(claim, basis)[1]
             return lambda name, _: made[name]
@@ -179,6 +188,15 @@ class Merge(OpenedJob[Mixed]):
         if method == CURVE:
             return along(models, self._bulge(claim, weights))
         return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
+
+    def _method(self, claim: Claim, basis: Basis) -> str:
+        """That of the options. An effort promises no method: it takes the mean in the place of a regression that is
+        further from what all models say together."""
+        if self.effort is None or self.options.method != REGRESSION:
+            return self.options.method
+        found, sources = self._regressed(claim, basis), basis.weights
+        towards = partial(towards_mix, self.models, sources, self.options.shares(len(sources)), self.fit, ASKED)
+        return nearest_once(claim, self.models, {REGRESSION: found, "linear": found.mean}, towards)
 
     def _regressed(self, claim: Claim, basis: Basis) -> Regressed:
         """Weights that are solved for; what a run with the same record has found is used again."""
@@ -197,7 +215,7 @@ class Merge(OpenedJob[Mixed]):
         """From the regression, or from a model that is nearer to it, down to what all models say together."""
         sources, shares = basis.weights, self.options.shares(len(basis.weights))
         starts = {"their regression": self._regressed(claim, basis), **dict(zip(self._called, sources, strict=True))}
-        towards = partial(towards_mix, self.models, sources, shares, self.fit)
+        towards = partial(towards_mix, self.models, sources, shares, self.fit, WRITTEN)
         called, found = distil_once(claim, self.models, starts, towards)
         return called, Regressed(starts[called], found)
 

@@ -62,17 +62,17 @@ def merge(
     from hf_align.jobs.merge import Merge
 
     models = (a, b, *more)
-    job = Merge.open(models, asked, certify=certify) if effort is None else _as_it_runs(models, asked, certify)
+    job = Merge.open(models, asked, certify=certify) if effort is None else _as_it_runs(models, asked, certify, effort)
     return run(job, output)
 
 
-def _as_it_runs(models: Sequence[str], asked: Asked, certify: bool) -> Merge:
+def _as_it_runs(models: Sequence[str], asked: Asked, certify: bool, effort: Effort) -> Merge:
     """The merge, by the mean where the models cannot be run here as its method needs."""
     from hf_align.errors import CannotRun
     from hf_align.jobs.merge import Merge
 
     try:
-        job = Merge.open(models, asked, certify=certify)
+        job = Merge.open(models, asked, certify=certify, effort=effort)
         job.require_graph()
         return job
     except CannotRun as error:

@@ -13,7 +13,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import OpenedJob, save_matches
-from hf_align.jobs.descending import distil_once, placed, written_by
+from hf_align.jobs.descending import distil_once, placed
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
@@ -22,7 +22,7 @@ from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.objectives import Objective
 from hf_align.merging.fits import spectrum_of
 from hf_align.merging.methods import DISTIL, REGRESSION
-from hf_align.merging.transport import LENGTH, Carried, Change, Texts, samples_of
+from hf_align.merging.transport import LENGTH, Carried, Change, descent_towards, samples_of
 from hf_align.running.data import with_labels
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs, writes
@@ -147,8 +147,7 @@ class Transport(OpenedJob[Basis]):
     def _towards(self, match: Basis) -> Objective:
         """Of the descent."""
         held = self._among([placed(self.models, weights) for weights in match.weights])
-        learned = [tuple(written_by(self.models, (change.finetuned,), self.fit)) for change in held.changes]
-        return Texts.of(held, self.models.network, learned, self.keep).objective(held, self.keep)
+        return descent_towards(held, self.models.network, self.fit, self.keep)
 
     def _solved(
         self, claim: Claim, carried: Carried, ranks: Mapping[str, int | None] | None, called: str = "solved"

@@ -8,6 +8,7 @@ changed of A's (arXiv 2401.08565). Every weight is free. Matrices take steps tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,21 @@ from torch import Generator, Tensor
 from hf_align.matching.descent import Descent, Progress, State
 from hf_align.matching.objectives import Objective, drawn
 from hf_align.matching.steepest import Steepest, as_matrices
+from hf_align.running.generate import own_inputs, writes
 from hf_align.running.network import Batch, Network, Weights, predictions
 from hf_align.settings.schedule import Schedule
+from hf_align.tracing.build import build_without_weights
 
 _NO_GRADIENT = 1e-6
 """Gradients well below it hardly move a weight: a model that is its own teacher has those of rounding alone."""
-_ASKED = 64
+ASKED = 64
 """Rows on which starts are compared."""
+_AT_ONCE = 16
+"""Of them: what all models answer to these is in memory at once."""
+WRITTEN = 4096
+"""Sequences that each model writes for a descent."""
+_LENGTH = 64
+"""Tokens of each."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +120,34 @@ class _Free:
 
 @torch.no_grad()
 def nearest(starts: Mapping[str, Weights], network: Network, objective: Objective) -> str:
-    """What the start with the lowest objective is called; all are asked on the same rows.
+    """What the start with the lowest objective is called; all are asked on the same rows, one after another.
 
     Args:
-        starts: weights by name in memory, placed for the network, by what they are called.
+        starts: weights by name in memory, by what they are called.
     """
-    losses = {
-        called: float(objective.loss(network, weights, _ASKED, Generator().manual_seed(0)))
-        for called, weights in starts.items()
-    }
+
+    def loss(start: Weights) -> float:
+        placed, rng = network.placed(start), Generator().manual_seed(0)
+        found = sum(float(objective.loss(network, placed, _AT_ONCE, rng)) for _ in range(ASKED // _AT_ONCE))
+        return math.inf if math.isnan(found) else found
+
+    losses = {called: loss(start) for called, start in starts.items()}
     return min(losses, key=losses.__getitem__)
+
+
+def written_by(network: Network, authors: Sequence[Weights], data: Batch | None, count: int) -> list[Batch]:
+    """Inputs of a descent: the data, and what each of some models writes; without data, noise where none writes.
+
+    Args:
+        authors: placed for the network.
+        count: sequences of each.
+    """
+    given = [] if data is None else [{k: t for k, t in data.items() if k != "labels"}]
+    if given and not writes(build_without_weights(network.config)):
+        return given
+    each = [own_inputs(network, author, count, _LENGTH, seed) for seed, author in enumerate(authors, start=2)]
+    # A text is one of many that the merged model will meet, and a short one is soon known by heart.
+    return [*given, {k: torch.cat([batch[k] for batch in each]) for k in each[0]}]
 
 
 def distilled(

@@ -77,15 +77,15 @@ class Regressed(OnDemand):
     all others.
 
     Attributes:
-        solved: by name in memory.
+        mean, solved: by name in memory.
     """
 
     def __init__(self, mean: Weights, solved: Mapping[str, Tensor]) -> None:
         super().__init__(mean)
-        self._mean, self.solved = mean, solved
+        self.mean, self.solved = mean, solved
 
     def __getitem__(self, name: str) -> Tensor:
-        mean = self._mean[name]
+        mean = self.mean[name]
         return self.solved[name].to(mean) if name in self.solved else mean
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.objectives import Objective
 from hf_align.merging.aligned import Weights
-from hf_align.merging.distil import Together, TowardsMix
+from hf_align.merging.distil import WRITTEN, Together, TowardsMix, written_by
 from hf_align.merging.regression import Solved, regress
 from hf_align.merging.samples import Samples, Taught
 from hf_align.running.generate import own_inputs, writes
@@ -83,6 +83,11 @@ class Carried:
             return found.to(onto.dtype)
 
         return Computed(self.onto, moved)
+
+    def placed(self, network: Network) -> Carried:
+        """The same, as the network runs with them."""
+        changes = (replace(c, base=network.placed(c.base), finetuned=network.placed(c.finetuned)) for c in self.changes)
+        return Carried(network.placed(self.onto), tuple(changes))
 
     def is_tuned(self, number: int) -> bool:
         """Whether a fine-tune, in a basis of its own, has its weights from its base: it is nearer to that than to B,
@@ -186,6 +191,16 @@ class Texts:
             each = [*each, TowardsMix((carried.onto,), (1.0,), (self.known,))]
             rows = [*(share / (1 + keep) for share in rows), keep / (1 + keep)]
         return Together(each, rows)
+
+
+def descent_towards(carried: Carried, network: Network, data: Batch | None, keep: float) -> Objective:
+    """The objective of a descent, on the data of the only fine-tune and on what each writes.
+
+    Args:
+        carried: placed for the network.
+    """
+    learned = [tuple(written_by(network, (change.finetuned,), data, WRITTEN)) for change in carried.changes]
+    return Texts.of(carried, network, learned, keep).objective(carried, keep)
 
 
 @torch.no_grad()

@@ -29,10 +29,8 @@ MergekitMethod = Literal[
     "sce", "model_stock", "karcher", "multislerp", "nuslerp", "nearswap", "arcee_fusion", "ram", "ramplus_tl",
 ]  # fmt: skip
 """How they are merged by mergekit."""
-TransportMethod = Literal["regression", "task_arithmetic"]
-"""How a live fine-tune is carried to another base."""
-AnyTransportMethod = Literal[TransportMethod, "distil"]
-"""How one on disk is."""
+TransportMethod = Literal["regression", "task_arithmetic", "distil"]
+"""How a fine-tune is carried to another base."""
 KEEP = 0.3
 """Of a transport: examples that the other base writes, and answers on as before, for each of the fine-tune's."""
 _STRONGEST = 1000.0
