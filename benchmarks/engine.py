@@ -30,8 +30,8 @@ import typer
 
 HERE = Path(__file__)
 OURS = [sys.executable, "-m", "hf_align"]
-LAYERS = {0.06: 2, 0.25: 3, 0.5: 8, 1.0: 20, 2.0: 43}
-"""Billions of parameters -> layers of width 2048; the smallest is of width 768, for what is measured in a minute."""
+SIZES = (0.25, 0.5, 1.0, 2.0)
+"""Billions of parameters."""
 ASSIGNMENTS, POLAR = (4096, 11008, 14336), (1024, 2048, 4096)
 """Hidden units, and widths of the residual stream, of models that are used."""
 MERGE = "models:\n  - model: {}\n    parameters: {{weight: 0.5}}\n  - model: {}\n    parameters: {{weight: 0.5}}\n" \
@@ -62,19 +62,29 @@ def median(runs: Sequence[Run]) -> Run:
     return Run(*(statistics.median(getattr(r, f) for r in runs) for f in ("seconds", "cpu", "gib")))
 
 
-def models(folder: Path, billions: float) -> list[Path]:
+def sizes_of(billions: float, width: int | None = None) -> dict[str, int]:
+    """The sizes of a Llama: of width 2048, or for what is measured in a minute of 768, unless it is said."""
+    width = width or (2048 if billions > 0.06 else 768)
+    kv, hidden, vocabulary = width // 512, 43 * width // 16, 32000
+    layer = 2 * width**2 + 2 * width * 128 * kv + 3 * width * hidden
+    return dict(vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_attention_heads=width // 128,
+                num_key_value_heads=kv, num_hidden_layers=round((billions * 1e9 - 2 * vocabulary * width) / layer))  # fmt: skip
+
+
+def models(folder: Path, billions: float, width: int | None = None) -> list[Path]:
     """Two checkpoints of a size, made once."""
     pair = [folder / f"{billions}-{seed}" for seed in "01"]
     for seed, path in enumerate(pair):
         if not (path / "config.json").is_file():
             subprocess.run([sys.executable, HERE, "make", "--folder", path, "--billions", str(billions),
-                            "--seed", str(seed)], check=True, stderr=subprocess.DEVNULL)  # fmt: skip
+                            "--seed", str(seed), *(["--width", str(width)] if width else [])], check=True,
+                           stderr=subprocess.DEVNULL)  # fmt: skip
     return pair
 
 
-def moved_pair(folder: Path, billions: float) -> list[Path]:
+def moved_pair(folder: Path, billions: float, width: int | None = None) -> list[Path]:
     """A checkpoint of a size, and the same model in another basis: what matching finds in a few sweeps."""
-    first, second = models(folder, billions)[0], folder / f"{billions}-moved"
+    first, second = models(folder, billions, width)[0], folder / f"{billions}-moved"
     if not (second / "config.json").is_file():
         inside("move", first, folder=second)
     return [first, second]
@@ -216,7 +226,7 @@ def solvers(sizes: Sequence[int]) -> None:
 # What runs in a process of its own ----------------------------------------------------------------------------------
 
 
-def make(folder: Path, billions: float, seed: int) -> None:
+def make(folder: Path, billions: float, seed: int, width: int | None) -> None:
     """A checkpoint of random weights in four shards."""
     import torch
     import transformers
@@ -225,12 +235,9 @@ def make(folder: Path, billions: float, seed: int) -> None:
     from hf_align.checkpoints.plan import ShardPlan
     from hf_align.checkpoints.shards import whole, write_shards
 
-    width = 2048 if billions > 0.06 else 768
     config = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=width, intermediate_size=43 * width // 16, num_hidden_layers=LAYERS[billions],
-        num_attention_heads=width // 128, num_key_value_heads=width // 512, tie_word_embeddings=False, dtype="bfloat16",
-        architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
+        **sizes_of(billions, width), tie_word_embeddings=False, dtype="bfloat16", architectures=["LlamaForCausalLM"]
+    )
     with torch.device("meta"):
         shapes = {n: tuple(p.shape) for n, p in transformers.LlamaForCausalLM(config).named_parameters()}
     rng = torch.Generator().manual_seed(seed)
@@ -521,6 +528,7 @@ def main(
     runs: int = 3,
     billions: float = 1.0,
     seed: int = 0,
+    width: int | None = None,
     size: Annotated[float, typer.Option(help="Billions of parameters: 0.06 (aligned), 0.25, 0.5, 1 or 2.")] = 1.0,
     sizes: Annotated[list[int] | None, typer.Option(help="Of what solvers solves; by default those of models.")] = None,
 ) -> None:
@@ -529,7 +537,7 @@ def main(
         "copy": copy, "move": move, "whole": whole, "products": products,
     }  # fmt: skip
     if part[0] == "make":
-        return make(Path(str(folder)), billions, seed)
+        return make(Path(str(folder)), billions, seed, width)
     if part[0] == "solve":
         return solve([int(n) for n in part[1:]])
     if part[0] in within:
@@ -539,7 +547,7 @@ def main(
         parts: dict[str, Callable[[], None]] = {
             "speed": lambda: speed(place, runs, peer, size),
             "aligned": lambda: aligned(place, size),
-            "growth": lambda: growth(place, runs, [s for s in LAYERS if 0.06 < s <= 2 * size]),
+            "growth": lambda: growth(place, runs, [s for s in SIZES if s <= 2 * size]),
             "processes": lambda: processes(place, runs, size),
             "faults": lambda: faults(place, 20),
             "solvers": lambda: solvers(sizes or sorted({*ASSIGNMENTS, *POLAR})),

@@ -1,6 +1,6 @@
-"""What each step of a merge costs as models grow: python benchmarks/growth.py [--size 0.25 …] [--folder DIR]
+"""What each step of a merge costs as models grow: python benchmarks/growth.py [--size 0.25 …] [--width 2048] [--folder DIR]
 
-A Llama of random weights in bfloat16, and the same in another basis, of width 2048 and more and more layers. CPU
+A Llama of random weights in bfloat16, and the same in another basis, of one width and more and more layers. CPU
 seconds on one thread and the memory that a step takes at most, all steps of a size in one process. Writes
 benchmarks/growth.md.
 """
@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import typer
-from engine import OURS, measure, moved_pair
+from engine import OURS, SIZES, measure, moved_pair, sizes_of
 
 HERE = Path(__file__)
 TABLE = HERE.with_suffix(".md")
@@ -32,14 +32,15 @@ MATCH = "match.safetensors"
 STEPS = ("trace", "spec", "match", "witness", "forward", "regression", "write")
 ABOUT = """# What each step costs as models grow
 
-    python benchmarks/growth.py {sizes}
+    OMP_NUM_THREADS=1 python benchmarks/growth.py {sizes}
 
 Revision {revision}, one run. CPU seconds on one thread, and GiB at most. A Llama of random weights in bfloat16, and the
-same in another basis: of width 2048, with 3 layers at 0.25 billion parameters and 43 at 2 billion. *Trace* is one call
-at full depth, *spec* the whole derivation without its cache. *Match* is by weights, in {sweeps} sweeps. The *witness*
-runs both models with and without their alignment. *Forward* is three passes over the {tokens} tokens that the
-*regression* is found on. *Write* applies the alignment, and merges to disk. The exponent is that of the line through
-all points: cost grows as parameters to its power.
+same in another basis: of width {width}, with {layers}. *Trace* is one call at full depth,
+*spec* the whole derivation without its cache. *Match* is by weights, in {sweeps} sweeps. The *witness* runs both models
+with and without their alignment. *Forward* is three passes over the {tokens} tokens that the *regression* is found on.
+*Write* applies the alignment, and merges to disk. The exponent is that of the line through all points: cost grows as
+parameters to its power. {embeddings:.0f} million parameters of each are the two tables of 32000 tokens, which run and are
+matched at another price than layers.
 
 """
 
@@ -126,7 +127,8 @@ def table(found: dict[float, dict[str, tuple[float, float]]]) -> str:
 
 
 def main(
-    size: Annotated[list[float] | None, typer.Option(help="Billions of parameters: 0.06, 0.25, 0.5, 1, 2.")] = None,
+    size: Annotated[list[float] | None, typer.Option(help="Billions of parameters; by default 0.25 to 2.")] = None,
+    width: Annotated[int, typer.Option(help="Of all models, a multiple of 256.")] = 2048,
     folder: Annotated[Path | None, typer.Option(help="Where models are made.")] = None,
     pair: Annotated[list[Path] | None, typer.Option(help="Two folders: print what is found of them.")] = None,
 ) -> None:
@@ -134,17 +136,19 @@ def main(
         typer.echo(json.dumps(steps(str(pair[0]), str(pair[1]), folder)))
         return
     found = {}
-    for billions in size or [0.25, 0.5, 1.0, 2.0]:
+    for billions in size or SIZES:
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            found[billions] = measured(*moved_pair(Path(place), billions), Path(place))
+            found[billions] = measured(*moved_pair(Path(place), billions, width), Path(place))
         typer.echo(f"{billions:g} B: {found[billions]}", err=True)
     if len(found) < 2:
         return
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE.parent, check=True, capture_output=True,
                               text=True).stdout.strip()  # fmt: skip
     sweeps = " to ".join(f"{n:.0f}" for n in sorted({f["sweeps"][0] for f in found.values()}))
-    asked = " ".join(f"--size {billions:g}" for billions in found)
-    about = ABOUT.format(sizes=asked, revision=revision, sweeps=sweeps, tokens=EXAMPLES * LENGTH)
+    asked = " ".join([f"--width {width}", *(f"--size {billions:g}" for billions in found)])
+    layers = [f"{sizes_of(b, width)['num_hidden_layers']} layers at {b:g} billion parameters" for b in found]
+    about = ABOUT.format(sizes=asked, revision=revision, sweeps=sweeps, tokens=EXAMPLES * LENGTH, width=width,
+                         layers=f"{', '.join(layers[:-1])} and {layers[-1]}", embeddings=64000 * width / 1e6)  # fmt: skip
     TABLE.write_text(about + table(found), encoding="utf-8")
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
-from engine import LAYERS
+from engine import sizes_of
 
 if TYPE_CHECKING:
     from hf_align.symmetry.spec import SymmetrySpec
@@ -57,11 +57,8 @@ def measure(size: float, alike: bool) -> dict[str, float]:
     from hf_align.symmetry.derivation.spec_cache import derived_spec
 
     torch.set_num_threads(1)
-    width = 2048 if size > min(LAYERS) else 768
     spec = derived_spec(transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=width, intermediate_size=43 * width // 16, num_hidden_layers=LAYERS[size],
-        num_attention_heads=width // 128, num_key_value_heads=width // 512, tie_word_embeddings=False,
-        architectures=["LlamaForCausalLM"],
+        **sizes_of(size), tie_word_embeddings=False, architectures=["LlamaForCausalLM"]
     ))  # fmt: skip
     a, b = models(spec, alike)
     marks, objectives = [time.process_time()], []
