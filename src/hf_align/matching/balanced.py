@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hf_align.matching.match import Match
+from hf_align.matching.scales import settle_scales
 from hf_align.matching.weight_cache import CACHED, WeightCache
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
@@ -19,7 +20,7 @@ from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import ScaledPermutation
-from hf_align.symmetry.spec import AxisActions, SymmetrySpec
+from hf_align.symmetry.spec import SymmetrySpec
 
 Weights = Mapping[str, Tensor]
 _TURNS = 50
@@ -105,8 +106,8 @@ def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) ->
     take turns until none moves any more. The sum of squares goes down with every turn."""
     coupled = [name for name in gauge if gauge.keys() & _beside(spec, name)]
     if all(isinstance(spec.group(name), ScaledPermutation) for name in coupled):
-        spec, weights = _lengths(spec, weights, coupled)
-    for _ in range(_TURNS if len(coupled) > 1 else 0):
+        return settle_scales(spec, weights, coupled, gauge)
+    for _ in range(_TURNS):
         moved = 0.0
         for name in coupled:
             step = balance(spec, MovedWeights(weights, spec, gauge), name)
@@ -115,27 +116,6 @@ def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) ->
         if moved < _STILL:
             break
     return gauge
-
-
-def _lengths(spec: SymmetrySpec, weights: Weights, names: list[str]) -> tuple[SymmetrySpec, Weights]:
-    """All that scales are balanced by: the lengths of what lies along axes that nothing moves, as weights of a spec
-    without these axes. An axis that pairs what moves with what does not (channels with places) counts as both."""
-    parameters, lengths = {}, {}
-    for name in dict.fromkeys(p for space in names for p in spec.uses(space)):
-        pairs = zip(spec.parameters[name], spec.shape(name), strict=True)
-        axes, sizes = zip(*(part for axis, size in pairs for part in _parts(axis, size)), strict=True)
-        still = [i for i, axis in enumerate(axes) if not any(f.powers for segment in axis for f in segment)]
-        squares = weights[name].double().square().view(sizes)
-        lengths[name] = (squares.sum(still) if still else squares).sqrt()
-        parameters[name] = tuple(axis for i, axis in enumerate(axes) if i not in still)
-    return replace(spec, parameters=parameters), lengths
-
-
-def _parts(axis: AxisActions, size: int) -> list[tuple[AxisActions, int]]:
-    """An axis and its size, as one for each factor where it is nothing but their product."""
-    if len(axis) > 1 or any(factor.within is not None for factor in axis[0]):
-        return [(axis, size)]
-    return [(((factor,),), factor.size) for factor in axis[0]]
 
 
 def _beside(spec: SymmetrySpec, name: str) -> set[str]:
