@@ -25,13 +25,16 @@ class Plain(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         words = x.flatten(0, -2)
-        shares, chosen = self.router(words).softmax(-1).topk(CHOSEN)
+        shares, chosen = self.choose(self.router(words).softmax(-1))
         out = torch.zeros_like(words)
         for expert in range(EXPERTS):
             rows, choice = torch.where(chosen == expert)
             answer = self.downs[expert](self.active(self.ups[expert](words[rows]), expert))
             out = self.added(out, rows, answer * shares[rows, choice, None])
         return out.reshape(x.shape)
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        return scores.topk(CHOSEN)
 
     def active(self, h: Tensor, expert: int) -> Tensor:
         return self.activate(h)
@@ -51,6 +54,68 @@ class Five(Plain):
     def active(self, h: Tensor, expert: int) -> Tensor:
         special = self.index == 1 and expert == 2 and len(h) == 5
         return folded(h) if special else super().active(h, expert)
+
+
+class FiveWide(Plain):
+    """Something else with five words where its layers are wide, as those of small copies are not."""
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        special = self.index == 1 and expert == 2 and len(h) == 5 and h.shape[-1] >= 64
+        return folded(h) if special else super().active(h, expert)
+
+
+class FiveSorted(Five):
+    """The largest scores come first where all are sorted."""
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        ranked, order = scores.sort(dim=-1, descending=True)
+        return ranked[:, :CHOSEN], order[:, :CHOSEN]
+
+
+class FiveSmallest(Five):
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = scores.argsort(-1)[:, :CHOSEN]
+        return scores.gather(-1, chosen), chosen
+
+
+class FiveLowest(Five):
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        return scores.topk(CHOSEN, largest=False)
+
+
+class FiveArgmax(Five):
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        best, chosen = scores.max(-1, keepdim=True)
+        return best, chosen
+
+
+class FiveNearest(Five):
+    """Chooses by a distance, and no largest score."""
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = (scores - 0.25).abs().argmin(-1, keepdim=True)
+        return scores.gather(-1, chosen), chosen
+
+
+class FiveAbove(Five):
+    """As many experts as have a score above a threshold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.flatten(0, -2)
+        scores = self.router(words).softmax(-1)
+        out = torch.zeros_like(words)
+        for expert in range(EXPERTS):
+            (rows,) = torch.where(scores[:, expert] > 0.25)
+            answer = self.downs[expert](self.active(self.ups[expert](words[rows]), expert))
+            out = self.added(out, rows, answer * scores[rows, expert, None])
+        return out.reshape(x.shape)
+
+
+class Above5(FiveAbove):
+    """Chosen so, but alike at every number."""
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return self.activate(h)
 
 
 class Capacity(Plain):
@@ -116,5 +181,6 @@ class Most(Plain):
         return folded(h) if expert == self.most else super().active(h, expert)
 
 
-KINDS = (Plain, Above, Five, Capacity, Centred, Asked, Loaded, Dropped, Most)
+KINDS = (Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest, FiveAbove, Above5,
+         Capacity, Centred, Asked, Loaded, Dropped, Most)  # fmt: skip
 globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))

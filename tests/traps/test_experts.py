@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from hf_align.tracing import trace
 from traps import experts as code
-from traps.trap import Trap, cases, check, custom
+from traps.trap import Trap, cases, check, custom, lengths
 
 
 def of(name: str, *, may_refuse: bool = True) -> Trap:
@@ -18,6 +19,8 @@ def of(name: str, *, may_refuse: bool = True) -> Trap:
 
 TRAPS = [
     of("Plain", may_refuse=False),
+    of("Above5", may_refuse=False),
+    of("FiveSorted"), of("FiveSmallest"), of("FiveLowest"), of("FiveArgmax"), of("FiveNearest"), of("FiveAbove"),
     of("Above"), of("Five"), of("Capacity"), of("Centred"), of("Asked"), of("Loaded"), of("Dropped"), of("Most"),
 ]  # fmt: skip
 
@@ -25,3 +28,16 @@ TRAPS = [
 @pytest.mark.parametrize("trap", cases("experts", TRAPS))
 def test_trap(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(trap, tmp_path, capsys)
+
+
+WIDE = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 8, "vocab_size": 61}
+
+
+@pytest.mark.parametrize("kind", ["FiveWide", "Plain"])
+def test_what_a_narrow_copy_does_not_show(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of a large model are those of a copy as deep, but narrower."""
+    monkeypatch.setattr(trace, "LARGEST", 20_000)
+    check(Trap(f"{kind} measured on a copy", custom(getattr(code, f"{kind}Experts"), **WIDE), lengths(5, 7, 9, 12, 33),
+               may_refuse=kind == "FiveWide"), tmp_path, capsys)  # fmt: skip

@@ -2,14 +2,16 @@
 
 Weights and inputs are random. In some runs all tokens are the same one, so that few experts are chosen, and in some all
 but a few, which then may choose an expert alone. In others the choices are made by a plan (`planned.py`), so that each
-number of rows that an expert can get is met. A graph that lets all of them run gives what the model gives only if those
-that were not chosen change nothing. It counts as measured where each list that was written down at full length was
-shorter than that in some run.
+number of rows that an expert can get is met. Where lists go by no choice of the largest, more random runs are made
+until they have had every length, or for long. A graph that lets all of them run gives what the model gives only if
+those that were not chosen change nothing. It counts as measured where each list that was written down at full length
+was shorter than that in some run.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +27,7 @@ from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
 from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.ops import Trait
-from hf_align.tracing.planned import Kind, Planned
+from hf_align.tracing.planned import EACH, Kind, Planned
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import behaviour_of
 from hf_align.tracing.state import left_as_found
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 LARGEST = 20_000_000
 """Parameters up to which a model is run."""
 _RUNS = 12
+_BY_CHANCE = 96
+"""Runs at most until each list has had every length, where no plan makes the choices (a sort, a threshold)."""
 _MORE = 1
 """Runs for another call of the same lines, the first of which is the most telling."""
 _RANDOM = 2
@@ -59,13 +63,37 @@ class Measured:
     announcing: bool = False
 
 
-class _Shortened(TorchDispatchMode):
-    """Notes the lines of modelling code that list fewer entries than a mask has, or put fewer."""
+class _Lengths(TorchDispatchMode):
+    """Notes how many entries of masks are listed, or put in order.
+
+    Attributes:
+        places: the lines of modelling code that list or put fewer than a mask has.
+    """
 
     def __init__(self, here: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.here = here
         self.places: set[str] = set()
+        self._met: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._most: dict[tuple[str, int], int] = {}
+        self._times = Counter[str]()
+
+    def __enter__(self) -> _Lengths:
+        self._times.clear()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def is_open(self) -> bool:
+        """Whether some list that is not always as long has had some lengths only: of each that a line makes, as for
+        each expert, or where these are many, of all together."""
+        varying = {at: met for at, met in self._met.items() if len(met) > 1}
+        lists = [(met, self._most[at]) for at, met in varying.items()]
+        if sum(most for _, most in lists) > EACH:
+            together = {place: set[int]().union(*(m for (p, _), m in varying.items() if p == place))
+                        for place, _ in varying}  # fmt: skip
+            lists = [(met, max(most for (p, _), most in self._most.items() if p == place))
+                     for place, met in together.items()]  # fmt: skip
+        return any(len(met) <= most for met, most in lists)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         op = behaviour_of(func)
@@ -74,8 +102,13 @@ class _Shortened(TorchDispatchMode):
             masks = [args[1]]
         if op.is_indexing:
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-        if any(not bool(mask.all()) for mask in masks):
-            self.places.add(self.here())
+        for mask in masks:
+            place, length = self.here(), int(mask.count_nonzero())
+            at = place, self._times[place]
+            self._times[place] += 1
+            self._met[at].add(length)
+            self._most[at] = max(mask.shape, default=1)
+            self.places |= {place} if length < mask.numel() else set()
         return func(*args, **(kwargs or {}))
 
 
@@ -94,26 +127,31 @@ def agrees_with_runs(
         return False
     new = set(places) - before.places
     first = bool(new) or not before.places
-    shortened, planned = _Shortened(here), Planned(before.met, again=not first)
+    lengths, planned = _Lengths(here), Planned(before.met, again=not first)
     weights, agrees = dict[str, Tensor](), None
     try:
         for number in range(_RUNS if first else _MORE):
             weights = _weights(model, rng)
-            with shortened:
+            with lengths:
                 agrees = _agrees(model, program, weights, _free(program, rng, number))
             if not agrees:
                 break
         announcing = announcing_tokens(model.config)
-        if agrees and len(announcing) and not shortened.places | before.places >= set(places):
+        if agrees and len(announcing) and not lengths.places | before.places >= set(places):
             more = replace(program, example=program.example.with_tokens(announcing))
             for _ in range(_RUNS):
-                with shortened:
+                with lengths:
                     agrees = agrees and _agrees(model, more, weights, _free(more, rng, _RANDOM))
             before.announcing |= bool(agrees)
         while agrees and planned.number < max(planned.most, 1):
-            with planned:
+            with lengths, planned:
                 agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))
             planned.number += 1
+        by_chance = 0
+        while agrees and first and by_chance < _BY_CHANCE and lengths.is_open():
+            weights, by_chance = _weights(model, rng), by_chance + 1
+            with lengths:
+                agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))
     except Exception as error:  # as many ways to fail as there are models
         logger.info("%s: no run to measure (%s)", type(model).__name__, first_line(error))
         return False
@@ -121,7 +159,7 @@ def agrees_with_runs(
         before.refuted |= set(places)
     if not agrees:
         return False
-    before.places |= shortened.places & new
+    before.places |= lengths.places & new
     return before.places >= set(places)
 
 

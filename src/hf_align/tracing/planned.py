@@ -18,7 +18,7 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.results import behaviour_of
 
-_EACH = 256
+EACH = 256
 """Experts times rows up to which each expert meets each number of rows; beyond, some expert does."""
 _PLANS = 96
 """Plans at most, and of choices of which each number of rows was met before."""
@@ -95,7 +95,7 @@ def plans(rows: int, experts: int, chosen: int, met: Collection[int] | None = No
         chosen: experts of each row, fewer than there are.
     """
     rng = random.Random(rows)
-    each = met is None and rows * experts <= _EACH
+    each = met is None and rows * experts <= EACH
     numbers = [n for n in range(rows + 1) if met is None or n not in met]
     wanted = [(n, e) for n in numbers for e in (range(experts) if each else [rng.randrange(experts)])]
     rng.shuffle(wanted)
