@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from torch import Tensor, fx
@@ -22,8 +22,17 @@ def execute(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str
     return result
 
 
-def run(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
-    """The values of all nodes up to the last that the model returns, but for constants."""
+def run(
+    program: Program,
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    only: Container[fx.Node] | None = None,
+) -> dict[fx.Node, Any]:
+    """The values of all nodes up to the last that the model returns, but for constants.
+
+    Args:
+        only: nodes that are run, with all that they are computed from; all by default.
+    """
     values: dict[fx.Node, Any] = {n: weights[name] for n, name in program.parameters.items()}
     values.update({n: inputs[name] for n, name in program.inputs.items()})
     wide = next(iter(weights.values())).dtype
@@ -34,7 +43,7 @@ def run(program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Te
         return value.to(wide) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     for node in program.graph.nodes:
-        if node.op == "call_function" and node not in program.constants:
+        if node.op == "call_function" and node not in program.constants and (only is None or node in only):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
             values[node] = call_wide(node, args, kwargs)
             returned.discard(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,13 @@ from torch.fx import Node
 
 from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
 from hf_align.tracing.execute import run
-from hf_align.tracing.program import Program
+from hf_align.tracing.program import Program, upstream
 
 _OUTPUTS_MIXED = 10
 """Combinations of the outputs at one position that the count looks at: no more are independent of each other there
 than the model is wide."""
+_FEW = 4
+"""Contexts after which it is asked whether some weights are still unread."""
 _CLEAR = 1e-10
 """Far above the rounding of zero, relative to the largest of the spectrum."""
 _LEAST = 1e-17
@@ -31,14 +33,21 @@ _NUMBERS = 2**24
 
 @dataclass(frozen=True)
 class Look:
-    """Some results of a program, on so many contexts."""
+    """Some results of a program, on so many contexts; few outputs of each where no more are wanted."""
 
     results: tuple[Node, ...]
     contexts: int
+    wanted: float = math.inf
 
 
 def looks(
-    program: Program, sizes: Mapping[str, int], share: float, *, spare: int = 0, most: int | None = None
+    program: Program,
+    sizes: Mapping[str, int],
+    share: float,
+    *,
+    among: Sequence[Node] | None = None,
+    spare: int = 0,
+    most: int | None = None,
 ) -> Iterator[Look]:
     """Enough contexts for as many outputs as there are parameters, times a share.
 
@@ -47,10 +56,13 @@ def looks(
 
     Args:
         sizes: entries of each parameter, by name.
+        among: the results that are looked at; all by default.
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most, if not in all.
     """
-    rows = {result: _rows(result) for result in program.interface if result.meta["val"].is_floating_point()}
+    results = [result for result in among or program.interface if result.meta["val"].is_floating_point()]
+    wanted = share * min(sum(sizes.values()), most or math.inf)
+    rows = {result: _rows(result, wanted) for result in results}
     read = {result: _read(program, [result]) for result in rows}
     seen = 0
     for least in sorted(set(rows.values()), reverse=True):
@@ -59,14 +71,43 @@ def looks(
         numbers = sum(size for name, size in sizes.items() if name not in beside)
         contexts = math.ceil(share * min(numbers, most or numbers) / least) + spare
         if contexts > seen and numbers:
-            yield Look(few, contexts - seen)
+            yield Look(few, contexts - seen, wanted)
             seen = contexts
 
 
-def _rows(result: Node) -> int:
+def telling(program: Program) -> tuple[Node, ...]:
+    """A few results that depend on all parameters that any result depends on; of several calls that see the same, the
+    one that shows most for what it costs."""
+    results = [result for result in program.interface if result.meta["val"].is_floating_point()]
+    read = {result: _read(program, [result]) for result in results}
+    price = {result: _numbers(upstream([result], program)) / max(1, _rows(result)) for result in results}
+    left, chosen = frozenset[str]().union(*read.values()), list[Node]()
+    while left:
+        chosen.append(max(results, key=lambda result: (_entries(program, read[result] & left), -price[result])))
+        left -= read[chosen[-1]]
+    return tuple(chosen)
+
+
+def _entries(program: Program, names: Iterable[str]) -> int:
+    return sum(math.prod(program.shapes[name]) for name in names)
+
+
+def _numbers(nodes: Iterable[Node]) -> int:
+    """How many there are in the values of some nodes."""
+    values = (node.meta.get("val") for node in nodes)
+    return sum(value.numel() for value in values if isinstance(value, Tensor))
+
+
+def _rows(result: Node, wanted: float = math.inf) -> int:
     """Outputs that one context adds to the Jacobian."""
+    return torch.Size(_shape(result)[:-1]).numel() * _mixed(result, wanted)
+
+
+def _mixed(result: Node, wanted: float) -> int:
+    """Combinations of the outputs at each position."""
     *places, size = _shape(result)
-    return torch.Size(places).numel() * min(size, _OUTPUTS_MIXED)
+    few = min(size, _OUTPUTS_MIXED)
+    return min(few, math.ceil(wanted / max(1, torch.Size(places).numel()))) if wanted < math.inf else few
 
 
 def _shape(result: Node) -> torch.Size:
@@ -93,54 +134,73 @@ def _read(program: Program, results: Sequence[Node]) -> frozenset[str]:
     return frozenset(name for node, name in program.parameters.items() if node in differentiable)
 
 
-def jacobian(program: Program, weights: Weights, looks: Iterable[Look], rng: Generator) -> tuple[Tensor, Tensor]:
-    """The derivatives of outputs on random contexts by the weights, and which weights are read at all.
+def jacobian(program: Program, weights: Weights, looks: Iterable[Look], rng: Generator) -> Tensor:
+    """The derivatives of outputs on random contexts by the weights, [outputs, parameters], float64.
 
     Reverse mode, with the ops of many contexts and many of their outputs run as one: at these sizes a run costs its
-    ops, and an output's derivative need not go through contexts that it does not depend on.
-
-    A weight that is read and then lost (a key's bias) is a null direction; one that is not read (the row of a table
-    that no input looks up), or that only decides choices, is only not there.
-
-    Returns:
-        [outputs, parameters], float64; and [parameters], bool.
+    ops, and an output's derivative need not go through contexts or calls that it does not depend on.
     """
-    parts = [_jacobian(program, weights, look, rng) for look in looks]
-    choosing = without_derivative(program)
-    reached = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
-    read = torch.cat([read for _, read in parts])
-    return torch.cat([rows for rows, _ in parts]), reached & (read != 0).any(0)
+    return torch.cat([_jacobian(program, weights, result, look, rng) for look in looks for result in look.results])
 
 
-def _jacobian(program: Program, weights: Weights, look: Look, rng: Generator) -> tuple[Tensor, Tensor]:
-    """The derivatives of outputs, [outputs, parameters], and of what is read, [contexts, parameters]."""
-    contexts = [random_inputs(program, rng) for _ in range(look.contexts)]
-    results = (n.meta.get("val") for n in program.graph.nodes)
-    at_once = 1 + _NUMBERS // sum(r.numel() for r in results if isinstance(r, Tensor))
-    mixes = [torch.randn(len(contexts), *shape, min(shape[-1], _OUTPUTS_MIXED), generator=rng, dtype=torch.float64)
-             for shape in map(_shape, look.results)]  # fmt: skip
+def _jacobian(program: Program, weights: Weights, result: Node, look: Look, rng: Generator) -> Tensor:
+    needed, shape = upstream([result], program), _shape(result)
+    at_once = 1 + _NUMBERS // _numbers(needed)
+    mixes = torch.randn(look.contexts, *shape, _mixed(result, look.wanted), generator=rng, dtype=torch.float64)
 
-    def at(inputs: Mapping[str, Tensor], mixes: Sequence[Tensor]) -> Tensor:
+    def at(inputs: Mapping[str, Tensor], mix: Tensor) -> Tensor:
         def seen(leaves: Weights) -> Tensor:
-            values = run(program, leaves, inputs)
-            results = [values[node].reshape(mix.shape[:-1]) for node, mix in zip(look.results, mixes, strict=True)]
-            outputs = [(r.unsqueeze(-2) @ mix).reshape(-1) for r, mix in zip(results, mixes, strict=True)]
-            return torch.cat([*outputs, _noise_at_readers(program, values)])
+            value = run(program, leaves, inputs, needed)[result]
+            return (value.reshape(*shape[:-1], 1, shape[-1]) @ mix).reshape(-1)
 
         shown, pull_back = torch.func.vjp(seen, weights)  # type: ignore[misc]
         gradients = torch.func.vmap(lambda one: pull_back(one)[0], chunk_size=at_once)(torch.eye(len(shown)).double())
         return torch.cat([gradients[name].reshape(len(shown), -1) for name in weights], 1)
 
+    contexts = [random_inputs(program, rng) for _ in range(look.contexts)]
+    return torch.cat([*_each(at, contexts, (mixes,), at_once // (_rows(result, look.wanted) + 1))])
+
+
+def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -> Tensor:
+    """Which weights some of so many contexts read, [parameters], bool.
+
+    A weight that is read and then lost (a key's bias) is a null direction; one that is not read (the row of a table
+    that no input looks up), or that only decides choices, is only not there.
+    """
+    choosing = without_derivative(program)
+    able = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
+    found = torch.zeros_like(able)
+
+    def at(inputs: Mapping[str, Tensor]) -> Tensor:
+        shown, pull_back = torch.func.vjp(lambda w: _noise_at_readers(program, run(program, w, inputs)), weights)  # type: ignore[misc]
+        gradients = pull_back(torch.ones_like(shown))[0]
+        return torch.cat([gradients[name].reshape(-1) for name in weights])
+
+    at_once = 1 + _NUMBERS // _numbers(program.graph.nodes)
+    while contexts > 0 and not found[able].all():
+        few = [random_inputs(program, rng) for _ in range(min(contexts, _FEW))]
+        found |= torch.stack([*_each(at, few, (), at_once)]).ne(0).any(0)
+        contexts -= _FEW
+    return found & able
+
+
+def _each(
+    at: Callable[..., Tensor], contexts: Sequence[Mapping[str, Tensor]], more: tuple[Tensor, ...], at_once: int
+) -> Iterator[Tensor]:
+    """What a function says of each context, of as many at once as can be.
+
+    Args:
+        more: what else it is told, [contexts, ...].
+    """
     stacked = {name: torch.stack([inputs[name] for inputs in contexts]) for name in contexts[0]}
-    runs = torch.func.vmap(at, chunk_size=1 + at_once // (sum(map(_rows, look.results)) + 1), randomness="different")
+    runs = torch.func.vmap(at, chunk_size=1 + at_once, randomness="different")
     try:
-        rows = runs(stacked, mixes)
+        yield from runs(stacked, *more)
     except RuntimeError as error:
         if "dynamic shape" not in str(error):
             raise
         # How many rows a mask lets through depends on the context: one after the other.
-        rows = torch.stack([at(inputs, mix) for inputs, *mix in zip(contexts, *mixes, strict=True)])
-    return rows[:, :-1].flatten(0, 1), rows[:, -1]
+        yield from (at(*arguments) for arguments in zip(contexts, *more, strict=True))
 
 
 def _noise_at_readers(program: Program, values: Mapping[Node, object]) -> Tensor:
@@ -188,6 +248,17 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
 def are_null(directions: Tensor, jacobian: Tensor) -> bool:
     """Whether a move along directions of unit length changes no output."""
     return float((jacobian @ directions.T).norm()) < _CLEAR * float(jacobian.norm())
+
+
+def without_effect(directions: Tensor, effects: Sequence[Tensor]) -> Tensor:
+    """What of some orthonormal directions moves no output.
+
+    Args:
+        effects: Jacobians, at one point or at several, [outputs, parameters].
+    """
+    seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
+    _, sizes, basis = torch.linalg.svd(torch.linalg.qr(seen, mode="r")[1])
+    return basis[rank(torch.cat([torch.ones(1).to(sizes), sizes])) - 1 :] @ directions
 
 
 def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:

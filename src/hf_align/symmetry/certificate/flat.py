@@ -8,12 +8,11 @@ a direction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.certificate.count import jacobian, looks, rank
+from hf_align.symmetry.certificate.count import jacobian, looks, telling, without_effect
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.tracing.program import Program
 
@@ -24,7 +23,7 @@ _SHARE = 2.0
 
 
 def flat_directions(
-    program: Program, means: Iterable[Weights], null: Tensor, reached: Tensor, rng: Generator
+    program: Program, means: Sequence[Weights], null: Tensor, reached: Tensor, rng: Generator
 ) -> Tensor:
     """What of some null directions, along which canonical weights stay canonical, is null at others as well.
 
@@ -36,10 +35,8 @@ def flat_directions(
     Returns:
         orthonormal, [flat, reached parameters].
     """
-    effects = []
-    for weights in means:
-        sizes = {name: weight.numel() for name, weight in weights.items()}
-        rows, _ = jacobian(program, weights, looks(program, sizes, _SHARE / POINTS, most=len(null)), rng)
-        effects.append(rows[:, reached] @ null.T / rows.norm())
-    _, sizes, basis = torch.linalg.svd(torch.linalg.qr(torch.cat(effects), mode="r")[1])
-    return basis[rank(torch.cat([torch.ones(1).to(sizes), sizes])) - 1 :] @ null
+    sizes = {name: weight.numel() for name, weight in means[0].items()}
+    for results in (telling(program), program.interface):
+        few = [*looks(program, sizes, _SHARE / POINTS, among=results, most=len(null))] if len(null) else []
+        null = without_effect(null, [jacobian(program, w, few, rng)[:, reached] for w in means]) if few else null
+    return null

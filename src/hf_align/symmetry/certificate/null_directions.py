@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import scipy.linalg
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import normalize
@@ -21,7 +20,10 @@ from hf_align.symmetry.certificate.count import (
     looks,
     missing_directions,
     null_space,
+    reached,
+    telling,
     without_derivative,
+    without_effect,
 )
 from hf_align.symmetry.certificate.fibres import Fibres, fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
@@ -36,9 +38,12 @@ _REACHED = 1e-6
 """Of a direction of unit length among weights that are not reached, what rounding leaves of it among those that are."""
 _INDEPENDENT = 1e-9
 """Far above what rounding leaves of a direction less its part in the span of others."""
-_SHARES = (1.2, 0.8)
-"""Outputs that the count looks at, for each parameter: the second share only if the first leaves more null directions
-than are moved or fixed."""
+_SHARE = 1.2
+"""Outputs that a first look at the weights sees, for each direction in which they may have an effect."""
+_AGAIN = 2.0
+"""Outputs that are looked at again, for each direction that had none."""
+_SKETCH = 64
+"""Random combinations of rows that are tried first, where they may depend on each other."""
 _QUIET = 0.01
 """By what weights that only decide choices are made smaller: else some experts are never chosen."""
 
@@ -85,28 +90,44 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     """Those at random canonical weights.
 
     Args:
-        thorough: look at all outputs at once, at weights that were drawn with more care, where a first look has left
-            open directions.
+        thorough: at weights that were drawn with more care, where a first look has left open directions.
     """
     weights = canonical_weights(program, spec, rng, around_kinks=thorough)
     moved, fixed = tangents(spec, weights), fibres(spec.gauges, weights)
     sizes = {name: weight.numel() for name, weight in weights.items()}
-    size = sum(sizes.values())
-    derivatives, reached = moved.new_zeros(0, size), torch.zeros(size, dtype=torch.bool)
-    for share in (sum(_SHARES),) if thorough else _SHARES:
-        more, read = jacobian(program, weights, looks(program, sizes, share, spare=1), rng)
-        derivatives, reached = torch.cat([derivatives, more]), reached | read
-        first = orthonormal(moved[:, reached])
-        second = beside(first, fixed.tangents[:, reached])
-        rest = _others(derivatives[:, reached], torch.cat([first, second]))
-        if not len(rest):
-            break
+    whole = looks(program, sizes, _SHARE, spare=1)
+    read = reached(program, weights, sum(look.contexts for look in whole), rng)
+    first = orthonormal(moved[:, read])
+    second = beside(first, fixed.tangents[:, read])
+    derivatives, rest = _beyond(program, weights, torch.cat([first, second]), read, rng)
     null, third = torch.cat([first, second, rest]), rest[:0]
     if len(rest):
-        known, means = null[: -len(rest)], _means(program, spec, rng)
-        third = beside(known, flat_directions(program, means, _canonical(null, fixed, reached), reached, rng))
+        known, means = null[: -len(rest)], [*_means(program, spec, rng)]
+        third = beside(known, flat_directions(program, means, _canonical(null, fixed, read), read, rng))
     left = beside(torch.cat([first, second, third]), rest)
-    return NullDirections(first, second, third, left, derivatives[:, reached], reached, sizes)
+    return NullDirections(first, second, third, left, derivatives, read, sizes)
+
+
+def _beyond(program: Program, weights: Weights, known: Tensor, read: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Derivatives by the weights that are read, and the null directions that are orthogonal to the known ones.
+
+    One result that depends on all weights shows most. What it does not see moved is looked at again, in all results,
+    until a look finds no effect of any.
+    """
+    sizes = {name: weight.numel() for name, weight in weights.items()}
+    most = max(1, int(read.sum()) - len(known))
+    first = [
+        *looks(program, sizes, _SHARE, among=telling(program), spare=1, most=most),
+        *looks(program, sizes, 1, most=1),
+    ]
+    derivatives = jacobian(program, weights, first, rng)[:, read]
+    rest = _others(derivatives, known)
+    before = None
+    while len(rest) and len(rest) != before:
+        again = looks(program, sizes, _AGAIN, spare=1, most=len(rest))
+        more, before = jacobian(program, weights, again, rng)[:, read], len(rest)
+        derivatives, rest = torch.cat([derivatives, more]), without_effect(rest, [more])
+    return derivatives, rest
 
 
 def _canonical(null: Tensor, fixed: Fibres, reached: Tensor) -> Tensor:
@@ -140,14 +161,22 @@ def _others(derivatives: Tensor, known: Tensor) -> Tensor:
 
 
 def orthonormal(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the span of rows of unit length or shorter, by QR with pivoting, for an SVD need not
-    converge where so many rows are orthogonal."""
+    """An orthonormal basis of the span of rows of unit length or shorter.
+
+    So many random combinations of rows span what the rows span as soon as one of them depends on those before it. An
+    SVD need not converge where so many rows are orthogonal.
+    """
     kept = normalize(rows[rows.norm(dim=1) > _REACHED])
-    if not len(kept):
-        return kept
-    basis, factor, _ = scipy.linalg.qr(kept.T.numpy(), mode="economic", pivoting=True)
-    sizes = torch.from_numpy(factor).diagonal().abs()
-    return torch.from_numpy(basis).T[: int((sizes > _INDEPENDENT * sizes[0]).sum())].contiguous()
+    count = min(_SKETCH, len(kept))
+    while len(kept):
+        mix = torch.randn(count, len(kept), generator=Generator().manual_seed(0), dtype=kept.dtype)
+        basis, factor = torch.linalg.qr((mix @ kept).T)
+        sizes = factor.diagonal().abs()
+        dependent = (sizes <= _INDEPENDENT * sizes.max()).nonzero()
+        if len(dependent) or count in (len(kept), kept.shape[1]):
+            return basis[:, : int(dependent[0]) if len(dependent) else count].T.contiguous()
+        count = min(4 * count, len(kept), kept.shape[1])
+    return kept
 
 
 def beside(known: Tensor, rows: Tensor) -> Tensor:
