@@ -67,8 +67,14 @@ def sizes_of(billions: float, width: int | None = None) -> dict[str, int]:
     width = width or (2048 if billions > 0.06 else 768)
     kv, hidden, vocabulary = width // 512, 43 * width // 16, 32000
     layer = 2 * width**2 + 2 * width * 128 * kv + 3 * width * hidden
-    return dict(vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_attention_heads=width // 128,
-                num_key_value_heads=kv, num_hidden_layers=round((billions * 1e9 - 2 * vocabulary * width) / layer))  # fmt: skip
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_attention_heads": width // 128,
+        "num_key_value_heads": kv,
+        "num_hidden_layers": round((billions * 1e9 - 2 * vocabulary * width) / layer),
+    }
 
 
 def models(folder: Path, billions: float, width: int | None = None) -> list[Path]:

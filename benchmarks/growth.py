@@ -1,4 +1,4 @@
-"""What each step of a merge costs as models grow: python benchmarks/growth.py [--size 0.25 …] [--width 2048] [--folder DIR]
+"""What each step of a merge costs as models grow: python benchmarks/growth.py [--size 0.25 …] [--width 2048]
 
 A Llama of random weights in bfloat16, and the same in another basis, of one width and more and more layers. CPU
 seconds on one thread and the memory that a step takes at most, all steps of a size in one process. Writes
@@ -39,8 +39,8 @@ same in another basis: of width {width}, with {layers}. *Trace* is one call at f
 *spec* the whole derivation without its cache. *Match* is by weights, in {sweeps} sweeps. The *witness* runs both models
 with and without their alignment. *Forward* is three passes over the {tokens} tokens that the *regression* is found on.
 *Write* applies the alignment, and merges to disk. The exponent is that of the line through all points: cost grows as
-parameters to its power. {embeddings:.0f} million parameters of each are the two tables of 32000 tokens, which run and are
-matched at another price than layers.
+parameters to its power. {embeddings:.0f} million parameters of each are the two tables of 32000 tokens, which run and
+are matched at another price than layers.
 
 """
 
@@ -147,8 +147,9 @@ def main(
     sweeps = " to ".join(f"{n:.0f}" for n in sorted({f["sweeps"][0] for f in found.values()}))
     asked = " ".join([f"--width {width}", *(f"--size {billions:g}" for billions in found)])
     layers = [f"{sizes_of(b, width)['num_hidden_layers']} layers at {b:g} billion parameters" for b in found]
+    listed = f"{', '.join(layers[:-1])} and {layers[-1]}"
     about = ABOUT.format(sizes=asked, revision=revision, sweeps=sweeps, tokens=EXAMPLES * LENGTH, width=width,
-                         layers=f"{', '.join(layers[:-1])} and {layers[-1]}", embeddings=64000 * width / 1e6)  # fmt: skip
+                         layers=listed, embeddings=64000 * width / 1e6)  # fmt: skip
     TABLE.write_text(about + table(found), encoding="utf-8")
 
 
