@@ -83,6 +83,22 @@ def test_a_text_that_is_cut_keeps_a_token_that_counts(rows: int) -> None:
     assert not left["attention_mask"].all()
 
 
+def test_masks_that_show_other_ends_are_cut_together() -> None:
+    """No tokens that follow each other have one of each."""
+    first = (torch.arange(12) < 1).long().expand(2, 12)
+    given = {"input_ids": torch.arange(12).expand(2, 12), "mask": padded(2, 12), "first": first}
+    shorter = cut(Example(given, {"input_ids": torch.arange(12)}), 4)
+    assert shorter is not None
+    assert shorter.arguments["mask"].any(1).all() and shorter.arguments["first"].any(1).all()
+    assert shorter.arguments["input_ids"].tolist() == [[0, 1, 2, 4]] * 2
+
+
+def test_what_masks_hide_that_show_too_many_places_is_cut_from_the_start() -> None:
+    given = {"input_ids": torch.arange(9)[None], "mask": torch.eye(9).long()[None, ::3]}
+    shorter = cut(Example(given, {"input_ids": torch.arange(9)}), 2)
+    assert shorter is not None and shorter.arguments["input_ids"].tolist() == [[0, 1]]
+
+
 def test_a_text_that_is_cut_begins_as_it_did_where_nothing_is_hidden() -> None:
     ids, square = torch.arange(6)[None], torch.ones(6, 6).tril()[None].long()
     shorter = cut(Example({"input_ids": ids, "mask": square}, {"input_ids": ids[0]}), 4)

@@ -24,7 +24,9 @@ def is_part_of(short: Program, long: Program) -> bool:
     constants that the other one has, too."""
     known = [value for value in long.constants.values() if isinstance(value, Tensor)]
     pairs = _constants_of_alike(short, long)
-    return pairs is not None and all(_is_within(x, y) or any(_is_block(x, z) for z in known) for x, y in pairs)
+    return pairs is not None and all(
+        _is_within(x, y) or _is_within_later(x, y) or any(_is_block(x, z) for z in known) for x, y in pairs
+    )
 
 
 def is_shown_by(one: Program, other: Program) -> bool:
@@ -120,6 +122,19 @@ def _is_within(short: Any, long: Any) -> bool:
     ):
         return False
     return short.equal(long[tuple(slice(size) for size in short.shape)])
+
+
+def _is_within_later(short: Any, long: Any) -> bool:
+    """Whether a constant is what another one holds of tokens that follow each other, along each axis of them: as a mask
+    of who attends to whom."""
+    if not isinstance(short, Tensor) or not isinstance(long, Tensor) or short.dim() != long.dim():
+        return False
+    left = {b - a for a, b in zip(short.shape, long.shape, strict=True) if a != b}
+    if len(left) != 1 or min(left) < 0:
+        return False
+    longer = [a != b for a, b in zip(short.shape, long.shape, strict=True)]
+    starts = (slice(start, None) for start in range(1, min(left) + 1))
+    return any(_is_within(short, long[tuple(start if more else slice(None) for more in longer)]) for start in starts)
 
 
 def _as_many(one: Any, other: Any) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,37 +99,57 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
 
 
 def cut(example: Example, length: int) -> Example | None:
-    """An example like another with fewer tokens, and what stands beside them; None where it has no more.
-
-    The first stay, or later ones where a mask hides all of the first in some text: what attends to nothing gives no
-    number.
-    """
+    """An example like another with fewer tokens, and what stands beside them; None where it has no more."""
     whole = extent(example)[1]
     if length >= whole:
         return None
-    windows = [slice(start, start + length) for start in range(whole - length + 1)]
     masks = [v for v in example.arguments.values() if isinstance(v, Tensor) and not v.is_floating_point()]
-    shows = (window for window in windows if not any(_hides_a_row(mask, whole, window) for mask in masks))
-    window = next(shows, windows[0])
-    return Example({n: _cut(v, whole, window) for n, v in example.arguments.items()}, example.tokens)
+    kept = _kept(masks, whole, length)
+    return Example({n: _cut(v, whole, kept) for n, v in example.arguments.items()}, example.tokens)
 
 
-def _hides_a_row(mask: Tensor, whole: int, window: slice) -> bool:
-    """Whether a window leaves zeros alone of a row that has others."""
-    seen = mask != 0
-    axes = [axis for axis, size in enumerate(mask.shape) if size == whole]
-    return any(bool((_taken(seen, {*axes} - {axis}, window).any(axis) & ~_taken(seen, axes, window).any(axis)).any())
-               for axis in axes)  # fmt: skip
+def _kept(masks: Sequence[Tensor], whole: int, length: int) -> Tensor:
+    """The places that stay: the first that follow each other, or some, of which no mask hides all in any text, for what
+    attends to nothing gives no number; else the first."""
+    windows = [torch.arange(start, start + length) for start in range(whole - length + 1)]
+    for window in windows:
+        if not _hidden(masks, whole, window):
+            return window
+    needed = dict[int, None]()
+    while len(needed) < length:
+        more = [place for place in range(whole) if place not in needed][: length - len(needed)]
+        kept = torch.tensor(sorted([*needed, *more]))
+        hidden = _hidden(masks, whole, kept)
+        if not hidden:
+            return kept
+        needed |= dict.fromkeys(hidden)
+    return windows[0]
 
 
-def _cut(value: Any, whole: int, window: slice) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return _taken(value, [axis for axis, size in enumerate(value.shape) if size == whole], window).contiguous()
+def _hidden(masks: Iterable[Tensor], whole: int, kept: Tensor) -> list[int]:
+    """The first place that a mask shows of each row of which it hides all that is kept."""
+    found = list[int]()
+    for mask in masks:
+        axes = _axes(mask, whole)
+        for axis in axes:
+            rows = _taken(mask != 0, [other for other in axes if other != axis], kept).movedim(axis, -1)
+            lost = rows.any(-1) & ~rows[..., kept.to(rows.device)].any(-1)
+            found += rows[lost].int().argmax(-1).tolist()
+    return found
 
 
-def _taken(value: Tensor, axes: Collection[int], window: slice) -> Tensor:
-    return value[tuple(window if axis in axes else slice(None) for axis in range(value.dim()))]
+def _axes(value: Tensor, whole: int) -> list[int]:
+    return [axis for axis, size in enumerate(value.shape) if size == whole]
+
+
+def _cut(value: Any, whole: int, kept: Tensor) -> Any:
+    return _taken(value, _axes(value, whole), kept).contiguous() if isinstance(value, Tensor) else value
+
+
+def _taken(value: Tensor, axes: Iterable[int], kept: Tensor) -> Tensor:
+    for axis in axes:
+        value = value.index_select(axis, kept.to(value.device))
+    return value
 
 
 def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
