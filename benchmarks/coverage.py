@@ -60,10 +60,9 @@ MAPPINGS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICAT
             "SEQUENCE_CLASSIFICATION")  # fmt: skip
 LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
-WANTED = 200_000
-"""Parameters that a copy may have: smaller ones are not looked for."""
 COUNTED = 8000
-"""Parameters up to which null directions are counted: cost grows with their cube."""
+"""Parameters up to which null directions are counted: cost grows with their cube. Copies that are smaller still are not
+looked for."""
 DRAWS = 3
 """Random weights at which they are, while some are open."""
 KINDS = ("moved", "fixed", "flat", "open")
@@ -143,7 +142,7 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
     if not isinstance(default, wanted):
         default = next((c for c in parts(default) if isinstance(c, wanted)), default)
     default.architectures = [row.name]
-    makers = {"reduced": lambda: reduced(default, wanted=WANTED), "tiny": lambda: shrink(default, 2, TINY),
+    makers = {"reduced": lambda: reduced(default, wanted=COUNTED), "tiny": lambda: shrink(default, 2, TINY),
               "roomy": lambda: shrink(default, 2, ROOMY), "shallow": lambda: shallow(default)}  # fmt: skip
     for kind, make in makers.items():
         try:
@@ -166,7 +165,7 @@ def measure(row: Row, *, count: bool) -> Iterator[Row]:
         if not found:
             continue
         if kind != "reduced":
-            smaller = reduced(config, wanted=WANTED, example=found[0][1].candidate)
+            smaller = reduced(config, wanted=COUNTED, example=found[0][1].candidate)
             again = _traced(row, smaller) if smaller is not None else []
             kind, found = ("reduced", again) if again else (kind, found)
         row.copy, row.reason, row.modes = kind, "", {mode.name: None for mode, _ in found}

@@ -9,8 +9,9 @@ import torch
 from conftest import tiny_bert
 from test_symmetries import CASES, derived, traced
 
-from hf_align.symmetry.certificate.count import looks
-from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions
+from hf_align.symmetry.certificate import null_directions as counting
+from hf_align.symmetry.certificate.count import Look, looks, telling_looks
+from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant
@@ -88,6 +89,36 @@ def test_what_only_a_small_result_sees_is_looked_at_in_more_contexts() -> None:
     assert (first.contexts + more.contexts) * pooled.meta["val"].numel() >= 2.0 * 2 * 640
     (all_at_once,) = looks(program, dict.fromkeys(sizes, 640), 2.0, most=8)
     assert all_at_once.results == (hidden, pooled)
+
+
+def test_what_a_first_look_leaves_is_looked_at_in_all_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what one call of several does not see moved would be null, and might be called flat."""
+    whole = null_directions(traced("llama"), derived("llama"), rng())
+    few = (Look((traced("llama").interface[-1],), 5),)
+    monkeypatch.setattr(counting, "telling_looks", lambda *_, **__: iter(few))
+    found = null_directions(traced("llama"), derived("llama"), rng())
+    assert (found.nullity, len(found.open)) == (whole.nullity, 0)
+
+
+def test_a_first_look_sees_every_parameter_once() -> None:
+    """Of two towers, no result sees both: each is looked at for what the others do not see."""
+    program = traced("clip")
+    sizes = {name: torch.Size(shape).numel() for name, shape in program.shapes.items()}
+    found = [*telling_looks(program, 1.0, most=sum(sizes.values()))]
+    assert len({look.results for look in found}) == len(found) <= len(program.interface)
+    assert sum(sizes.values()) <= sum(look.wanted for look in found) + 1
+    assert sum(look.wanted for look in found) <= sum(sizes.values())
+
+
+@pytest.mark.parametrize(("count", "rank"), [(3, 3), (40, 7), (300, 64), (300, 65), (300, 100), (500, 120)])
+def test_a_basis_of_many_rows_that_depend_on_each_other(count: int, rank: int) -> None:
+    factors = torch.randn(count, rank, generator=rng()).double(), torch.randn(rank, 120, generator=rng()).double()
+    rows = factors[0] @ factors[1]
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    basis = orthonormal(rows)
+    assert basis.shape == (rank, 120)
+    assert torch.allclose(basis @ basis.T, torch.eye(rank).double())
+    assert torch.allclose((rows @ basis.T) @ basis, rows)
 
 
 @pytest.mark.parametrize("case", [c if c in _OF_EACH_GAUGE else pytest.param(c, marks=pytest.mark.slow) for c in CASES])

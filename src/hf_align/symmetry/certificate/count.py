@@ -26,7 +26,9 @@ _LEAST = 1e-17
 _ITERATIONS = 8
 """Of inverse iteration: each divides what is left of other directions by the square of their gap."""
 _BLOCK = 32
-"""Directions that inverse iteration looks at together; more if all of them turn out to be null."""
+"""Directions that inverse iteration looks at together."""
+_LARGE_BLOCK = 256
+"""As many more, as long as all of them turn out to be null."""
 _NUMBERS = 2**24
 """Numbers in memory at once, about: outputs are differentiated as many together as this allows."""
 
@@ -45,7 +47,6 @@ def looks(
     sizes: Mapping[str, int],
     share: float,
     *,
-    among: Sequence[Node] | None = None,
     spare: int = 0,
     most: int | None = None,
 ) -> Iterator[Look]:
@@ -56,11 +57,10 @@ def looks(
 
     Args:
         sizes: entries of each parameter, by name.
-        among: the results that are looked at; all by default.
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most, if not in all.
     """
-    results = [result for result in among or program.interface if result.meta["val"].is_floating_point()]
+    results = [result for result in program.interface if result.meta["val"].is_floating_point()]
     wanted = share * min(sum(sizes.values()), most or math.inf)
     rows = {result: _rows(result, wanted) for result in results}
     read = {result: _read(program, [result]) for result in rows}
@@ -75,17 +75,24 @@ def looks(
             seen = contexts
 
 
-def telling(program: Program) -> tuple[Node, ...]:
-    """A few results that depend on all parameters that any result depends on; of several calls that see the same, the
-    one that shows most for what it costs."""
+def telling_looks(program: Program, share: float, *, spare: int = 0, most: int) -> Iterator[Look]:
+    """Looks at a few results that depend on all parameters that any result depends on: of several calls that see the
+    same, at the one that shows most for what it costs; at others for what that one does not see.
+
+    Args:
+        share: outputs for each direction.
+        spare: contexts beyond that.
+        most: in how many directions the parameters can move at most.
+    """
     results = [result for result in program.interface if result.meta["val"].is_floating_point()]
     read = {result: _read(program, [result]) for result in results}
     price = {result: _numbers(upstream([result], program)) / max(1, _rows(result)) for result in results}
-    left, chosen = frozenset[str]().union(*read.values()), list[Node]()
+    left = frozenset[str]().union(*read.values())
     while left:
-        chosen.append(max(results, key=lambda result: (_entries(program, read[result] & left), -price[result])))
-        left -= read[chosen[-1]]
-    return tuple(chosen)
+        result = max(results, key=lambda result: (_entries(program, read[result] & left), -price[result]))
+        wanted = share * min(most, _entries(program, read[result] & left))
+        yield Look((result,), math.ceil(wanted / max(1, _rows(result, wanted))) + spare, wanted)
+        left -= read[result]
 
 
 def _entries(program: Program, names: Iterable[str]) -> int:
@@ -215,7 +222,7 @@ def _noise_at_readers(program: Program, values: Mapping[Node, object]) -> Tensor
     return total
 
 
-def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
+def missing_directions(jacobian: Tensor, known: Tensor, most: float = math.inf) -> Tensor:
     """The null directions that are orthogonal to the known ones.
 
     Zero is below the widest gap in the spectrum. No whole spectrum is needed: with the known directions made long, the
@@ -223,6 +230,7 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
 
     Args:
         known: null directions, orthonormal, [known, parameters].
+        most: no more are looked for than the first number that is at least as large.
 
     Returns:
         orthonormal, [missing, parameters].
@@ -235,14 +243,17 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
     # What rounding leaves of zero: without it, small values would be cut off where the known are the only zeros.
     zero = torch.cat([(jacobian @ known.T).norm(dim=0), least[None]]).max()
     factor.diagonal().copy_(torch.where(factor.diagonal().abs() < least, least, factor.diagonal()))
-    for wanted in (_BLOCK, 8 * _BLOCK, len(factor)):
+    found, wanted = known[:0], _BLOCK
+    while True:
         null, values = _smallest(factor, min(wanted, len(factor)))
         if values[-1] > _CLEAR * length:
-            return null[:0]
+            return found
         above = rank(torch.cat([length[None], values, zero[None]])) - 1
-        if above:
-            break
-    return null[above:]
+        found = torch.cat([found, null[above:]])
+        if above or len(found) >= min(most, len(factor)):
+            return found
+        factor = torch.linalg.qr(torch.cat([factor, length * null]), mode="r")[1]
+        wanted = _LARGE_BLOCK
 
 
 def are_null(directions: Tensor, jacobian: Tensor) -> bool:

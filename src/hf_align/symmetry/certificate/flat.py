@@ -9,10 +9,11 @@ a direction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Generator, Tensor
 
-from hf_align.symmetry.certificate.count import jacobian, looks, telling, without_effect
+from hf_align.symmetry.certificate.count import jacobian, looks, telling_looks, without_effect
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.tracing.program import Program
 
@@ -36,7 +37,8 @@ def flat_directions(
         orthonormal, [flat, reached parameters].
     """
     sizes = {name: weight.numel() for name, weight in means[0].items()}
-    for results in (telling(program), program.interface):
-        few = [*looks(program, sizes, _SHARE / POINTS, among=results, most=len(null))] if len(null) else []
-        null = without_effect(null, [jacobian(program, w, few, rng)[:, reached] for w in means]) if few else null
+    for look in (telling_looks, partial(looks, sizes=sizes)):
+        if len(null):
+            few = [*look(program, share=_SHARE / POINTS, most=len(null))]
+            null = without_effect(null, [jacobian(program, mean, few, rng)[:, reached] for mean in means])
     return null

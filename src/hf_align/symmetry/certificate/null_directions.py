@@ -7,6 +7,7 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from hf_align.symmetry.certificate.count import (
     missing_directions,
     null_space,
     reached,
-    telling,
+    telling_looks,
     without_derivative,
     without_effect,
 )
@@ -40,6 +41,10 @@ _INDEPENDENT = 1e-9
 """Far above what rounding leaves of a direction less its part in the span of others."""
 _SHARE = 1.2
 """Outputs that a first look at the weights sees, for each direction in which they may have an effect."""
+_MANY = 32
+"""Directions without an effect that a first look leaves where it has not seen enough outputs."""
+_MORE = 0.6
+"""How many more are looked at then."""
 _AGAIN = 2.0
 """Outputs that are looked at again, for each direction that had none."""
 _SKETCH = 64
@@ -117,11 +122,15 @@ def _beyond(program: Program, weights: Weights, known: Tensor, read: Tensor, rng
     sizes = {name: weight.numel() for name, weight in weights.items()}
     most = max(1, int(read.sum()) - len(known))
     first = [
-        *looks(program, sizes, _SHARE, among=telling(program), spare=1, most=most),
+        *telling_looks(program, _SHARE, spare=1, most=most),
         *looks(program, sizes, 1, most=1),
     ]
     derivatives = jacobian(program, weights, first, rng)[:, read]
-    rest = _others(derivatives, known)
+    rest = _others(derivatives, known, _MANY)
+    if len(rest) >= _MANY:
+        looks_more = telling_looks(program, _MORE, most=most)
+        derivatives = torch.cat([derivatives, jacobian(program, weights, looks_more, rng)[:, read]])
+        rest = _others(derivatives, known)
     before = None
     while len(rest) and len(rest) != before:
         again = looks(program, sizes, _AGAIN, spare=1, most=len(rest))
@@ -152,10 +161,10 @@ def _means(program: Program, spec: SymmetrySpec, rng: Generator) -> Iterator[Wei
         yield {name: (a[name] + b[name]) / 2 for name in a}
 
 
-def _others(derivatives: Tensor, known: Tensor) -> Tensor:
+def _others(derivatives: Tensor, known: Tensor, most: float = math.inf) -> Tensor:
     """The null directions that are orthogonal to the known ones; these need not be null where a rule is wrong."""
     if are_null(known, derivatives):
-        return missing_directions(derivatives, known)
+        return missing_directions(derivatives, known, most)
     null = null_space(derivatives)
     return beside(known, null)
 
