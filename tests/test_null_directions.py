@@ -94,7 +94,7 @@ def test_what_only_a_small_result_sees_is_looked_at_in_more_contexts() -> None:
 def test_what_a_first_look_leaves_is_looked_at_in_all_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what one call of several does not see moved would be null, and might be called flat."""
     whole = null_directions(traced("llama"), derived("llama"), rng())
-    few = (Look((traced("llama").interface[-1],), 5),)
+    few = (Look((traced("llama").interface[-1],), 1, 10.0),)
     monkeypatch.setattr(counting, "telling_looks", lambda *_, **__: iter(few))
     found = null_directions(traced("llama"), derived("llama"), rng())
     assert (found.nullity, len(found.open)) == (whole.nullity, 0)
