@@ -29,7 +29,7 @@ _BLOCK = 32
 """Directions that inverse iteration looks at together."""
 _LARGE_BLOCK = 256
 """As many more, as long as all of them turn out to be null."""
-_NUMBERS = 2**24
+_NUMBERS = 2**22
 """Numbers in memory at once, about: outputs are differentiated as many together as this allows."""
 
 
