@@ -85,6 +85,22 @@ def test_the_line_that_needs_numbers_is_named(middle: Callable[[Tensor], Tensor]
     assert "torch.where" in str(refused.value) and "--match none" in str(refused.value)
 
 
+def one_row(x: Tensor) -> Tensor:
+    return x + x.view(1, *x.shape[1:])
+
+
+def rows_apart(x: Tensor) -> Tensor:
+    return x if len(x) == 1 else branch(x)
+
+
+def test_a_model_that_takes_one_row_at_a_time_is_traced_with_one() -> None:
+    """Not so one that does something with more rows which cannot be traced."""
+    program = trace_model(Between(one_row).eval())  # type: ignore[arg-type]
+    assert [len(value) for value in program.example.arguments.values()] == [1]
+    with pytest.raises(IncompatibleModels, match="needs numbers"):
+        trace_model(Between(rows_apart).eval())  # type: ignore[arg-type]
+
+
 class NormedConfig(PretrainedConfig):
     model_type = "normed-for-tests"
 

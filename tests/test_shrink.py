@@ -205,6 +205,14 @@ def test_only_the_widths_that_an_error_tells_are_changed() -> None:
     assert not [*with_the_width_given(fields, "expected 5, got 7")]
 
 
+def test_a_model_that_takes_one_row_at_a_time_has_a_small_copy() -> None:
+    small = reduced(default("tvp", "TvpModel"), wanted=200_000)
+    assert small is not None and parameters(small) <= 200_000
+    with pytest.raises(HfAlignError, match="shape"):
+        run_on_zeros(build_without_weights(small))
+    run_on_zeros(build_without_weights(small), rows=1)
+
+
 def test_a_copy_keeps_no_weights_in_a_plain_list() -> None:
     """Where two widths differ, which are one by default, this model projects with what it neither saves nor loads."""
     config = default("oneformer", "OneFormerModel")

@@ -97,9 +97,25 @@ def _hides_all(program: Program) -> bool:
 
 
 def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
-    """As `trace`, for a model of `build_without_weights`."""
+    """As `trace`, for a model of `build_without_weights`; with one row where it takes no more at a time."""
     reasons: list[Exception] = []
-    candidates = [(n, e) for n, e in enumerate(examples(model, batch, length)) if n >= candidate]
+    for rows in dict.fromkeys((batch, 1)):
+        candidates = [(n, e) for n, e in enumerate(examples(model, rows, length)) if n >= candidate]
+        program = _first_traced(model, candidates, reasons)
+        if program is not None:
+            return program
+        errors = [_error_of(model, example) for _, example in candidates]
+        if not all(error is not None and not is_about_numbers(error) for error in errors):
+            break  # it may take more rows, in another way than one alone
+    known = (r for r in reasons if isinstance(r, IncompatibleModels))
+    telling = next(known, next(filter(is_about_numbers, reasons), reasons[0] if reasons else None))
+    why = reason(telling) if telling else f"nothing is known about its arguments ({model.main_input_name})"
+    raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {why}")
+
+
+def _first_traced(
+    model: PreTrainedModel, candidates: list[tuple[int, Example]], reasons: list[Exception]
+) -> Program | None:
     unfit: list[tuple[int, Example]] = []
     unanswered = set[str]()
     for ways, tried in ((_RECORDED, candidates), (_EXPORTED, unfit)):
@@ -114,10 +130,7 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
                 unfit.append((number, example))  # most do not go together with the model, however they are traced
             if program is not None:
                 return replace(program, candidate=number)
-    known = (r for r in reasons if isinstance(r, IncompatibleModels))
-    telling = next(known, next(filter(is_about_numbers, reasons), reasons[0] if reasons else None))
-    why = reason(telling) if telling else f"nothing is known about its arguments ({model.main_input_name})"
-    raise IncompatibleModels(f"{type(model).__name__} cannot be traced: {why}")
+    return None
 
 
 def _traced(
@@ -152,12 +165,18 @@ def _is_its_own(model: PreTrainedModel, example: Example, failed: Exception) -> 
     or would if its weights had values."""
     if isinstance(failed, DoesNotRunError):
         return True
+    error = _error_of(model, example)
+    return type(error) is type(failed) and str(error) == str(failed)
+
+
+def _error_of(model: PreTrainedModel, example: Example) -> Exception | None:
+    """The error in which a call ends that nobody writes down."""
     try:
         with torch.no_grad(), quiet(), left_as_found(model):
             model(**example.arguments)
     except Exception as error:  # as many ways to fail as there are models
-        return type(error) is type(failed) and str(error) == str(failed)
-    return False
+        return error
+    return None
 
 
 def trace_call(model: PreTrainedModel, example: Example) -> Program:

@@ -112,9 +112,9 @@ def modes(
     if isinstance(model, ModuleModel):
         return _of_module(model, answers)
     first, lengths = None, list[int]()
-    for example in (e for length in (_SHORT, _PROMPT) for e in examples(model, _ROWS, length)):
+    for example in (e for rows in (_ROWS, 1) for length in (_SHORT, _PROMPT) for e in examples(model, rows, length)):
         try:
-            with _lengths_computed(_ROWS, lengths):
+            with _lengths_computed(extent(example)[0], lengths):
                 first = answers(_case(Mode("", example), model.config))
         except Exception as error:
             failed.setdefault("", f"{type(error).__name__}: {first_line(error)}")

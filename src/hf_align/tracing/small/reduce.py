@@ -87,12 +87,14 @@ class Search:
 
     Attributes:
         example: the number among `inputs.examples` that it is run with; None takes the first that works.
+        rows: texts or pictures at once that it is run with.
         failures: what is wrong with the fields that failed.
     """
 
     config: PretrainedConfig
     wanted: int
     example: int | None = None
+    rows: int = 2
     fields: Fields = field(default_factory=dict)
     parameters: int | None = None
     trials: int = _TRIALS
@@ -149,7 +151,7 @@ class Search:
             return None
         if _holds_what_it_does_not_save(model):
             raise HfAlignError(f"it {NOT_ITS_OWN}")
-        self.example = run_on_zeros(model, self.example)
+        self.example = run_on_zeros(model, self.example, self.rows)
         return parameters
 
 
@@ -181,12 +183,18 @@ def reduced(
         declared_fields(config, roomy),
         with_all_stages(config, tiny),
         with_all_stages(config, roomy),
+    )
+    as_large = (
         shallow_parts_fields(config, layers),
         shallow_fields(config, layers),
         *([whole] if (whole := handing_on_all_stages(config.to_dict())) != config.to_dict() else []),
     )
-    if not (any(map(search.attempt, starts)) or any(search.attempt_mended(start) for start in starts)):
-        return None
+    if not any(map(search.attempt, starts)):
+        alone = Search(config, wanted, example, rows=1)  # some models take no more at a time
+        if any(map(alone.attempt, starts)):
+            search = alone
+        elif not (any(map(search.attempt, as_large)) or any(map(search.attempt_mended, (*starts, *as_large)))):
+            return None
     search.until = time.process_time() + _SECONDS
     if search.parameters is not None and search.parameters > _SLOW:
         _scale(search)
@@ -248,7 +256,7 @@ def _zeros(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: zero.expand(p.shape) for name, p in model.named_parameters()}
 
 
-def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
+def run_on_zeros(model: PreTrainedModel, example: int | None = None, rows: int = 2) -> int:
     """Run a model of `build_without_weights`, whatever its size: all weights are views of one zero.
 
     Returns:
@@ -258,7 +266,7 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None) -> int:
         HfAlignError: none does, or not with every text.
     """
     weights, reasons = _zeros(model), []
-    for number, candidate in enumerate(examples(model, 2, _LENGTH)):
+    for number, candidate in enumerate(examples(model, rows, _LENGTH)):
         if example is not None and number != example:
             continue
         try:
