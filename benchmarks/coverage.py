@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/coverage.py            # all, two at a time; writes coverage.md
     .venv/bin/python benchmarks/coverage.py llama t5   # some model types or classes, printed
+    .venv/bin/python benchmarks/coverage.py --count 2500   # null directions, too, of copies that are not larger
 
 One class for each model type (causal LM first, then masked LM, seq2seq, image classification, speech, the base model,
 sequence classification), in the smallest copy that its config class accepts. Each is derived from all of its modes, and
@@ -36,7 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import beside  # noqa: F401  before transformers, which looks for packages once
 import torch
 import transformers
-from released import proposed
+from proposed import proposed
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
@@ -60,9 +61,8 @@ MAPPINGS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICAT
             "SEQUENCE_CLASSIFICATION")  # fmt: skip
 LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
-COUNTED = 8000
-"""Parameters up to which null directions are counted: cost grows with their cube. Copies that are smaller still are not
-looked for."""
+SMALL = 8000
+"""Parameters of copies than which smaller ones are not looked for."""
 DRAWS = 3
 """Random weights at which they are, while some are open."""
 KINDS = ("moved", "fixed", "flat", "open")
@@ -142,7 +142,7 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
     if not isinstance(default, wanted):
         default = next((c for c in parts(default) if isinstance(c, wanted)), default)
     default.architectures = [row.name]
-    makers = {"reduced": lambda: reduced(default, wanted=COUNTED), "tiny": lambda: shrink(default, 2, TINY),
+    makers = {"reduced": lambda: reduced(default, wanted=SMALL), "tiny": lambda: shrink(default, 2, TINY),
               "roomy": lambda: shrink(default, 2, ROOMY), "shallow": lambda: shallow(default)}  # fmt: skip
     for kind, make in makers.items():
         try:
@@ -154,18 +154,18 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
             yield kind, config
 
 
-def measure(row: Row, *, count: bool) -> Iterator[Row]:
+def measure(row: Row, *, count: int = 0) -> Iterator[Row]:
     """Fill a row in, as far as it gets; it is given out at every stage.
 
     Args:
-        count: null directions, too.
+        count: null directions, too, of a copy with at most so many parameters.
     """
     for kind, config in copies(row):
         found = _traced(row, config)
         if not found:
             continue
         if kind != "reduced":
-            smaller = reduced(config, wanted=COUNTED, example=found[0][1].candidate)
+            smaller = reduced(config, wanted=SMALL, example=found[0][1].candidate)
             again = _traced(row, smaller) if smaller is not None else []
             kind, found = ("reduced", again) if again else (kind, found)
         row.copy, row.reason, row.modes = kind, "", {mode.name: None for mode, _ in found}
@@ -182,7 +182,7 @@ def _traced(row: Row, config: PretrainedConfig) -> list[tuple[Mode, Program]]:
         return []
 
 
-def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: bool) -> Iterator[Row]:
+def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: int) -> Iterator[Row]:
     modes = {mode.name: raise_epsilons(program, EPSILON) for mode, program in found}
     spec = without_unseen(derive(join(modes)))
     row.parameters = sum(torch.Size(spec.shape(name)).numel() for name in spec.parameters)
@@ -202,7 +202,7 @@ def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: bool) -> Ite
                 break
         row.undecided |= {} if undecided is None else {name: str(undecided)}
     yield row
-    if count and row.parameters <= COUNTED and row.sound:
+    if row.parameters <= count and row.sound:
         directions = _counted(join(modes), spec)
         row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
         yield row
@@ -222,7 +222,7 @@ class _OutOfTimeError(BaseException):
     """No `except Exception` of a model may swallow it."""
 
 
-def _worker(row: Row, pipe: Any, limit: int, memory: int, count: bool) -> None:
+def _worker(row: Row, pipe: Any, limit: int, memory: int, count: int) -> None:
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # which comes again every second
         raise _OutOfTimeError(f"not done in {limit} s of processor time")
@@ -248,7 +248,7 @@ def _worker(row: Row, pipe: Any, limit: int, memory: int, count: bool) -> None:
     pipe.send(row)
 
 
-def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int, *, count: bool) -> Iterator[Row]:
+def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int, *, count: int) -> Iterator[Row]:
     """Measure rows in processes, so many at a time."""
     context = multiprocessing.get_context("fork")
     waiting = list(rows)
@@ -276,7 +276,7 @@ def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int, *, count: boo
 def preload() -> None:
     """Import, once for all children, what tracing and measuring import when they are first used."""
     for name, model_type in (("BertForMaskedLM", "bert"), ("ViTForImageClassification", "vit")):
-        for _ in measure(Row(name, model_type, ""), count=False):
+        for _ in measure(Row(name, model_type, "")):
             pass
 
 
@@ -284,8 +284,12 @@ _FOLDER = re.compile(r"(?<![\w.])/(?:[\w.-]+/)+\S*")
 """A path on this machine, in the words of an error."""
 
 
-def render(rows: list[Row], revision: str) -> str:
-    """The table of coverage.md."""
+def render(rows: list[Row], revision: str, count: int) -> str:
+    """The table of coverage.md.
+
+    Args:
+        count: parameters of a copy up to which null directions were counted.
+    """
     measured = [r for r in rows if r.seconds or r.reason]
     traced = [r for r in measured if r.copy]
     known = [r for r in traced if not r.unknown]
@@ -311,8 +315,9 @@ def render(rows: list[Row], revision: str) -> str:
         "against every mode alone, in float64, on the copy, once more with weights half as large where rounding alone "
         "changes the outputs as much. *reduced* copies are tiny ones (width 8), or have sizes "
         "that were lowered by trying (`reduce.py`); *tiny*, *roomy* (width 32) and *shallow* ones (default sizes in "
-        "two layers) could not be lowered. A weight that no mode reads stands still. Of copies with at most "
-        f"{COUNTED} parameters the null directions of the weights are counted, as `certify` does: *moved* by groups, "
+        "two layers) could not be lowered. Where the defaults of a config class are nothing that a model can be built "
+        "from, `proposed.py` gives it others. A weight that no mode reads stands still. Of copies with at most "
+        f"{count} parameters the null directions of the weights are counted, as `certify` does: *moved* by groups, "
         "*fixed* by the canonical form, *flat* (they change no mean), and *open*.",
         "",
     ]  # fmt: skip
@@ -376,10 +381,10 @@ def _kept(path: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def fill(done: dict[str, Row], rows: list[Row], chosen: argparse.Namespace, *, count: bool) -> None:
+def fill(done: dict[str, Row], rows: list[Row], chosen: argparse.Namespace) -> None:
     """Measure rows, and keep each as soon as it is there."""
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
-    for row in sweep(rows, chosen.jobs, chosen.limit, int(chosen.memory * 2**30), count=count):
+    for row in sweep(rows, chosen.jobs, chosen.limit, int(chosen.memory * 2**30), count=chosen.count):
         done[row.name] = row
         with chosen.results.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
@@ -395,7 +400,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=120, help="seconds of processor time for each class")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB for each class")
     parser.add_argument("--revision", default=_revision(), help="what the rows are kept under")
-    parser.add_argument("--count", action="store_true", help="count null directions after that, small copies first")
+    parser.add_argument("--count", type=int, default=0, help="parameters up to which null directions are counted, too")
     parser.add_argument("--only-report", action="store_true", help="measure nothing, write the table again")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -408,13 +413,11 @@ def main() -> None:
     todo.sort(key=lambda row: before.get(row.name, 0.0))
     if not chosen.only_report:
         preload()
-        fill(done, todo, chosen, count=bool(chosen.only))
-    if chosen.count and not chosen.only_report:
-        due = [r for r in done.values() if r.sound and r.parameters <= COUNTED and not r.counted and not r.reason]
-        due.sort(key=lambda row: row.parameters)
-        fill(done, [Row(r.name, r.model_type, r.revision) for r in due], chosen, count=True)
+        fill(done, todo, chosen)
     if not chosen.only:
-        chosen.report.write_text(render([done.get(r.name, r) for r in everything.values()], chosen.revision))
+        chosen.report.write_text(
+            render([done.get(r.name, r) for r in everything.values()], chosen.revision, chosen.count)
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What released checkpoints say where a config class proposes nothing that a model can be built from.
+"""What configs are given where the defaults of their class are nothing that a model can be built from.
 
 Some defaults leave out a part of the model, or are widths that do not go together, since every checkpoint says
-something else. By model type, what its config is given here.
+something else. The values are of the kind that checkpoints have, and not those of a certain one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _convolutions() -> dict[str, Any]:
     return made
 
 
-RELEASED: dict[str, dict[str, Any]] = {
+GIVEN: dict[str, dict[str, Any]] = {
     "perception_lm": {"vision_config": {
         "model_type": "timm_wrapper", "architecture": "vit_pe_core_large_patch14_336",
         "model_args": {"embed_dim": 1024, "img_size": [448, 448], "depth": 23, "global_pool": "",
@@ -60,5 +60,5 @@ RELEASED: dict[str, dict[str, Any]] = {
 
 
 def proposed(model_type: str) -> PretrainedConfig:
-    """The config of a model type as its class proposes it, with what released checkpoints say instead."""
-    return CONFIG_MAPPING[model_type](**RELEASED.get(model_type, {}))
+    """The config of a model type as its class proposes it, or as it is given here."""
+    return CONFIG_MAPPING[model_type](**GIVEN.get(model_type, {}))

@@ -23,7 +23,7 @@ def _named(config: PretrainedConfig, model_type: str) -> PretrainedConfig:
 
 @pytest.mark.parametrize("model_type", _CLASSES)
 def test_model_is_built_from_what_checkpoints_say_and_not_from_what_its_class_proposes(model_type: str) -> None:
-    proposed = runpy.run_path(str(_BENCHMARKS / "released.py"))["proposed"]
+    proposed = runpy.run_path(str(_BENCHMARKS / "proposed.py"))["proposed"]
     with pytest.raises(IncompatibleModels, match="no model can be built"):
         build_without_weights(_named(CONFIG_MAPPING[model_type](), model_type))
     assert reduced(_named(proposed(model_type), model_type), wanted=200_000) is not None
