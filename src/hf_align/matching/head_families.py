@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hf_align.symmetry.groups import Permutation
@@ -16,8 +17,9 @@ class HeadFamily:
         inner: the spaces inside each head.
         subheads: the space of heads within a head (query heads that share a key, experts of a group), if any.
         leaves: the spaces inside each sub-head.
-        held: other spaces inside, which stay as they are: each meets one of those above in a weight, and heads are
-            compared under the best element of one space at a time.
+        held: other spaces inside, which lie in no weight without one of those above: heads are not compared by them.
+        meeting: all spaces inside that meet another one in a weight, as the channels that a convolution in groups reads
+            and writes. Heads are compared by other weights; then each of these is solved by itself.
     """
 
     heads: str
@@ -25,6 +27,7 @@ class HeadFamily:
     subheads: str | None
     leaves: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
+    meeting: tuple[str, ...] = ()
 
     @property
     def spaces(self) -> frozenset[str]:
@@ -46,18 +49,22 @@ def head_families(spec: SymmetrySpec) -> list[HeadFamily]:
         moving = {n: s for n, s in inside.items() if s.group is not None and n != sub}
         inner = [n for n, s in moving.items() if s.index == (name,)]
         leaves = [n for n, s in moving.items() if sub is not None and s.index == (name, sub)]
-        apart = _apart(spec, [*inner, *leaves])
-        held = tuple(n for n in (*inner, *leaves) if n not in apart)
-        found.append(HeadFamily(name, tuple(n for n in inner if n in apart), sub,
-                          tuple(n for n in leaves if n in apart), held))  # fmt: skip
+        seen = _together(spec, name, {*inner, *leaves})
+        alone = {s for spaces in seen if len(spaces) == 1 for s in spaces}
+        meeting = {s for spaces in seen if len(spaces) > 1 for s in spaces}
+        found.append(HeadFamily(
+            name, tuple(n for n in inner if n in alone), sub, tuple(n for n in leaves if n in alone),
+            tuple(n for n in (*inner, *leaves) if n not in alone), tuple(n for n in (*inner, *leaves) if n in meeting),
+        ))  # fmt: skip
     return found
 
 
-def _apart(spec: SymmetrySpec, spaces: list[str]) -> list[str]:
-    """Those of spaces that meet no earlier one in a weight."""
-    kept: list[str] = []
-    for space in spaces:
-        blocks = [b for name in spec.uses(space) for b in spec.blocks(name) if any(True for _ in b.occurrences(space))]
-        if not any(True for block in blocks for other in kept for _ in block.occurrences(other)):
-            kept.append(space)
-    return kept
+def _together(spec: SymmetrySpec, heads: str, inside: Collection[str]) -> list[set[str]]:
+    """Which spaces inside of heads each block of a weight has."""
+    names = dict.fromkeys(name for space in inside for name in spec.uses(space))
+    blocks = [block for name in names for block in spec.blocks(name)]
+    return [
+        {move.space for move in block.moves} & {*inside}
+        for block in blocks
+        if any(True for _ in block.occurrences(heads))
+    ]

@@ -231,13 +231,18 @@ def _laid_out(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elem
     names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
     for name in names:
         for block in spec.blocks(name):
-            if not any(True for _ in block.occurrences(tree.heads)):
+            if not any(True for _ in block.occurrences(tree.heads)) or _has_several(block, tree):
                 continue
             inner, x = _arrange(block, tree, block.factored(a[name]))
             _, y = _arrange(block, tree, act_on_block(block.factored(b[name]), block, others))
             power = next((f.power for f in block.factors if f.space == inner), PRIMAL) if inner else PRIMAL
             heads_power = next(f.power for f in block.factors if f.space == tree.heads)
             yield _LaidOut(inner, power, heads_power, x, y)
+
+
+def _has_several(block: Block, tree: HeadFamily) -> bool:
+    """Whether spaces inside of heads meet there, so that under no one of them it could be compared."""
+    return len({move.space for move in block.moves} & {*tree.inner, *tree.leaves, *tree.held}) > 1
 
 
 def _arrange(block: Block, tree: HeadFamily, view: Tensor) -> tuple[str | None, Tensor]:

@@ -96,8 +96,10 @@ class Solver:
         """The best elements of a step, all others held; of spaces that meet themselves, better ones."""
         if isinstance(step, HeadFamily):
             found = match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
-            quadratic = self.pairing is best_fit and any(meets_itself(self.spec, s) for s in step.spaces)
-            return Solution(unless_worse(self.spec, found, self.a, self.b, elements) if quadratic else found)
+            all_told = not step.meeting and not any(meets_itself(self.spec, s) for s in step.spaces)
+            if all_told or self.pairing is not best_fit:
+                return Solution(found)
+            return Solution(unless_worse(self.spec, found, self.a, self.b, elements))
         if signed_beside(self.spec, step):
             return Solution(match_turns(self.spec, step, self.a, self.b, elements))
         if meets_itself(self.spec, step):

@@ -90,9 +90,11 @@ def start_streams(
 
 
 def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
-    """What a sweep solves, in order: heads with what is inside them, then spaces by themselves, the residual last."""
+    """What a sweep solves, in order: heads with what is inside them, of that by itself what meets there, then spaces by
+    themselves, the residual last."""
     families = [t for t in head_families(spec) if not t.spaces & set(still)]
-    return [*families, *(s for s in reversed(alone(spec, families)) if s not in still)]
+    inside = [space for family in families for space in family.meeting]
+    return [*families, *inside, *(s for s in reversed(alone(spec, families)) if s not in still)]
 
 
 def descend(
