@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -35,12 +35,13 @@ ABOUT = """# What each step costs as models grow
     OMP_NUM_THREADS=1 python benchmarks/growth.py {sizes}
 
 Revision {revision}, one run. CPU seconds on one thread, and GiB at most. A Llama of random weights in bfloat16, and the
-same in another basis: of width {width}, with {layers}. *Trace* is one call at full depth,
-*spec* the whole derivation without its cache. *Match* is by weights, in {sweeps} sweeps. The *witness* runs both models
-with and without their alignment. *Forward* is three passes over the {tokens} tokens that the *regression* is found on.
-*Write* applies the alignment, and merges to disk. The exponent is that of the line through all points: cost grows as
-parameters to its power. {embeddings:.0f} million parameters of each are the two tables of 32000 tokens, which run and
-are matched at another price than layers.
+same in another basis, of width {width} with {layers} layers. *Trace* is one call at full depth, *spec* the whole
+derivation without its cache. *Match* is by weights, in {sweeps} sweeps. The *witness* runs both models with and
+without their alignment. *Forward* is three passes over the {tokens} tokens that the *regression* is found on.
+*Write* applies the alignment, and merges to disk. Exponents are those of the line through all points: cost grows as
+parameters, or as layers, to their power. {tables:.0f} million parameters of each are its two tables of 32000
+tokens: models that have few others grow slower than their layers, and what costs as much as these grows faster than
+parameters.
 
 """
 
@@ -108,21 +109,22 @@ def measured(a: Path, b: Path, folder: Path) -> dict[str, tuple[float, float]]:
     return {**found, "write": (run.cpu, run.gib)}
 
 
-def exponent(sizes: list[float], seconds: list[float]) -> float:
+def exponent(sizes: Sequence[float], seconds: list[float]) -> float:
     """The slope of log seconds over log size."""
     x, y = torch.tensor(sizes).log(), torch.tensor(seconds).log()
     return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
 
 
-def table(found: dict[float, dict[str, tuple[float, float]]]) -> str:
+def table(found: dict[float, dict[str, tuple[float, float]]], layers: list[int]) -> str:
     """A line for each step: seconds and GiB at each size, and the exponents."""
     sizes = list(found)
-    lines = ["| step | " + " | ".join(f"{size:g} B" for size in sizes) + " | exponent |",
-             "|" + " --- |" * (len(sizes) + 2)]  # fmt: skip
+    lines = ["| step | " + " | ".join(f"{size:g} B" for size in sizes) + " | in parameters | in layers |",
+             "|" + " --- |" * (len(sizes) + 3)]  # fmt: skip
     for step in STEPS:
         seconds = [found[size][step][0] for size in sizes]
         cells = [f"{s:.1f} s, {found[size][step][1]:.1f} GiB" for size, s in zip(sizes, seconds, strict=True)]
-        lines.append(f"| {step} | {' | '.join(cells)} | {exponent(sizes, seconds):.2f} |")
+        cells += [f"{exponent(of, seconds):.2f}" for of in (sizes, layers)]
+        lines.append(f"| {step} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -146,11 +148,11 @@ def main(
                               text=True).stdout.strip()  # fmt: skip
     sweeps = " to ".join(f"{n:.0f}" for n in sorted({f["sweeps"][0] for f in found.values()}))
     asked = " ".join([f"--width {width}", *(f"--size {billions:g}" for billions in found)])
-    layers = [f"{sizes_of(b, width)['num_hidden_layers']} layers at {b:g} billion parameters" for b in found]
-    listed = f"{', '.join(layers[:-1])} and {layers[-1]}"
+    layers = [sizes_of(billions, width)["num_hidden_layers"] for billions in found]
+    listed = f"{', '.join(map(str, layers[:-1]))} and {layers[-1]}"
     about = ABOUT.format(sizes=asked, revision=revision, sweeps=sweeps, tokens=EXAMPLES * LENGTH, width=width,
-                         layers=listed, embeddings=64000 * width / 1e6)  # fmt: skip
-    TABLE.write_text(about + table(found), encoding="utf-8")
+                         layers=listed, tables=64000 * width / 1e6)  # fmt: skip
+    TABLE.write_text(about + table(found, layers), encoding="utf-8")
 
 
 if __name__ == "__main__":
