@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hf_align.tracing import trace
+from hf_align.witness import witness
 from traps import experts as code
 from traps.trap import Trap, cases, check, custom, lengths
 
@@ -38,6 +39,8 @@ def test_what_a_narrow_copy_does_not_show(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runs of a large model are those of a copy as deep, but narrower."""
-    monkeypatch.setattr(trace, "LARGEST", 20_000)
-    check(Trap(f"{kind} measured on a copy", custom(getattr(code, f"{kind}Experts"), **WIDE), lengths(5, 7, 9, 12, 33),
+    for module in (trace, witness):
+        monkeypatch.setattr(module, "LARGEST", 20_000)
+    make = custom(getattr(code, f"{kind}Experts"), **WIDE)
+    check(Trap(f"{kind} on a copy", make, lengths(*range(3, 9), 12, 33),
                may_refuse=kind == "FiveWide"), tmp_path, capsys)  # fmt: skip

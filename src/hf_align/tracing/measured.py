@@ -112,6 +112,14 @@ class _Lengths(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def lists_of_data(call: Callable[[], object]) -> bool:
+    """Whether a call of a model lists fewer entries than a mask has."""
+    lengths = _Lengths(lambda: "")
+    with lengths:
+        call()
+    return bool(lengths.places)
+
+
 def agrees_with_runs(
     model: PreTrainedModel, program: Program, places: Collection[str], before: Measured, here: Callable[[], str]
 ) -> bool:

@@ -45,12 +45,14 @@ class Case:
     Attributes:
         asked: the length that was asked for, None for the mode's own; the model may have fewer positions.
         forced: the tokens that the model goes on with, [rows, tokens]; None where it does not write.
+        seed: of what is drawn.
     """
 
     mode: Mode
     asked: int | None
     arguments: Batch
     forced: Tensor | None = None
+    seed: int = 0
 
     @property
     def length(self) -> int | None:
@@ -224,7 +226,7 @@ def cases(mode: Mode, lengths: tuple[int, ...] | None, config: PretrainedConfig,
             if count < 1:
                 continue
             forced = tokens.flatten()[torch.randint(tokens.numel(), (len(tokens), count), generator=rng)]
-        yield Case(mode, asked, arguments, forced)
+        yield Case(mode, asked, arguments, forced, seed)
 
 
 def _case(mode: Mode, config: PretrainedConfig) -> Case:

@@ -23,6 +23,9 @@ _LENGTHS = (1, 2, 7, 16, 17, 65, 256, 1023)
 """Odd and even, four times as long each time."""
 _ALWAYS = 5
 """The first so many of them cost nothing."""
+_LEAST_LOADS, _MOST_LOADS = 4, 32
+_WORDS = 16
+"""Of a short input."""
 _WINDOWS = ("window", "chunk", "local", "block", "segment", "original_max_position")
 """Parts of names of config fields that say up to where a position sees, or a rule holds."""
 _LITTLE = 2e10
@@ -34,9 +37,8 @@ _SHARE = 0.5
 def lengths(config: PretrainedConfig, spec: SymmetrySpec) -> tuple[int, ...]:
     """Lengths of inputs: short ones, an odd and an even one beyond each window that the config names, and the longest
     that is affordable, where every weight is multiplied once for each token."""
-    parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     most = min(LONGEST, positions(config) or LONGEST)
-    affordable = int(max(_LITTLE, _SHARE * _moving(spec)) / max(parameters, 1))
+    affordable = _affordable(spec)
     chosen = {n for n in _LENGTHS[:_ALWAYS] if n <= most}
     longest = min(most, max(affordable, max(chosen)))
     chosen.add(longest)
@@ -45,6 +47,17 @@ def lengths(config: PretrainedConfig, spec: SymmetrySpec) -> tuple[int, ...]:
         if length < longest and sum(chosen) + length <= affordable:
             chosen.add(length)
     return tuple(sorted(chosen))
+
+
+def loads(spec: SymmetrySpec) -> int:
+    """How many short inputs are run so that experts get as many different numbers of words."""
+    return max(_LEAST_LOADS, min(_MOST_LOADS, _affordable(spec) // _WORDS))
+
+
+def _affordable(spec: SymmetrySpec) -> int:
+    """Tokens for which every weight is multiplied once."""
+    parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
+    return int(max(_LITTLE, _SHARE * _moving(spec)) / max(parameters, 1))
 
 
 def memory(spec: SymmetrySpec, device: torch.device, offload: bool | None) -> int:

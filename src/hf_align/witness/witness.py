@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,16 +27,19 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_as_loaded, build_without_weights
+from hf_align.tracing.measured import LARGEST, lists_of_data, parameters_of
 from hf_align.tracing.mode import Mode, extent
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
-from hf_align.witness.effort import COPIES, lengths
+from hf_align.witness.effort import COPIES, lengths, loads
 from hf_align.witness.findings import Held, Witness
 from hf_align.witness.noise import FAR, Answers, Jittered, bound, calm, changes
 
 _DRAWS = 3
 """Inputs that must all show a change before it is one: where a router is undecided on the first, it is decided on the
 next."""
+_FEWEST, _LENGTHS = 2, 8
+"""Tokens of the shortest input whose words an expert may count, and how many lengths there are from there on."""
 _SHORT = 32
 """Tokens up to which rounding is measured in the plainest mode; it hardly depends on either."""
 
@@ -158,7 +161,8 @@ class _Trial:
             found[case] = self._looked_at_again(case, first, typical, most)
         by_mode: dict[str, dict[str, float]] = {}
         for case, change in found.items():
-            by_mode.setdefault(case.mode.name, {})[str(case.length or "")] = change
+            at = by_mode.setdefault(case.mode.name, {})
+            at[str(case.length or "")] = max(change, at.get(str(case.length or ""), 0.0))
         tokens = max((c.forced.shape[1] for c in asked if c.forced is not None), default=0)
         return Held(self._moved.called, max(found.values()), rounding, most, self._rounded(short), by_mode, not_run,
                     tokens, self._rebased(*next(iter((short or asked).items())), most))  # fmt: skip
@@ -190,8 +194,26 @@ class _Trial:
                     asked[case] = answers(case)
                 except Exception as error:  # models refuse arguments in as many ways as there are models
                     not_run[mode.name] = f"{type(error).__name__}: {first_line(error)}"
+        for case in self._of_every_load(found[:1], model):
+            with suppress(Exception):
+                asked[case] = answers(case)
         ran = {case.mode.name for case in asked}  # at some length, if not at each that was asked for
         return asked, {name: why for name, why in not_run.items() if name not in ran}
+
+    def _of_every_load(self, plainest: Sequence[Mode], model: PreTrainedModel) -> Iterator[Case]:
+        """Short inputs of many lengths for a model that lists what its data chooses, as the words of an expert.
+
+        What it does with one number of words shows with no other, and the runs that looked for it were those of a
+        narrower copy, where a model is large.
+        """
+        if parameters_of(model) <= LARGEST:
+            return
+        for mode in plainest:
+            for seed in range(1, 1 + loads(self._moved.spec)):
+                case = next(cases(mode, (_FEWEST + seed % _LENGTHS,), self._moved.config, seed))
+                if seed == 1 and not lists_of_data(lambda case=case: self._answers(case, self._own, self._before)):
+                    return
+                yield case
 
     def _one_token_less(self, mode: Mode, answers: Callable[[Case], Answers]) -> dict[Case, Answers]:
         """A mode at an even length too, if its own is odd: code may depend on its arguments and on how many there are.
@@ -237,7 +259,8 @@ class _Trial:
         """
         moved, passed, failed = self._moved, list[float](), list[float]()
         asked = None if case.asked is None else (case.asked,)
-        for draw in range(_DRAWS):
+        draws = (case.seed,) if case.seed else range(_DRAWS)
+        for draw in draws:
             drawn = next(cases(case.mode, asked, moved.config, seed=draw))
             before = {drawn: self._answers(drawn, self._own, self._before)}
             both = [self._changes(before, self._own, Jittered(self._before, far)) for far in (FAR, -FAR)]
@@ -251,7 +274,7 @@ class _Trial:
             largest = float(change[still].max())
             most = max(most, bound(float(noise[still].max())))
             (passed if largest <= most else failed).append(largest)
-            if len(failed) > _DRAWS / 2:
+            if len(failed) > len(draws) / 2:
                 raise self._changed(drawn, max(failed), most)
         return max(passed)
 
