@@ -211,7 +211,7 @@ class _Trial:
         for mode in plainest:
             for seed in range(1, 1 + loads(self._moved.spec)):
                 case = next(cases(mode, (_FEWEST + seed % _LENGTHS,), self._moved.config, seed))
-                if seed == 1 and not lists_of_data(lambda case=case: self._answers(case, self._own, self._before)):
+                if seed == 1 and not lists_of_data(partial(self._answers, case, self._own, self._before)):
                     return
                 yield case
 
