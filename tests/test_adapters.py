@@ -89,6 +89,20 @@ def test_an_adapter_is_merged_as_peft_does(asked: dict[str, object], make: Calla
     assert any(not torch.equal(t, weights(base)[n]) for n, t in read(str(lora)).items())  # its config names its base
 
 
+@pytest.mark.parametrize("options", [["--match", "none", "--method", "linear"], ["--effort", "quick", "--no-witness"]])
+def test_a_base_that_an_adapter_does_not_name_is_named(
+    options: list[str], make: Callable[..., tuple[Path, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever fits is merged, which is what was asked for, but perhaps not what was meant."""
+    base, lora, _ = make()
+    other = shutil.copytree(make("y", seed=1)[0], tmp_path / "other")
+    for number, (named, said) in enumerate(((base, False), (other, True))):
+        out = tmp_path / f"out{number}"
+        assert run("merge", other, f"{named}+{lora}", "-o", out, "--quiet", *options) == 0
+        found = " ".join(capsys.readouterr().out.split())
+        assert ("the adapter lora names base as its base, and is merged into other" in found) == said
+
+
 def test_weights_that_are_stored_transposed(make: Callable[..., tuple[Path, ...]]) -> None:
     """GPT-2's projections are [inputs, outputs]; c_proj is square, so only the config tells."""
     asked = {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}

@@ -92,6 +92,16 @@ class Source:
         return found | (self.adapter.record(f"{role} (adapter)") if self.adapter else {})
 
     @property
+    def doubts(self) -> list[str]:
+        """A sentence if its adapter names another base."""
+        config = own_json(self.adapter.folder, ADAPTER) if self.adapter is not None else None
+        named = (config or {}).get("base_model_name_or_path")
+        base = one_line(named.rstrip("/").rpartition("/")[2]) if isinstance(named, str) else ""
+        if self.adapter is None or base in ("", self.own_name.rpartition("/")[2]):
+            return []
+        return [f"the adapter {self.adapter.own_name} names {base} as its base, and is merged into {self.own_name}"]
+
+    @property
     def repository(self) -> str | None:
         """The Hub id, `org/name`."""
         return self.shards.repository if self.shards else None

@@ -52,6 +52,7 @@ class OpenedJob(Job[B]):
         report = Report(str(output), first.spec.model_type, untied=first.untied,
                         pinned_by_unknown_ops=dict(first.spec.unknown_ops))  # fmt: skip
         report.notes += [f"{m.source.name} {change}" for m in self.models.models for change in m.changes]
+        report.notes += [doubt for source in self.models.sources for doubt in source.doubts]
         for source in self.models.sources[1:] if not options.retokenize else ():
             report.notes += renamed_tokens([self.models.sources[0].folder, source.folder])
         if first.spec.unread and matches:

@@ -131,6 +131,7 @@ class Plain(Job[None]):
     def report(self, output: Path, match: None) -> Report:
         named = renamed_tokens([source.folder for source in self.sources])
         named += said_of_lacking(self.same.a.folder, self.same.a, trust_remote_code=self.options.trust_remote_code)
+        named += [doubt for source in self.sources for doubt in source.doubts]
         return Report(str(output), str(self.same.config.get("model_type")), notes=named)
 
 
