@@ -279,16 +279,16 @@ def test_adapters_that_cannot_be_merged(
 def test_adapters_that_do_not_fit(
     make: Callable[..., tuple[Path, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (base, _, _), (_, wide, _) = make("x"), make("y", config=tiny_llama(hidden_size=16, head_dim=8))
+    (base, _, _), (alike, wide, _) = make("x"), make("y", config=tiny_llama(hidden_size=16, head_dim=8))
     (_, elsewhere, _) = make("z", transformers.GPT2LMHeadModel, tiny_gpt2(), target_modules=["c_fc"])
     assert "does not fit the base's" in refused(capsys, tmp_path / "out", base, f"{base}+{wide}")
     assert "which its base does not store" in refused(capsys, tmp_path / "out", base, f"{base}+{elsewhere}")
     assert "is not of the form BASE+ADAPTER" in refused(capsys, tmp_path / "out", base, f"{base}+{base}")
     stored = load_file(wide / "adapter_model.safetensors")
     save_file({n: t for n, t in stored.items() if "lora_A" in n}, wide / "adapter_model.safetensors")
-    assert "has only half of the change" in refused(capsys, tmp_path / "out", base, wide)
+    assert "has only half of the change" in refused(capsys, tmp_path / "out", alike, wide)
     (wide / "adapter_model.safetensors").unlink()
-    assert "has no adapter_model.safetensors" in refused(capsys, tmp_path / "out", base, wide)
+    assert "has no adapter_model.safetensors" in refused(capsys, tmp_path / "out", alike, wide)
 
 
 def test_an_adapter_with_more_than_two_factors(
