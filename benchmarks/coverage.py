@@ -63,6 +63,8 @@ LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
 SMALL = 8000
 """Parameters of copies than which smaller ones are not looked for."""
+COUNTING = 20
+"""Seconds of processor time that this takes at most: a model of long sounds has many numbers to differentiate."""
 DRAWS = 3
 """Random weights at which they are, while some are open."""
 KINDS = ("moved", "fixed", "flat", "open")
@@ -203,6 +205,7 @@ def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: int) -> Iter
         row.undecided |= {} if undecided is None else {name: str(undecided)}
     yield row
     if row.parameters <= count and row.sound:
+        _hurry(COUNTING)
         directions = _counted(join(modes), spec)
         row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
         yield row
@@ -218,6 +221,13 @@ def _counted(program: Program, spec: SymmetrySpec) -> NullDirections:
     return min(drawn, key=lambda found: found.nullity)
 
 
+def _hurry(seconds: int) -> None:
+    """Lower the limit of processor time of this process to so many seconds from now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    last = int(time.process_time()) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (last if soft == resource.RLIM_INFINITY else min(soft, last), hard))
+
+
 class _OutOfTimeError(BaseException):
     """No `except Exception` of a model may swallow it."""
 
@@ -225,7 +235,7 @@ class _OutOfTimeError(BaseException):
 def _worker(row: Row, pipe: Any, limit: int, memory: int, count: int) -> None:
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # which comes again every second
-        raise _OutOfTimeError(f"not done in {limit} s of processor time")
+        raise _OutOfTimeError(f"not done in {time.process_time() - before:.0f} s of processor time")
 
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
