@@ -39,6 +39,8 @@ _REACHED = 1e-6
 """Of a direction of unit length among weights that are not reached, what rounding leaves of it among those that are."""
 _INDEPENDENT = 1e-9
 """Far above what rounding leaves of a direction less its part in the span of others."""
+_CONTEXTS = 64
+"""In which all rows of tables are looked up: a direction that moves others, too, has an effect without them."""
 _SHARE = 1.2
 """Outputs that a first look at the weights sees, for each direction in which they may have an effect."""
 _MANY = 32
@@ -100,8 +102,8 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     weights = canonical_weights(program, spec, rng, around_kinks=thorough)
     moved, fixed = tangents(spec, weights), fibres(spec.gauges, weights)
     sizes = {name: weight.numel() for name, weight in weights.items()}
-    whole = looks(program, sizes, _SHARE, spare=1)
-    read = reached(program, weights, sum(look.contexts for look in whole), rng)
+    contexts = sum(look.contexts for look in looks(program, sizes, _SHARE, spare=1))
+    read = reached(program, weights, max(contexts, _CONTEXTS), rng)
     first = orthonormal(moved[:, read])
     second = beside(first, fixed.tangents[:, read])
     derivatives, rest = _beyond(program, weights, torch.cat([first, second]), read, rng)
