@@ -28,6 +28,7 @@ def _start_server() -> None:
     FORKS.set_forkserver_preload(["loaded"])
     with pytest.MonkeyPatch.context() as patch:  # it does not get this process' path
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("OMP_NUM_THREADS", "1")  # a fork has none of its parent's threads, and would wait for them
         forkserver.ensure_running()
 
 
