@@ -307,6 +307,10 @@ def render(rows: list[Row], revision: str, count: int) -> str:
     counted = [r for r in sound if r.counted]
     complete = [r for r in counted if not r.counted["open"]]
     modes = [len(r.modes) for r in traced]
+    counting = (
+        f" Of copies with at most {count} parameters the null directions of the weights are counted, as `certify` "
+        "does: *moved* by groups, *fixed* by the canonical form, *flat* (they change no mean), and *open*."
+    ) if count else ""  # fmt: skip
     lines = [
         "# Coverage",
         "",
@@ -326,9 +330,7 @@ def render(rows: list[Row], revision: str, count: int) -> str:
         "changes the outputs as much. *reduced* copies are tiny ones (width 8), or have sizes "
         "that were lowered by trying (`reduce.py`); *tiny*, *roomy* (width 32) and *shallow* ones (default sizes in "
         "two layers) could not be lowered. Where the defaults of a config class are nothing that a model can be built "
-        "from, `proposed.py` gives it others. A weight that no mode reads stands still. Of copies with at most "
-        f"{count} parameters the null directions of the weights are counted, as `certify` does: *moved* by groups, "
-        "*fixed* by the canonical form, *flat* (they change no mean), and *open*.",
+        "from, `proposed.py` gives it others. A weight that no mode reads stands still." + counting,
         "",
     ]  # fmt: skip
     waiting = [r.model_type for r in rows if not r.seconds and not r.reason]
