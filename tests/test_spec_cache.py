@@ -109,7 +109,7 @@ def test_it_can_be_off_or_out_of_reach(
 
 
 def test_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(spec_cache, "_ENTRIES", 3)
+    monkeypatch.setattr("hf_align.runtime.kept._ENTRIES", 3)
     spec = derive_by_depth(tiny_gpt2())
     for i in range(6):
         spec_cache._write(tmp_path / f"{i}.json.gz", spec)

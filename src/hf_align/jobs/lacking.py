@@ -1,7 +1,8 @@
 """Weights of an architecture that none of the checkpoints of a plain merge stores.
 
 Only the modelling code knows them, and loading it takes longer than many such merges. So it is asked where names and
-shapes look as if something lacked, and what it says is kept for the next merge of checkpoints that store the same.
+shapes look as if something were missing, and what it says is kept for the next merge of checkpoints that store the
+same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,16 +19,14 @@ from pathlib import Path
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import HfAlignError
-from hf_align.runtime.kept import kept_folder
+from hf_align.runtime.kept import keep, kept_folder
 
 TIED = "tie_word_embeddings"
 """The field of a config that says whether the head is the table of embeddings."""
-_ENTRIES = 256
-"""As many answers are kept, those that were written last."""
 
 
 def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
-    """One sentence if something lacks, or if nobody knows; none if all is there, or nothing looks otherwise.
+    """One sentence if something is missing, or if that is not known; none if all is there, or nothing looks otherwise.
 
     Args:
         folder: of the config, and of modelling code that a model brings along.
@@ -43,7 +41,7 @@ def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool
             return [str(said) for said in found]
     said = _said(folder, stored, trust_remote_code=trust_remote_code)
     if path is not None:
-        _keep(path, said)
+        keep(path, json.dumps(said).encode())
     return said
 
 
@@ -77,7 +75,7 @@ def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[
         found = inventory(model)
         missing = [n for n in match_names(model, stored, found.ties, {}).missing if n in found.shapes]
     except HfAlignError:
-        return ["whether weights of the architecture lack in both models is not known: its code cannot be loaded"]
+        return ["it is not known whether both models lack weights of their architecture: its code cannot be loaded"]
     if not missing:
         return []
     more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
@@ -91,14 +89,3 @@ def _key(folder: Path, stored: Checkpoint, trust_remote_code: bool) -> str:
     shapes: Mapping[str, tuple[int, ...]] = {name: stored.info(name).shape for name in stored}
     facts = [version("transformers"), version("hf-align"), own_json(folder, "config.json"), code, shapes]
     return hashlib.sha256(json.dumps([*facts, trust_remote_code], sort_keys=True).encode()).hexdigest()
-
-
-def _keep(path: Path, said: list[str]) -> None:
-    """Where it cannot be kept, nothing is lost but time."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            json.dump(said, file)
-        Path(file.name).replace(path)
-        for old in sorted(path.parent.glob("*.json"), key=lambda entry: entry.stat().st_mtime)[:-_ENTRIES]:
-            old.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ class Trait(Flag):
     AS_PAIRS = auto()
     """Complex numbers as pairs of reals."""
     MUST_FIT = auto()
-    """Refuses operands whose shapes or numbers do not go together, which nobody looks at on no device."""
+    """Refuses operands whose shapes or numbers do not go together, which tensors without a device do not check."""
     PASSES_NUMBERS = auto()
     """A number that points to an axis may go through."""
 

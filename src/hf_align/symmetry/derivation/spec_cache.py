@@ -12,9 +12,7 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
@@ -25,7 +23,7 @@ import transformers
 from transformers import PretrainedConfig
 from transformers.utils.hub import HF_MODULES_CACHE
 
-from hf_align.runtime.kept import kept_folder
+from hf_align.runtime.kept import keep, kept_folder
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
 from hf_align.symmetry.interpreter.call import RULES
@@ -36,8 +34,6 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.modules import ModuleConfig
 
 logger = logging.getLogger(__name__)
-_ENTRIES = 256
-"""As many specs are kept, those that were written last."""
 _WITH_A_VERSION = ("torch", "builtins", "abc", "typing", "huggingface_hub")
 """Packages whose classes are the same while torch and transformers are."""
 _OWN = {file.parent for room in ("symmetry", "tracing") for file in (Path(__file__).parents[2] / room).rglob("*.py")}
@@ -91,25 +87,12 @@ def _read(path: Path) -> SymmetrySpec | None:
 
 
 def _write(path: Path, spec: SymmetrySpec) -> None:
-    """Where it cannot be kept, nothing is lost but time."""
+    """Keep a spec, if it comes back as it was."""
     plain = to_plain(spec)
     if from_plain(plain) != spec:
         logger.warning("the spec of %s is not kept: it does not come back as it was", spec.model_type)
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(gzip.compress(json.dumps(plain).encode(), compresslevel=1))
-        os.replace(file.name, path)
-        _drop_oldest(path.parent)
-    except OSError as error:
-        logger.info("%s is not kept: %s", path.name, error)
-
-
-def _drop_oldest(folder: Path) -> None:
-    entries = sorted(folder.glob("*.json.gz"), key=lambda entry: entry.stat().st_mtime)
-    for entry in entries[:-_ENTRIES]:
-        entry.unlink(missing_ok=True)
+    keep(path, gzip.compress(json.dumps(plain).encode(), compresslevel=1))
 
 
 def _key(config: PretrainedConfig, asked: list[Any]) -> str | None:
