@@ -44,7 +44,16 @@ from transformers.models.auto import modeling_auto
 from hf_align.errors import first_line
 from hf_align.symmetry.certificate.certify import decided_soundness
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
-from hf_align.symmetry.certificate.random_copy import SIZES, raise_epsilons, random_inputs, random_weights, with_eps
+from hf_align.symmetry.certificate.random_copy import (
+    MANY_TOKENS,
+    SIZES,
+    lower_limits,
+    raise_epsilons,
+    random_inputs,
+    random_weights,
+    with_eps,
+    with_tokens,
+)
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.spec import SymmetrySpec
@@ -172,7 +181,7 @@ def measure(row: Row, *, count: int = 0) -> Iterator[Row]:
             kind, found = ("reduced", again) if again else (kind, found)
         row.copy, row.reason, row.modes = kind, "", {mode.name: None for mode, _ in found}
         yield row
-        yield from _analyse(row, found, count=count)
+        yield from _analyse(row, config, found, count=count)
         return
 
 
@@ -184,9 +193,8 @@ def _traced(row: Row, config: PretrainedConfig) -> list[tuple[Mode, Program]]:
         return []
 
 
-def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: int) -> Iterator[Row]:
-    modes = {mode.name: raise_epsilons(program, EPSILON) for mode, program in found}
-    spec = without_unseen(derive(join(modes)))
+def _analyse(row: Row, config: PretrainedConfig, found: list[tuple[Mode, Program]], *, count: int) -> Iterator[Row]:
+    modes, spec = _derived(found)
     row.parameters = sum(torch.Size(spec.shape(name)).numel() for name in spec.parameters)
     row.unknown, row.unread, row.spaces = sorted(spec.unknown_ops), list(spec.unread), len(spec.spaces)
     row.groups = sorted({type(s.group).__name__ for s in spec.spaces.values() if s.group is not None})
@@ -206,16 +214,28 @@ def _analyse(row: Row, found: list[tuple[Mode, Program]], *, count: int) -> Iter
     yield row
     if row.parameters <= count and row.sound:
         _hurry(COUNTING)
-        directions = _counted(join(modes), spec)
+        directions = _counted(join(modes), spec, config)
         row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
         yield row
 
 
-def _counted(program: Program, spec: SymmetrySpec) -> NullDirections:
-    """The null directions at the random weights that have fewest: what is gone at others is none of the model."""
-    drawn: list[NullDirections] = []
-    for seed in range(DRAWS):
-        drawn.append(null_directions(program, spec, torch.Generator().manual_seed(seed), thorough=bool(drawn)))
+def _derived(found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], SymmetrySpec]:
+    modes = {mode.name: lower_limits(raise_epsilons(program, EPSILON)) for mode, program in found}
+    return modes, without_unseen(derive(join(modes)))
+
+
+def _counted(program: Program, spec: SymmetrySpec, config: PretrainedConfig) -> NullDirections:
+    """The null directions at the random weights that have fewest: what is gone at others, or with more tokens, is none
+    of the model."""
+    first = null_directions(program, spec, torch.Generator().manual_seed(0))
+    if not len(first.open):
+        return first
+    if (larger := with_tokens(config, MANY_TOKENS)) is not None and (found := _traced(Row("", "", ""), larger)):
+        modes, spec = _derived(found)
+        program, first = join(modes), None
+    drawn = [] if first is None else [first]
+    for seed in range(1, DRAWS):
+        drawn.append(null_directions(program, spec, torch.Generator().manual_seed(seed), thorough=True))
         if not len(drawn[-1].open):
             break
     return min(drawn, key=lambda found: found.nullity)

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
 from hf_align.symmetry.certificate.random_copy import (
+    MANY_TOKENS,
     SIZES,
     Weights,
     lower_limits,
@@ -45,8 +46,6 @@ _LEAK = 1e-6
 """A direction of a group or a fibre with more effect than that, over that of a random one, is no symmetry."""
 _ATTEMPTS = 6
 """Random weights of which null directions are counted at most: the fewest are the model's own."""
-_TOKENS = 48
-"""More than there are entries in a symmetric matrix as wide as a small copy is."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _UNREVIEWED = Review("", OverrideFile(overrides=()))
@@ -169,7 +168,7 @@ def certify(
     drawn: list[NullDirections] = []
     error, doubt = 0.0, ""
     for attempt in range(_ATTEMPTS):
-        if attempt == 1 and (larger := with_tokens(config, _TOKENS)) is not None:
+        if attempt == 1 and (larger := with_tokens(config, MANY_TOKENS)) is not None:
             program, spec = derived(called(larger))
             drawn.clear()
         rng = torch.Generator().manual_seed(seed + attempt)

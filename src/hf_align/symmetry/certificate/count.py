@@ -107,14 +107,22 @@ def _numbers(nodes: Iterable[Node]) -> int:
 
 def _rows(result: Node, wanted: float = math.inf) -> int:
     """Outputs that one context adds to the Jacobian."""
-    return torch.Size(_shape(result)[:-1]).numel() * _mixed(result, wanted)
+    places, _, combinations = _mixed(result, wanted)
+    return places * combinations
 
 
-def _mixed(result: Node, wanted: float) -> int:
-    """Combinations of the outputs at each position."""
+def _mixed(result: Node, wanted: float) -> tuple[int, int, int]:
+    """Outputs that are mixed with each other: how many such sets there are, the entries of each, and combinations of
+    them. They are those at one position, or all where fewer are wanted than there are positions."""
     *places, size = _shape(result)
-    few = min(size, _OUTPUTS_MIXED)
-    return min(few, math.ceil(wanted / max(1, torch.Size(places).numel()))) if wanted < math.inf else few
+    count = torch.Size(places).numel()
+    if wanted < count:
+        return 1, count * size, math.ceil(wanted)
+    return (
+        count,
+        size,
+        min(size, _OUTPUTS_MIXED, *([math.ceil(wanted / count)] if 0 < count and wanted < math.inf else [])),
+    )
 
 
 def _shape(result: Node) -> torch.Size:
@@ -151,18 +159,23 @@ def jacobian(program: Program, weights: Weights, looks: Iterable[Look], rng: Gen
 
 
 def _jacobian(program: Program, weights: Weights, result: Node, look: Look, rng: Generator) -> Tensor:
-    needed, shape = upstream([result], program), _shape(result)
+    needed = upstream([result], program)
     at_once = 1 + _NUMBERS // _numbers(needed)
-    mixes = torch.randn(look.contexts, *shape, _mixed(result, look.wanted), generator=rng, dtype=torch.float64)
+    mixes = torch.randn(look.contexts, *_mixed(result, look.wanted), generator=rng, dtype=torch.float64)
 
     def at(inputs: Mapping[str, Tensor], mix: Tensor) -> Tensor:
         def seen(leaves: Weights) -> Tensor:
             value = run(program, leaves, inputs, needed)[result]
-            return (value.reshape(*shape[:-1], 1, shape[-1]) @ mix).reshape(-1)
+            return (value.reshape(len(mix), 1, -1) @ mix).reshape(-1)
 
         shown, pull_back = torch.func.vjp(seen, weights)  # type: ignore[misc]
-        gradients = torch.func.vmap(lambda one: pull_back(one)[0], chunk_size=at_once)(torch.eye(len(shown)).double())
-        return torch.cat([gradients[name].reshape(len(shown), -1) for name in weights], 1)
+
+        def derivative(one: Tensor) -> Tensor:
+            gradients = pull_back(one)[0]
+            # Detached: each would keep all that it was computed from, in order to be differentiated once more.
+            return torch.cat([gradients[name].detach().reshape(-1) for name in weights])
+
+        return torch.func.vmap(derivative, chunk_size=at_once)(torch.eye(len(shown)).double())
 
     contexts = [random_inputs(program, rng) for _ in range(look.contexts)]
     return torch.cat([*_each(at, contexts, (mixes,), at_once // (_rows(result, look.wanted) + 1))])

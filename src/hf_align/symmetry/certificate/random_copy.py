@@ -19,6 +19,8 @@ from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
 Weights = dict[str, Tensor]
+MANY_TOKENS = 128
+"""Of a copy in which some directions seem open: what a block makes of single tokens it can show for so many at most."""
 SIZES = (1.0, 0.5)
 """Of random weights; the second where a model is undecided at the first: from layer to layer rounding grows as weights
 do. Of much smaller ones no unit would reach a limit."""
