@@ -141,8 +141,30 @@ def from_angles(x: Tensor) -> Tensor:
     return turned(x, torch.tensor([[p * f for f in FREQUENCIES] for p in range(7)], dtype=torch.float32))
 
 
-def planes_of(call: Callable[[Tensor], Tensor]) -> tuple[set[frozenset[tuple[int, int]]], tuple[int, ...]]:
-    spec = derive(trace_op(OpExample("cat", call, (Data((7, 16)),), "")))
+def from_one_place(x: Tensor) -> Tensor:
+    return turned(x, (torch.arange(1) + 11)[:, None].float() * torch.tensor(FREQUENCIES))
+
+
+def from_angles_of_one_place(x: Tensor) -> Tensor:
+    return turned(x, torch.tensor([[11 * f for f in FREQUENCIES]]))
+
+
+def from_whole_frequencies_at_one_place(x: Tensor) -> Tensor:
+    return turned(x, (torch.arange(1) + 11)[:, None].float() * torch.tensor([1.0, 2.0, 0.0, 2.0, 3.0, 4.0, -2.0]))
+
+
+def from_neighbours(x: Tensor) -> Tensor:
+    """As a step with a cache does: neighbours turn towards each other, and are laid out as halves."""
+    even, odd, rest = x[:, 0:14:2], x[:, 1:14:2], x[:, 14:]
+    angles = (torch.arange(1) + 11)[:, None].float() * torch.tensor(FREQUENCIES)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([even * cos - odd * sin, odd * cos + even * sin, rest], 1)
+
+
+def planes_of(
+    call: Callable[[Tensor], Tensor], places: int = 7
+) -> tuple[set[frozenset[tuple[int, int]]], tuple[int, ...]]:
+    spec = derive(trace_op(OpExample("cat", call, (Data((places, 16)),), "")))
     (group,) = {s.group for s in spec.spaces.values() if isinstance(s.group, RotaryCommutant)}
     return set(map(frozenset, group.rotations.planes)), group.rotations.still
 
@@ -158,6 +180,27 @@ def test_what_is_not_seen_to_turn_at_given_angles_might_at_others() -> None:
     planes, still = planes_of(from_angles)
     assert frozenset([(2, 9)]) in planes and still == (14, 15)
     assert frozenset([(5, 12)]) in planes and frozenset([(4, 11)]) in planes
+
+
+@pytest.mark.parametrize("call", [from_one_place, from_whole_frequencies_at_one_place])
+def test_one_place_says_as_much_as_many(call: Callable[[Tensor], Tensor]) -> None:
+    alone = [(0, 7), (4, 11), (5, 12)]
+    expected = {frozenset([plane]) for plane in alone} | {frozenset([(1, 8), (3, 10), (13, 6)])}
+    assert planes_of(call, 1) == (expected, (2, 9, 14, 15))
+
+
+def test_angles_of_one_place_leave_in_doubt_what_stands_still() -> None:
+    planes, still = planes_of(from_angles_of_one_place, 1)
+    assert frozenset([(2, 9)]) in planes and still == (14, 15)
+
+
+def test_neighbours_that_are_laid_out_as_halves_are_found_at_one_place() -> None:
+    program = trace_op(OpExample("cat", from_neighbours, (Data((1, 16)),), ""))
+    (region,) = linear_regions.find_rotations(program).values()
+    alone = [(0, 1), (8, 9), (10, 11)]
+    expected = {frozenset([p]) for p in alone} | {frozenset([(2, 3), (6, 7), (13, 12)])}
+    assert set(map(frozenset, region.rotations.planes)) == expected and region.rotations.still == (4, 5, 14, 15)
+    assert region.order == (*range(0, 14, 2), *range(1, 14, 2), 14, 15)
 
 
 def test_coordinates_that_only_pass_by_are_not_looked_at_at_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:

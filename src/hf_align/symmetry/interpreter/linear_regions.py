@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.positions import Places, with_other_numbers
-from hf_align.symmetry.interpreter.rotations import Rotations, reordering
+from hf_align.symmetry.interpreter.rotations import Rotations, reordering, reordering_of_planes
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.layer_code import digest
 from hf_align.tracing.ops import Trait, does
@@ -258,7 +258,7 @@ def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
     order = reordering(distinct)
     if len(distinct) == 1 and reordering(distinct.abs()) is not None:  # signs and places, as at the origin of one
         return None
-    order = order or tuple(range(size))  # positions may begin at one, where all coordinates turn
+    order = order or reordering_of_planes(distinct[0]) or tuple(range(size))  # where all coordinates turn
     unchanged = torch.eye(size, dtype=torch.float64)
     back = unchanged[:, list(order)]
     distinct = back @ distinct

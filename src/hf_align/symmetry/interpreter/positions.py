@@ -82,7 +82,9 @@ class Places:
         return self._at({**_stirred(self.known, leaves), **self._positions(_STRIDES[0])})
 
     def _positions(self, stride: int) -> dict[fx.Node, Tensor]:
-        return {node: value * (stride + 2 * k) for k, (node, value) in enumerate(self.sources.items())}
+        """Other numbers in the place of position ids; a single one may be zero, and is counted on."""
+        strides = {node: stride + 2 * k for k, node in enumerate(self.sources)}
+        return {n: v * strides[n] if len(v.unique()) > 1 else v + strides[n] for n, v in self.sources.items()}
 
     def _at(self, changes: Mapping[fx.Node, Any]) -> Tensor | None:
         try:
@@ -92,17 +94,22 @@ class Places:
         return None if maps is None else maps.reshape(-1, *maps.shape[-2:])
 
     def _is_position(self, leaf: fx.Node) -> bool:
-        """Whether to add one to what a constant counts turns everything once more by the same."""
+        """Whether to add one to what a constant counts turns everything once more by the same.
+
+        Where there is one place, it is added twice; what is stored as whole numbers is no frequency, which turns so, too.
+        """
         value = self.known[leaf]
-        if (
-            value.is_complex()
-            or value.dtype == torch.bool
-            or not torch.equal(value, value.round())
-            or len(value.unique()) < 2
-        ):
+        if value.is_complex() or value.dtype == torch.bool or not torch.equal(value, value.round()):
             return False
         here, there = self._at({leaf: value}), self._at({leaf: value + 1})
         if here is None or there is None or here.shape != there.shape or torch.equal(here, there):
+            return False
+        if len(here) == 1:
+            further = self._at({leaf: value + 2})
+            if value.is_floating_point() or further is None:
+                return False
+            here, there = torch.cat([here, there]), torch.cat([there, further])
+        elif len(value.unique()) < 2:
             return False
         step, info = torch.linalg.solve_ex(here.mT, there.mT)
         return not bool(info.any()) and bool(torch.allclose(step, step[:1].expand_as(step), rtol=_SAME, atol=_SAME))

@@ -134,6 +134,23 @@ def reordering(maps: Tensor) -> tuple[int, ...] | None:
     return tuple(pattern[(identity or chosen)[0]].argmax(-1).tolist())
 
 
+def reordering_of_planes(turned: Tensor) -> tuple[int, ...] | None:
+    """Which coordinate each one shows at position zero, from a map at another, if what is made of two coordinates shows
+    these: of both orders, one makes a rotation of it, and the other a reflection."""
+    order = [-1] * len(turned)
+    made_of: dict[tuple[int, ...], list[int]] = {}
+    for row, entries in enumerate(turned):
+        made_of.setdefault(tuple(entries.nonzero()[:, 0].tolist()), []).append(row)
+    for columns, rows in made_of.items():
+        if len(columns) != len(rows) or len(rows) > 2:
+            return None
+        if len(rows) == 2 and not turned[rows][:, list(columns)].det() > 0:
+            columns = columns[::-1]
+        for row, column in zip(rows, columns, strict=True):
+            order[row] = column
+    return tuple(order)
+
+
 def _classes_of_equal_frequency(turns: dict[tuple[int, int], Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Planes that turn by the same angles, to the last bit, or by their negatives. One not seen to turn is alone."""
     classes: list[list[tuple[int, int]]] = []
