@@ -20,6 +20,7 @@ from hf_align.symmetry.gauges.angle_tables import TurnTable
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
+from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
 from hf_align.symmetry.gauges.shears import ShearAlongMean
@@ -208,6 +209,34 @@ def test_what_is_divided_by_its_length_has_one_only_where_nothing_sees_it(part: 
     """By weight, how many sets of its rows have a length of their own."""
     found = [g for g in gauges(part) if isinstance(g, LevelLength)]
     assert {g.weight.split(".")[-2]: len(g.rows) for g in found} == weights
+
+
+@pytest.mark.parametrize(
+    ("part", "has"),
+    [("Taps", True), ("TapsShifted", False), ("TapsShown", False), ("TapsPassing", False),
+     ("TapsSized", False)],
+)  # fmt: skip
+def test_a_channel_has_a_factor_only_where_nothing_but_its_kernel_sees_it(part: str, has: bool) -> None:
+    gauge = one(LevelKernels, part)
+    assert (gauge is not None) == has
+    if gauge is not None:
+        spec = derive(program(part))
+        weights = CanonicalWeights(random_weights(spec, torch.Generator().manual_seed(1)), spec.gauges)
+        kernel, written = (weights[name].flatten(1).square().mean(1) for name in gauge.targets)
+        assert torch.allclose(kernel, written)
+
+
+def test_kernels_may_be_zero_or_huge() -> None:
+    gauge = LevelKernels("k", (ChannelWriter("w", 1, "b", (2, 0, -1)),))
+    for size in (0.0, 1e-200, 1.0, 1e200):
+        kernel, weight = size * torch.ones(3, 1, 2).double(), torch.arange(12.0).reshape(3, 4).double()
+        fixed = CanonicalWeights({"k": kernel, "w": weight, "b": torch.ones(4).double()}, (gauge,))
+        assert fixed["k"].isfinite().all() and torch.equal(fixed["k"][2], kernel[2])
+        assert torch.equal(fixed["w"][:, [1, 3]], weight[:, [1, 3]])
+        for channel, row in ((0, 2), (1, 0)):
+            before, after = kernel[channel, 0, 0] * weight[:, row], fixed["k"][channel, 0, 0] * fixed["w"][:, row]
+            assert torch.allclose(before, after, atol=0)
+            assert torch.allclose(kernel[channel, 0, 0], fixed["k"][channel, 0, 0] * fixed["b"][row], atol=0)
 
 
 def test_lengths_may_be_zero_or_huge() -> None:

@@ -173,6 +173,55 @@ class BypassMixed(Bypass):
         return (second + first) * torch.sigmoid(first) + functional.silu(first) * self.by
 
 
+class Taps(MLP):
+    """A convolution of single channels, two of each unit, with a gain that both share."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.kernel = nn.Conv1d(config.intermediate_size, config.intermediate_size, 2, padding=1,
+                                groups=config.intermediate_size, bias=False)  # fmt: skip
+        self.unit = nn.Parameter(torch.ones(config.intermediate_size // 2))
+
+    def written(self, x: Tensor) -> Tensor:
+        return self.up(x)
+
+    def read(self, x: Tensor) -> Tensor:
+        return self.kernel(x.mT)[..., : x.shape[1]].mT
+
+    def hidden(self, x: Tensor) -> Tensor:
+        heads = functional.silu(self.read(self.written(x))).unflatten(-1, (2, -1))
+        size = (heads.square().mean(-1, keepdim=True) + 0.1).sqrt()
+        return (heads / size * self.unit).flatten(-2) * self.gate(x)
+
+
+class TapsShifted(Taps):
+    """A number is added before."""
+
+    def written(self, x: Tensor) -> Tensor:
+        return self.up(x) + 1.0
+
+
+class TapsShown(Taps):
+    """What the channels are written with is seen beside them."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(x) + self.up(x)
+
+
+class TapsPassing(Taps):
+    """Taps go past their kernels, too."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return super().read(x) + x
+
+
+class TapsSized(Taps):
+    """The size of the kernels is read, too."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(x) * self.kernel.weight.square().mean()
+
+
 for _part in list(globals().values()):
     if isinstance(_part, type) and issubclass(_part, MLP) and _part is not MLP:
         _name = f"{_part.__name__}Tower"

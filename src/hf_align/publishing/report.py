@@ -21,6 +21,7 @@ from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatistics
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
+from hf_align.symmetry.gauges.kernels import LevelKernels
 from hf_align.symmetry.gauges.level_norms import LevelNorm
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
@@ -58,6 +59,7 @@ _GAUGES = {
     CommonScale.__name__: "a scale that slopes, gates or branches share, moved into what they meet",
     LevelSpectrum.__name__: "turned until the gain between two streams is the middle one of those that do the same",
     ShearAlongMean.__name__: "scaled along the mean, which only what reads the stream sees",
+    LevelKernels.__name__: "kernels of single channels, made as large as what writes these",
     LevelNorm.__name__: "a scale and a constant of a norm that is read along places, moved into what reads it",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",

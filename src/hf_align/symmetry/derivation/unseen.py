@@ -15,6 +15,7 @@ from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
+from hf_align.symmetry.gauges.kernels import LevelKernels
 from hf_align.symmetry.gauges.level_norms import LevelNorm
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
@@ -88,7 +89,7 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     if isinstance(gauge, NarrowReader):
         weight, axis = gauge.writer
         return gauge.centred and spec.shape(weight)[1 - axis] in sizes
-    if isinstance(gauge, CommonScale):
+    if isinstance(gauge, (CommonScale, LevelKernels)):
         return any(size in sizes for name in gauge.targets for size in spec.shape(name))
     return (
         isinstance(gauge, (FoldNorm, LevelNorm, LevelSpectrum, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes

@@ -14,6 +14,7 @@ from hf_align.symmetry.gauges.constants import moved_constants, shortened_consta
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.inputs import folded_inputs
 from hf_align.symmetry.gauges.kept_norms import kept_norms
+from hf_align.symmetry.gauges.kernels import level_kernels
 from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
 from hf_align.symmetry.gauges.mean_moves import moved_means
@@ -95,6 +96,7 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
         *centred_rows(found),
         *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
         *moved_means(found, kept, taken | moved, means.is_lost_by),
+        *level_kernels(found),
         *level_lengths(found),
         *turned_tables(found),
     )
