@@ -45,7 +45,7 @@ EXAMPLES: dict[str, Callable[[], Program]] = {
 } | {
     name: partial(program, name)
     for name in ("StreamsBetween", "StreamsRaw", "Valve", "Sloped", "Bypass", "Centred", "Cosine", "MixedUnit", "Table",
-                 "Means", "Taps")
+                 "Means", "Taps", "Pooled", "PooledFused")
 }  # fmt: skip
 
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
-from traps import angles, biases, centred, means, normed, scales, streams
+from traps import angles, biases, centred, means, normed, pooled, scales, stored, streams
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
-from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.null_directions import null_directions
+from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges import row_means
 from hf_align.symmetry.gauges.angle_tables import TurnTable
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
+from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
+from hf_align.symmetry.gauges.parts import OnParts
 from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (angles, biases, centred, means, normed, scales, streams)
+_TRAPS = (angles, biases, centred, means, normed, pooled, scales, stored, streams)
 
 
 @cache
@@ -306,6 +310,49 @@ def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(
     found = [g for g in gauges(part) if isinstance(g, MoveMean)]
     assert bool(found) == moves
     assert all([t.bias for t in g.taken] == ["head.bias"] for g in found)
+
+
+@pytest.mark.parametrize(
+    ("part", "kinds"),
+    [
+        ("", {ReadConstant, SeenKeys}),
+        ("Fused", {ReadConstant, SeenKeys}),
+        ("ProbeSeen", {ReadConstant, SeenKeys}),
+        ("TwoProbes", set()),
+        ("KeysSeen", {ReadConstant}),
+        ("KeysNormed", {ReadConstant}),
+        ("ScoresBent", {ReadConstant}),
+        ("QueriesRead", set()),
+        ("FusedMeasured", set()),
+    ],
+)
+def test_of_keys_that_meet_one_query_only_what_it_sees_stays(part: str, kinds: set[type[Gauge]]) -> None:
+    one(SeenKeys, f"Pooled{part}")
+    found = [gauge.gauge if isinstance(gauge, OnParts) else gauge for gauge in gauges(f"Pooled{part}")]
+    assert {type(gauge) for gauge in found} & {ReadConstant, SeenKeys} == kinds
+    assert all(gauge.exclusive == (part != "ProbeSeen") for gauge in found if isinstance(gauge, ReadConstant))
+
+
+def test_without_them_what_one_query_never_sees_is_open() -> None:
+    part, rng = raise_epsilons(program("PooledFused"), 0.01), torch.Generator().manual_seed(0)
+    spec = derive(part)
+    fewer = replace(spec, gauges=tuple(g for g in spec.gauges if not isinstance(g, OnParts)))
+    assert not len(null_directions(part, spec, rng).open)
+    assert len(null_directions(part, fewer, rng).open) > 2 * 12
+
+
+@pytest.mark.parametrize(("part", "moves"), [("Stored", True), ("StoredBent", False)])
+def test_constants_of_a_stream_go_through_norms_that_know_their_statistics(part: str, moves: bool) -> None:
+    sources = {g.source.parameter for g in gauges(part) if isinstance(g, MoveConstant)}
+    for name in ("layers.0.attn_norm.bias", "layers.0.mlp_norm.bias", "layers.0.attn.o.bias"):
+        assert (name in sources) == moves
+
+
+def test_a_table_that_is_added_gives_its_mean_to_what_moves_on() -> None:
+    part = raise_epsilons(program("StoredTable"), 0.01)
+    assert not len(null_directions(part, derive(part), torch.Generator().manual_seed(0)).open)
+    moves = {g.source.parameter: g.source.stored for g in gauges("StoredTable") if isinstance(g, MoveConstant)}
+    assert moves["places"] is Stored.TABLE
 
 
 def test_outputs_are_followed_only_where_a_norm_may_centre_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.common_scales import CommonScale
+from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatistics
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
 from hf_align.symmetry.gauges.kernels import LevelKernels
@@ -63,6 +64,8 @@ _GAUGES = {
     LevelNorm.__name__: "a scale and a constant of a norm that is read along places, moved into what reads it",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
+    ReadConstant.__name__: "what reads a weight and nothing else, moved into its bias",
+    SeenKeys.__name__: "keys without what their one query never sees",
     ShortenConstant.__name__: "a constant without what the weight that reads it loses",
 }
 _PINNED = "var(--pinned)"

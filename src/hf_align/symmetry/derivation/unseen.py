@@ -13,12 +13,14 @@ from dataclasses import replace
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
+from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
 from hf_align.symmetry.gauges.kernels import LevelKernels
 from hf_align.symmetry.gauges.level_norms import LevelNorm
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
+from hf_align.symmetry.gauges.parts import OnParts
 from hf_align.symmetry.gauges.row_means import CentreWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
@@ -77,7 +79,9 @@ def _counts_on_others(gauge: Gauge) -> bool:
     that such norms' readers keep."""
     if isinstance(gauge, (FreeReader, LevelTable)):
         return gauge.norm_bias is None
-    return isinstance(gauge, (LevelSpectrum, MoveConstant, NarrowReader, ShearAlongMean, ShortenConstant))
+    return isinstance(
+        gauge, (LevelSpectrum, MoveConstant, NarrowReader, OnParts, SeenKeys, ShearAlongMean, ShortenConstant)
+    )
 
 
 def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> bool:
@@ -89,7 +93,7 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     if isinstance(gauge, NarrowReader):
         weight, axis = gauge.writer
         return gauge.centred and spec.shape(weight)[1 - axis] in sizes
-    if isinstance(gauge, (CommonScale, LevelKernels)):
+    if isinstance(gauge, (CommonScale, LevelKernels, OnParts, ReadConstant, SeenKeys)):
         return any(size in sizes for name in gauge.targets for size in spec.shape(name))
     return (
         isinstance(gauge, (FoldNorm, LevelNorm, LevelSpectrum, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes

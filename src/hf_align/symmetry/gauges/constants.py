@@ -17,22 +17,26 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Slices
-from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, moved_alone, numbered, present, slices_of
+from hf_align.symmetry.gauges.index_provenance import (
+    NOBODY,
+    Use,
+    follow,
+    moved_alone,
+    numbered,
+    present,
+    row_of,
+    shown,
+    slices_of,
+)
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, ShortenConstant, Stored, Taken
 from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
-from hf_align.symmetry.rules.patterns import (
-    is_expanded_as,
-    is_sum,
-    multiplies_by_one,
-    pads,
-    sums_to_one,
-    used_only_by,
-)
+from hf_align.symmetry.rules.patterns import is_expanded_as, is_sum, multiplies_by_one, sums_to_one, used_only_by
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program
 
+_NORMS = Trait.CENTRES | Trait.ALONG_CHANNELS | Trait.STORED_STATISTICS
 Starts = dict[fx.Node, Tensor]
 """Where a constant stands first, with the number of its entry for each entry of the value."""
 
@@ -60,14 +64,17 @@ class _Bias:
     labels: Tensor
 
 
-def moved_constants(found: Interpretation, kept: Collection[Constant], gone: Collection[str]) -> Iterator[MoveConstant]:
+def moved_constants(
+    found: Interpretation, kept: Collection[Constant], gone: Collection[str], still: Collection[fx.Node]
+) -> Iterator[MoveConstant]:
     """The gauges of all constants that need not be where they are, each where the one before it has moved already.
 
     Args:
         kept: the constants that readers without bias keep of their norm's.
         gone: biases of norms whose readers have taken them up.
+        still: norms that have become sums with a constant: neither gains nor stored statistics are left.
     """
-    ways = _Ways(found)
+    ways = _Ways(found, still)
     waiting: list[MoveConstant] = []
     left: list[_Left] = []
     for source, starts in sources(found, kept, gone):
@@ -78,6 +85,7 @@ def moved_constants(found: Interpretation, kept: Collection[Constant], gone: Col
         else:
             left.append(_Left(source, starts, frozenset(f.taken for f in fates if f.taken is not None)))
     waiting += _moved_together(left, ways)
+    waiting += _moved_onward(left, waiting, ways)
     while waiting:
         given = {t.bias for gauge in waiting for t in gauge.taken}
         first = next((g for g in waiting if g.source.parameter not in given), waiting[0])
@@ -110,6 +118,18 @@ def _moved_together(left: list[_Left], ways: _Ways) -> Iterator[MoveConstant]:
                 left.remove(other)
                 yield replace(moved, alike=(other.source,))
                 break
+
+
+def _moved_onward(left: list[_Left], moving: list[MoveConstant], ways: _Ways) -> Iterator[MoveConstant]:
+    """Constants that only change their place in a sum, but meet one there that moves on, and not to them."""
+    known = {c.parameter for gauge in moving for c in (gauge.source, *gauge.alike)}
+    for item in left:
+        name = item.source.parameter
+        onward = {g.source.parameter for g in moving if name not in {t.bias for t in g.taken}}
+        if name not in known and any(taken.bias in onward for taken in item.taken):
+            moved = _moved(item.source, _size(item.starts), list(ways.fates(item.starts, {name})), ways, onward)
+            if moved is not None and all(taken.bias in onward for taken in moved.taken):
+                yield moved
 
 
 def _size(starts: Starts) -> int:
@@ -162,10 +182,15 @@ def sources(
             source, labels = own, numbered(reading)
         elif does(node, Trait.LOOKS_UP_ROWS) and operands[0] in names:
             source, labels = Constant(names[operands[0]], Stored.TABLE), _along(node)
-        elif does(node, Trait.CENTRES | Trait.ALONG_CHANNELS) and (bias := Arguments(node).ask("bias", None)) in names:
-            source, labels = Constant(names[bias]), _along(node, 1 if does(node, Trait.ALONG_CHANNELS) else -1)
-        elif node in names and names[node] not in attached and _is_vector(node) and node.users and _is_added(node):
-            source, labels = Constant(names[node]), _along(node)
+        elif (
+            does(node, _NORMS)
+            and isinstance(node.meta["val"], Tensor)
+            and ((bias := Arguments(node).ask("bias", None)) in names)
+        ):
+            source, labels = Constant(names[bias]), _along(node, -1 if does(node, Trait.CENTRES) else 1)
+        elif node in names and names[node] not in attached and _has_entries(node) and node.users and _is_added(node):
+            stored = Stored.VECTOR if _is_vector(node) else Stored.TABLE
+            source, labels = Constant(names[node], stored), _along(node)
         else:
             continue
         starts[source][node] = labels
@@ -181,11 +206,13 @@ def _along(node: fx.Node, axis: int = -1) -> Tensor:
     return torch.arange(shape[-1]).expand(shape).movedim(-1, axis)
 
 
-def _is_vector(node: fx.Node) -> bool:
+def _has_entries(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and bool(
-        value.is_floating_point() and value.dim() and 1 < value.shape[-1] == value.numel()
-    )
+    return isinstance(value, Tensor) and bool(value.is_floating_point() and value.dim() and value.shape[-1] > 1)
+
+
+def _is_vector(node: fx.Node) -> bool:
+    return _has_entries(node) and bool(node.meta["val"].numel() == node.meta["val"].shape[-1])
 
 
 def _is_added(vector: fx.Node) -> bool:
@@ -197,8 +224,14 @@ def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:
     return does(user, Trait.MOVES) or is_expanded_as(user, vector)
 
 
-def _moved(source: Constant, size: int, fates: list[_Fate], ways: _Ways) -> MoveConstant | None:
-    """The entries that nothing sees, and all that takes them up; none if they only change their place in a sum."""
+def _moved(
+    source: Constant, size: int, fates: list[_Fate], ways: _Ways, onward: Collection[str] = ()
+) -> MoveConstant | None:
+    """The entries that nothing sees, and all that takes them up; none if they only change their place in a sum.
+
+    Args:
+        onward: what meets a constant in a sum, but moves on.
+    """
     met, seen = torch.zeros(2, size, dtype=torch.bool)
     program = ways.found.program
     takers: dict[str, list[_Fate]] = defaultdict(list)
@@ -216,7 +249,7 @@ def _moved(source: Constant, size: int, fates: list[_Fate], ways: _Ways) -> Move
     free = met & ~seen
     taken = [alike[0].taken for alike in takers.values() if bool(free[alike[0].entries].any())]
     lost = any(f.taken is None and bool(free[f.entries].any()) for f in fates)
-    if not (lost or any(t is not None and t.weight is not None for t in taken)):
+    if not (lost or any(t is not None and (t.weight is not None or t.bias in onward) for t in taken)):
         return None
     return MoveConstant(source, slices_of(free.nonzero()[:, 0]), tuple(t for t in taken if t is not None))
 
@@ -224,8 +257,8 @@ def _moved(source: Constant, size: int, fates: list[_Fate], ways: _Ways) -> Move
 class _Ways:
     """The ways of constants through a program."""
 
-    def __init__(self, found: Interpretation) -> None:
-        self.found = found
+    def __init__(self, found: Interpretation, still: Collection[fx.Node]) -> None:
+        self.found, self.still = found, still
         self.uses = found.linear_uses | found.grouped_uses
 
     @cached_property
@@ -291,7 +324,7 @@ class _Ways:
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user) and self._beside(user, node, own) is not None:
                 return None
-            by_one = multiplies_by_one(user, node, self.found.program)
+            by_one = multiplies_by_one(user, node, self.found.program) or user in self.still
             return labels if by_one else passed_on(user, node, labels)
 
         for use in follow(starts, self.found, goes_on):
@@ -309,9 +342,9 @@ class _Ways:
             yield from self._read(reading, use.labels, own, within)
             return
         if is_sum(use.user) and (bias := self._beside(use.user, use.value, own)) is not None:
-            shown = _shown(bias.labels, torch.broadcast_to(use.labels, bias.labels.shape))
-            if shown is not None:
-                yield _Fate(entries, Taken(bias.name, shown), bias.start)
+            meeting = shown(bias.labels, torch.broadcast_to(use.labels, bias.labels.shape))
+            if meeting is not None:
+                yield _Fate(entries, Taken(bias.name, meeting), bias.start)
                 return
         yield _Fate(entries, seen=not _is_lost(use, self.found.program))
 
@@ -353,7 +386,7 @@ def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
         args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double().square())
         alike = torch.allclose(mean.square(), user.target(*args, **kwargs), atol=1e-6)  # type: ignore[operator]
         return mean.round().long() if alike else None
-    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(_left_factor(user)):
+    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[factors_of(user)[0]]):  # type: ignore[index]
         return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
     return None
 
@@ -362,31 +395,3 @@ def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:
     """Whether an op multiplies another value by this one, and does nothing else with it."""
     factors = factors_of(user) if does(user, Trait.CONTRACTS) else None
     return factors is not None and [i for i, a in enumerate(user.args) if a is node] == [factors[1]]
-
-
-def _left_factor(product: fx.Node) -> object:
-    factors = factors_of(product)
-    return product.args[factors[0]] if factors is not None else None
-
-
-def row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices | None:
-    """The entry that each input of a linear map shows, the same at all places; none if it also reads what is beside
-    the value."""
-    weight = len(found.weights[reading.weight].axes)
-    if weight > 2 and pads(reading.node):
-        return None
-    rows = labels.movedim(labels.dim() + 1 - weight, -1).reshape(-1, labels.shape[labels.dim() + 1 - weight])
-    return slices_of(rows[0]) if bool((rows == rows[:1]).all()) else None
-
-
-def _shown(biases: Tensor, entries: Tensor) -> Slices | None:
-    """The entry that meets each entry of a bias, the same wherever it does; none if one meets no bias."""
-    if bool(((biases == NOBODY) & (entries != NOBODY)).any()):
-        return None
-    met = biases != NOBODY
-    if not met.any():
-        return ()
-    bias, entry = biases[met], entries[met]
-    meeting = torch.full((int(bias.max()) + 1,), NOBODY)
-    meeting[bias] = entry
-    return slices_of(meeting[present(bias)]) if torch.equal(meeting[bias], entry) else None

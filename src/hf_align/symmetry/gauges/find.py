@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.angle_tables import turned_tables
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.common_scales import common_scales
+from hf_align.symmetry.gauges.constant_queries import read_constants, seen_keys
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.inputs import folded_inputs
@@ -20,6 +21,7 @@ from hf_align.symmetry.gauges.level_norms import level_norms
 from hf_align.symmetry.gauges.mean_moves import moved_means
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
+from hf_align.symmetry.gauges.parts import on_wholes, taken_apart
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
 from hf_align.symmetry.gauges.spectra import level_spectra
@@ -60,6 +62,11 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
     Args:
         between: gains between two streams that could turn without them.
     """
+    apart, parts = taken_apart(found)
+    return tuple(on_wholes(_find_gauges(apart, folded, between), parts))
+
+
+def _find_gauges(found: Interpretation, folded: list[Folding], between: Collection[Gain]) -> tuple[Gauge, ...]:
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
     ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
     gains = tuple(_gains(found, folded))
@@ -69,7 +76,9 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
         Constant(r.weight, Stored.READER, r.axis) for g in folds if g.keeps_constants for r in g.reads if not r.bias
     }
     taken = {g.bias for g in folds if g.exclusive and g.bias}
-    constants = tuple(moved_constants(found, kept, taken))
+    gone_gains = {g.node for f in folded for g in f.gains}
+    still = {node for node in gone_gains if does(node, Trait.STORED_STATISTICS)}
+    constants = tuple(moved_constants(found, kept, taken, still))
     moved = {g.source.parameter for g in constants}
     zero = {
         g.source.parameter for g in constants if g.entries == ((0, found.weights[g.source.parameter].axes[-1].size),)
@@ -80,8 +89,10 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
     shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
     writers = tuple(_centred_writers(found, means))
+    read = tuple(read_constants(found))
     return (
         *statistics,
+        *read,
         *folded_inputs(found),
         *gains,
         *common_scales(found, {f.gains[0].parameter for f in folded}),
@@ -99,6 +110,7 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
         *level_kernels(found),
         *level_lengths(found),
         *turned_tables(found),
+        *seen_keys(found, read),
     )
 
 

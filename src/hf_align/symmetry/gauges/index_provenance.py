@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
-from hf_align.symmetry.rules.patterns import is_expanded_as, pads_nothing
+from hf_align.symmetry.rules.patterns import is_expanded_as, pads, pads_nothing
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does
 
@@ -209,3 +209,26 @@ def moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation
         which = child.args[1]
         assert isinstance(which, int)
         yield child, result[which]
+
+
+def shown(biases: Tensor, entries: Tensor) -> Slices | None:
+    """The entry that meets each entry of a bias, the same wherever it does; none if one meets no bias."""
+    if bool(((biases == NOBODY) & (entries != NOBODY)).any()):
+        return None
+    met = biases != NOBODY
+    if not met.any():
+        return ()
+    bias, entry = biases[met], entries[met]
+    meeting = torch.full((int(bias.max()) + 1,), NOBODY)
+    meeting[bias] = entry
+    return slices_of(meeting[present(bias)]) if torch.equal(meeting[bias], entry) else None
+
+
+def row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices | None:
+    """The entry that each input of a linear map shows, the same at all places; none if it also reads what is beside
+    the value."""
+    weight = len(found.weights[reading.weight].axes)
+    if weight > 2 and pads(reading.node):
+        return None
+    rows = labels.movedim(labels.dim() + 1 - weight, -1).reshape(-1, labels.shape[labels.dim() + 1 - weight])
+    return slices_of(rows[0]) if bool((rows == rows[:1]).all()) else None

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import fx
 
-from hf_align.symmetry.gauges.constants import Starts, passed_on, row_of, sources
-from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow
+from hf_align.symmetry.gauges.constants import Starts, passed_on, sources
+from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, row_of
 from hf_align.symmetry.gauges.moves import Constant, MoveMean, Taken
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import used_only_by

@@ -38,7 +38,7 @@ class Constant:
         if self.stored is Stored.VECTOR:
             return tensor.flatten()
         if self.stored is Stored.TABLE:
-            return tensor.mean(0)
+            return tensor.flatten(0, -2).mean(0)
         return tensor.sum(self.axis) / math.sqrt(tensor.shape[self.axis])
 
     def less(self, tensor: Tensor, lost: Tensor) -> Tensor:
