@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -17,11 +18,10 @@ from transformers.pytorch_utils import Conv1D
 
 import hf_align
 from hf_align.errors import HfAlignError
-from hf_align.merging import experts, fits, regression
+from hf_align.merging import experts, fits, readings, regression
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.experts import expert_sites
-from hf_align.merging.fits import ridge
-from hf_align.merging.lockstep import Lockstep, divided, program_of, require_same
+from hf_align.merging.lockstep import Lockstep, Lookup, divided, program_of, require_same
 from hf_align.merging.regression import Regressed, mean_of, regress, regression_of
 from hf_align.merging.samples import Samples
 from hf_align.merging.selection import costs, eliminated, independent, units, without
@@ -123,12 +123,16 @@ def test_weights_are_fitted_to_what_the_merged_model_computes(family: str, monke
     multiplied were fitted, and all that followed was fitted as if they had not been."""
     config, read = CONFIGS[family](), {}
 
-    class Watched(fits.WeightFit):
-        def add(self, lookups: Sequence[Callable[[fx.Node], Tensor]], steps: Lockstep, shares: Sequence[float]) -> None:
-            read[self._site.value.name] = lookups[-1](self._site.value)
-            super().add(lookups, steps, shares)
+    for kind in (fits.WeightFit, readings.ReadFit):
+        counted = kind.add
 
-    monkeypatch.setattr(regression, "WeightFit", Watched)
+        def add(
+            self: fits.Fit, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float], counted: Any = counted
+        ) -> None:
+            read.update({value.name: lookups[-1](value) for value in self.reads})
+            counted(self, lookups, steps, shares)
+
+        monkeypatch.setattr(kind, "add", add)
     models, samples = [weights_of(config, seed) for seed in (0, 1)], samples_of(config, 16)
     samples = Samples(samples.network, (samples.each[0],) * 2)
     found = dict(regression_of(models, (0.5, 0.5), samples, symmetries(config)))
@@ -298,13 +302,15 @@ def test_what_is_solved_is_not_solved_again(half: int, monkeypatch: pytest.Monke
     """A run that goes on ends in the same bits."""
     config = tiny_vit()
     models, samples = Aligned(symmetries(config), weights_of(config, 0), weights_of(config, 1)), samples_of(config)
+    calls, solution = [], regression._solution
+    monkeypatch.setattr(regression, "_solution", lambda fit: calls.append(fit) or solution(fit))
     whole = solved(models, samples).solved
+    fits_of_all = len(calls)
     found = dict(list(whole.items())[: len(whole) // 2 + half])
-    calls = []
-    monkeypatch.setattr(fits, "ridge", lambda *x: calls.append(x) or ridge(*x))
+    calls.clear()
     both = (models.a, models.b)
     regress(both, (0.5, 0.5), samples, mean_of(both, (0.5, 0.5)), found, choosing=models.spec)
-    assert 0 < len(calls) < len(whole) and found.keys() == whole.keys()
+    assert 0 < len(calls) < fits_of_all and found.keys() == whole.keys()
     assert all(torch.equal(found[n], whole[n]) for n in whole)
 
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from hf_align.merging.fits import Fit, missing_to_target, ridge
 from hf_align.merging.lockstep import Lockstep, Lookup, WithWeights
+from hf_align.merging.readings import Reading, reading
 from hf_align.merging.selection import Units, eliminated, entries_of, put_together
-from hf_align.merging.sites import Site
 from hf_align.running.network import Network, Weights
-from hf_align.tracing.execute import call_wide
 from hf_align.tracing.program import Program
 
 
@@ -26,35 +25,29 @@ class Candidates(Fit):
     """
 
     def __init__(self, units: Units, network: Network, models: Sequence[Weights]) -> None:
-        self._writers, self._models = units.writers, tuple(models)
-        self._grams = {w.parameter: network.gram() for w in units.writers}
-        self._products = [{w.parameter: network.gram() for w in units.writers} for _ in self._models]
-        self.weights: list[dict[str, Tensor]] = [{} for _ in self._models]
+        self._writers, self._models = units.writers, models
+        self._readings = {reading(w): Reading(w, network, len(models)) for w in units.writers}
+        self.weights: list[dict[str, Tensor]] = []
         self.names = units.names
         self.reads = tuple(dict.fromkeys(w.value for w in units.writers))
-        self.ahead = tuple(w.node for w in units.writers)
+        self.ahead = ()
         self.looked_up = frozenset(self.reads)
         self.makes_up = False
 
     def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
-        *models, merged = lookups
-        for writer in self._writers:
-            x = _with_ones(writer.rows(merged(writer.value))[0].double(), writer)
-            self._grams[writer.parameter].add(x, x)
-            for own, products in zip(models, self._products, strict=True):
-                node = writer.node
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), _reading(own, merged, writer.value))
-                missing = own(node) - call_wide(node, args, kwargs)
-                products[writer.parameter].add(x, writer.results(missing)[0].double())
+        for each in self._readings.values():
+            each.add(lookups, [1.0] * len(self._models))
 
     def solved(self) -> dict[str, Tensor]:
-        for own, products, found in zip(self._models, self._products, self.weights, strict=True):
-            for writer in self._writers:
-                step = ridge(self._grams[writer.parameter].value, products[writer.parameter].value).float()
-                name, bias = writer.parameter, writer.bias
-                found[name] = own[name].float().cpu() + writer.stored(step[None, : writer.inputs])
-                if bias is not None:
-                    found[bias] = own[bias].float().cpu() + step[-1]
+        self.weights = [{} for _ in self._models]
+        for key, of in self._readings.items():
+            ((_, gram),) = of.own
+            for own, apart, found in zip(self._models, of.apart, self.weights, strict=True):
+                step = ridge(gram, apart)
+                for writer in (w for w in self._writers if reading(w) == key):
+                    matrix = writer.found_in(own)
+                    found |= writer.named(matrix + step @ matrix[:, : writer.inputs])
+        self._readings.clear()
         return {}
 
 
@@ -73,7 +66,7 @@ class Choice(Fit):
         self._bias = start[reader.bias].float().cpu() if reader.bias is not None else None
         self.names = units.names
         self.reads = candidates.reads
-        self.ahead = (*units.between, reader.node)
+        self.ahead = (reader.node,)
         self.looked_up = frozenset((*units.given, *(b.value for b in reader.beside)))
         self.makes_up = True
 
@@ -98,7 +91,7 @@ class Choice(Fit):
         result = result if self._bias is None else result + self._bias.to(result)
         result = result.to(like).reshape(like.shape)
         missing = missing_to_target(reader.node, reader.beside, result, lookups, steps, shares)
-        given = _with_ones(given, reader)
+        given = reader.with_ones(given)
         self._gram.add(given, given)
         self._product.add(given, reader.results(missing)[0].double())
 
@@ -133,13 +126,3 @@ def _standing_for_all(start: Tensor, columns: Tensor, chosen: Tensor, count: int
         for heir in heirs[left[heirs]].tolist():
             full[columns[heir]] += start[columns[unit]] / int(several[unit % count])
     return full
-
-
-def _with_ones(rows: Tensor, site: Site) -> Tensor:
-    """Rows [*, n], with a column for the bias if there is one."""
-    return rows if site.bias is None else torch.cat([rows, torch.ones_like(rows[:, :1])], -1)
-
-
-def _reading(own: Lookup, merged: Lookup, value: fx.Node) -> Lookup:
-    """A model that reads what the merged model reads."""
-    return lambda node: merged(node) if node is value else own(node)

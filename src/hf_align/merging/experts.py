@@ -144,7 +144,7 @@ class ExpertFit(Fit):
         self._products = [network.gram() for _ in self._groups]
         self.names = frozenset((site.parameter,))
         self.reads = (site.value, site.numbers)
-        self.ahead = (site.choosing, *site.laying_out, site.node, *site.way) if site.way else (site.choosing,)
+        self.ahead = (site.way[-1],) if site.way else ()
         beyond = (a for node in site.way for a in node.all_input_nodes if a not in (site.node, *site.way))
         self.looked_up = frozenset((*self.reads, *beyond, *(b.value for b in site.beside)))
         self.makes_up = bool(site.way)
@@ -169,7 +169,7 @@ class ExpertFit(Fit):
         """Every product by itself: what it lacks to what experts of the same number give in the models."""
         site, (*models, merged) = self._site, lookups
         numbers = merged(site.numbers)
-        given = [site.product(m(site.choosing).matrices, numbers, m(site.value)) for m in models]
+        given = [site.product(m(site.weight), numbers, m(site.value)) for m in models]
         missing = site.rows(mean_of_values(given, shares) - result).flatten(0, 1).double()
         return _Sums(missing, torch.arange(len(missing), device=missing.device), torch.ones_like(missing[:, 0]))
 

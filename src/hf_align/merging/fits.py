@@ -24,8 +24,8 @@ class Fit(ABC):
     Attributes:
         names: of the weights.
         reads: the values of the merged model that must be known.
-        ahead: the ops whose results in the models are a target, and those on the way there.
-        looked_up: the values that must be held.
+        ahead: the ops whose results in the models are a target.
+        looked_up: the values that must be held besides.
         makes_up: whether it makes up for errors of what was found before.
     """
 
@@ -34,6 +34,11 @@ class Fit(ABC):
     ahead: tuple[fx.Node, ...]
     looked_up: frozenset[fx.Node]
     makes_up: bool
+
+    @property
+    def asked(self) -> frozenset[fx.Node]:
+        """All values that must be held."""
+        return self.looked_up.union(self.ahead)
 
     @abstractmethod
     def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
@@ -88,26 +93,19 @@ class WeightFit(Fit):
         site, merged = self._site, lookups[-1]
         args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
         missing = missing_to_target(site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, shares)
-        rows, missing = site.rows(merged(site.value)).double(), site.results(missing).double()
-        if site.bias is not None:
-            rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
-        for gram, product, x, y in zip(self._grams, self._products, rows, missing, strict=True):
+        rows = site.with_ones(site.rows(merged(site.value)))
+        for gram, product, x, y in zip(self._grams, self._products, rows, site.results(missing), strict=True):
             gram.add(x, x)
             product.add(x, y)
 
     def solved(self) -> dict[str, Tensor]:
-        site, sums = self._site, zip(self._grams, self._products, strict=True)
-        spectrum: dict[str, Tensor] = {}
+        site, found = self._site, dict[str, Tensor]()
+        gram, product = (torch.stack([each.value for each in sums]) for sums in (self._grams, self._products))
         if self._rank is None:
-            found = torch.stack([ridge(g.value, p.value) for g, p in sums])
+            step = ridge(gram, product)
         else:
-            cut = [of_rank(g.value, p.value, self._rank, site.inputs) for g, p in sums]
-            found = torch.stack([weights for weights, _ in cut])
-            spectrum[spectrum_of(site.parameter)] = torch.cat([values for _, values in cut]).float()
-        steps = {site.parameter: site.stored(found[:, : site.inputs]).float()}
-        if site.bias is not None:
-            steps[site.bias] = found[:, -1].reshape(-1).float()
-        return {n: self._merged[n].float().cpu() + step for n, step in steps.items()} | spectrum
+            step, found[spectrum_of(site.parameter)] = of_rank_each(gram, product, self._rank, site.inputs)
+        return site.named(site.found_in(self._merged) + step) | found
 
 
 def spectrum_of(parameter: str) -> str:
@@ -122,8 +120,14 @@ def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
-    """(XᵀX + λ)⁻¹ XᵀY, [n, m], with λ as in `raised`; zero where X is."""
+    """(XᵀX + λ)⁻¹ XᵀY, [*, n, m], with λ as in `raised`; zero where X is."""
     return torch.cholesky_solve(product, torch.linalg.cholesky(raised(gram, share)))
+
+
+def of_rank_each(gram: Tensor, product: Tensor, rank: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """`of_rank` of every group, [groups, n, m], and the singular values of all."""
+    cut = [of_rank(g, p, rank, inputs) for g, p in zip(gram.double(), product.double(), strict=True)]
+    return torch.stack([weights for weights, _ in cut]), torch.cat([values for _, values in cut]).float()
 
 
 def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -146,7 +150,7 @@ def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> tuple[Tens
 
 
 def raised(gram: Tensor, share: float) -> Tensor:
-    """XᵀX + λ, [n, n], with λ a share of the mean of the diagonal of XᵀX."""
-    held = gram.clone()
-    held.diagonal().add_(share * gram.diagonal().mean().clamp_min(1e-30))
+    """XᵀX + λ, [*, n, n], with λ a share of the mean of the diagonal of XᵀX."""
+    held, sizes = gram.clone(), gram.diagonal(dim1=-2, dim2=-1)
+    held.diagonal(dim1=-2, dim2=-1).add_(share * sizes.mean(-1, keepdim=True).clamp_min(1e-30))
     return held

@@ -1,12 +1,12 @@
 """Models of one architecture, run side by side through its graph, as far as the weights of each are known.
 
-Nodes run as soon as their operands are there, part by part of the inputs; a value is held until everything that reads
-it has run, and each weight is asked for once in a stage.
+Nodes of the merge run as soon as their operands are there, those of the models once they are asked for, part by part of
+the inputs; a value is held until everything that reads it has run, and each weight is asked for once in a stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ class Lockstep:
         wanted, self._of_weights = upstream(needed, program), of_weights(program)
         ran = (n for n in program.graph.nodes if n in wanted and n.op == "call_function")
         self._left = [n for n in ran if n not in self._of_weights]
+        self._left_ahead = list(self._left)
         self._choosing = {n for n in self._left if chooses_matrices(n, program)}
         self._values: list[list[Values]] = [[{} for _ in parts] for _ in models]
         self.constants = {n: self.placed(v) for n, v in program.constants.items() if isinstance(v, Tensor)}
@@ -76,39 +77,72 @@ class Lockstep:
         self._left = [n for n in self._left if n not in taken]
         return run
 
+    def _stage_ahead(self, asked: Collection[fx.Node]) -> list[fx.Node]:
+        """The nodes that the models run next: those that some values depend on and that did not run yet."""
+        left, stack, run = set(self._left_ahead), list(asked), set[fx.Node]()
+        while stack:
+            node = stack.pop()
+            if node in left and node not in run:
+                run.add(node)
+                stack.extend(node.all_input_nodes)
+        stage = [n for n in self._left_ahead if n in run]
+        self._left_ahead = [n for n in self._left_ahead if n not in run]
+        return stage
+
     @torch.no_grad()
     def run(
-        self, nodes: Sequence[fx.Node], ahead: Sequence[fx.Node] = (), keep: Collection[fx.Node] = ()
+        self, nodes: Sequence[fx.Node], asked: Collection[fx.Node] = (), keep: Collection[fx.Node] = ()
     ) -> Iterator[list[Lookup]]:
         """Run a stage: for every part of the inputs, what looks values up in each model.
 
         Args:
-            ahead: nodes that all models but the last run already. They run again in their own stage: held for all
-                inputs, the units of one wide layer would take more memory than all else.
-            keep: nodes whose values are looked up in a later stage.
+            nodes: that the last model runs.
+            asked: nodes whose values are looked up in all models but the last. These wait for no weight, and run no
+                further than that.
+            keep: nodes whose values are looked up now or in a later stage.
         """
         weights: list[Values] = [{} for _ in self._models]
-        held = {*keep, *(a for n in self._left for a in n.all_input_nodes)}
-        last = {a: n for n in nodes for a in n.all_input_nodes if a not in held and a not in ahead}
+        ahead = [_Order.of(self._stage_ahead(asked), self._left_ahead, keep)] * (len(self._models) - 1)
+        orders = [*ahead, _Order.of(nodes, self._left, keep)]
         for number, part in enumerate(self.parts):
             placed = {k: self.placed(t) for k, t in part.items()}
             lookups: list[Lookup] = []
-            for model, (values, own) in enumerate(zip(self._values, weights, strict=True), start=1):
-                lookups.append(_Held(self, values[number], own, self._models[model - 1], placed))
-                for operand in {a for node in (*nodes, *ahead) for a in node.all_input_nodes}:
-                    if operand in self._of_weights:  # now: what is made in a transform of torch.func cannot be kept
-                        lookups[-1](operand)
-                for node in (*nodes, *ahead) if model < len(self._models) else nodes:
-                    if node not in values[number] and node not in self._of_weights:
-                        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookups[-1])
-                        chooses = node in self._choosing
-                        values[number][node] = call(node, args, kwargs, chooses=chooses)
+            for model, order, values, own in zip(self._models, orders, self._values, weights, strict=True):
+                lookup = _Held(self, values[number], own, model, placed)
+                for operand in order.operands & self._of_weights.keys():
+                    lookup(operand)  # now: what is made in a transform of torch.func cannot be kept
+                for node in order.nodes:
+                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+                    values[number][node] = call(node, args, kwargs, chooses=node in self._choosing)
                     for operand in node.all_input_nodes:
-                        if last.get(operand) is node and operand not in keep:
+                        if order.last.get(operand) is node:
                             values[number].pop(operand, None)
+                lookups.append(lookup)
             yield lookups
-            for values in self._values:
-                values[number] = {n: v for n, v in values[number].items() if n in held and n in self._known}
+            for values, order in zip(self._values, orders, strict=True):
+                values[number] = {n: v for n, v in values[number].items() if n in order.held}
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What one model runs in a stage.
+
+    Attributes:
+        held: the nodes whose values are held for all inputs.
+        last: of each operand that is not held, the node that reads it last.
+    """
+
+    nodes: Sequence[fx.Node]
+    operands: Set[fx.Node]
+    held: Collection[fx.Node]
+    last: Mapping[fx.Node, fx.Node]
+
+    @classmethod
+    def of(cls, nodes: Sequence[fx.Node], left: Iterable[fx.Node], keep: Collection[fx.Node]) -> _Order:
+        """Of nodes, of those that are left behind them, and of those whose values are looked up."""
+        held = {*keep, *(a for n in left for a in n.all_input_nodes)}
+        last = {a: n for n in nodes for a in n.all_input_nodes if a not in held}
+        return cls(nodes, {a for n in nodes for a in n.all_input_nodes}, held, last)
 
 
 @dataclass(frozen=True)

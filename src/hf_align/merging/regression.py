@@ -30,8 +30,9 @@ from hf_align.errors import HfAlignError
 from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.choice import Candidates, Choice
 from hf_align.merging.experts import ExpertFit, expert_sites
-from hf_align.merging.fits import Fit, WeightFit
+from hf_align.merging.fits import Fit
 from hf_align.merging.lockstep import ROWS, Lockstep, divided, program_of, require_same
+from hf_align.merging.readings import fits_of
 from hf_align.merging.samples import Samples, Taught
 from hf_align.merging.selection import independent, units
 from hf_align.merging.sites import Site, sites
@@ -147,14 +148,15 @@ def regress(
     together = (
         () if choosing is None else independent(units(program, choosing, single), models, program, network, parts[0][0])
     )
-    found: dict[fx.Node, Fit] = {s.node: WeightFit(s, network, merged, (ranks or {}).get(s.parameter)) for s in single}
-    found |= {s.choosing: ExpertFit(s, network, merged) for s in experts}
+    found: dict[fx.Node, Fit] = {s.choosing: ExpertFit(s, network, merged) for s in experts}
+    alone = {s.node: s for s in single}
     for chosen in together:
         candidates = Candidates(chosen, network, models)
         for site in chosen.sites:
-            del found[site.node]
+            del alone[site.node]
         found[chosen.writers[0].node] = candidates
         found[chosen.reader.node] = Choice(chosen, candidates, program, network, models, shares, start)
+    found |= fits_of(alone.values(), network, models, merged, ranks or {})
     left = [found.pop(n) for n in program.graph.nodes if n in found]  # each has the statistics of its weights
     for half in (fit.names for fit in left if not fit.names <= solved.keys()):  # a run was killed between two
         for name in half & solved.keys():
@@ -166,7 +168,7 @@ def regress(
         wanted = _looked_up(left)
         left = [fit for fit in left if fit not in ready]
         fits = [fit for fit in ready if not fit.names <= solved.keys()]
-        ran = steps.run(stage, [node for fit in fits for node in fit.ahead], wanted)
+        ran = steps.run(stage, {n for fit in fits for n in fit.asked}, wanted)
         for lookups, (_, aim) in zip(ran, parts, strict=True):
             for fit in fits:
                 fit.add(lookups, steps, aim)
@@ -198,7 +200,7 @@ def _within(site: Site, names: Collection[str]) -> Site:
 
 def _looked_up(left: Sequence[Fit]) -> set[fx.Node]:
     """The values that fits depend on."""
-    return {n for fit in left for n in fit.looked_up}
+    return {n for fit in left for n in fit.asked}
 
 
 def _next(left: Sequence[Fit], steps: Lockstep) -> list[Fit]:

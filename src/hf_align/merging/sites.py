@@ -97,13 +97,21 @@ class Site:
     is_stored_flipped: bool
 
     @property
-    def _is_convolution(self) -> bool:
+    def is_convolution(self) -> bool:
+        """Whether it reads patches."""
         return does(self.node, Trait.CONVOLVES)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it gives what the weight and the bias give, and adds nothing else."""
+        places = factors_of(self.node)
+        assert places is not None
+        return places[2] is None or operand(self.node, places[2]) is None or self.bias is not None
 
     @property
     def groups(self) -> int:
         """Parts of what is read that meet no other part."""
-        if not self._is_convolution:
+        if not self.is_convolution:
             return 1
         channels: int = self.value.meta["val"].shape[1]
         return channels // self.shape[1]
@@ -120,7 +128,7 @@ class Site:
 
     def rows(self, value: Tensor) -> Tensor:
         """What is multiplied by the weight, [groups, rows, n]: of a convolution, the patches."""
-        if not self._is_convolution:
+        if not self.is_convolution:
             return value.reshape(1, -1, self.inputs)
         eye = torch.eye(self.inputs, dtype=value.dtype, device=value.device).repeat(self.groups, 1)
         patches = self._convolved(value, eye.reshape(-1, *self.shape[1:]))
@@ -136,13 +144,32 @@ class Site:
 
     def results(self, result: Tensor) -> Tensor:
         """What the op gives, [groups, rows, m]."""
-        if self._is_convolution:
+        if self.is_convolution:
             return result.movedim(1, -1).reshape(-1, self.groups, self.outputs).movedim(1, 0)
         return result.reshape(1, -1, self.outputs)
+
+    def with_ones(self, rows: Tensor) -> Tensor:
+        """Rows [*, n], with a column for the bias if there is one."""
+        return rows if self.bias is None else torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
 
     def stored(self, matrix: Tensor) -> Tensor:
         """[groups, n, m] as the weight is stored."""
         return (matrix.mT.reshape(self.shape) if self.is_stored_flipped else matrix[0]).contiguous()
+
+    def found_in(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The weight [groups, n, m] as `stored` takes it, and the bias below, float32 on the CPU."""
+        weight = weights[self.parameter].float().cpu()
+        matrix = weight.reshape(self.groups, -1, self.inputs).mT if self.is_stored_flipped else weight[None]
+        if self.bias is None:
+            return matrix
+        return torch.cat([matrix, weights[self.bias].float().cpu().reshape(self.groups, 1, -1)], 1)
+
+    def named(self, found: Tensor) -> dict[str, Tensor]:
+        """The weight and the bias by name, of what `found_in` gives."""
+        named = {self.parameter: self.stored(found[:, : self.inputs]).float()}
+        if self.bias is not None:
+            named[self.bias] = found[:, -1].reshape(-1).float()
+        return named
 
 
 def sites(program: Program) -> list[Site]:
