@@ -118,11 +118,7 @@ def _mixed(result: Node, wanted: float) -> tuple[int, int, int]:
     count = torch.Size(places).numel()
     if wanted < count:
         return 1, count * size, math.ceil(wanted)
-    return (
-        count,
-        size,
-        min(size, _OUTPUTS_MIXED, *([math.ceil(wanted / count)] if 0 < count and wanted < math.inf else [])),
-    )
+    return count, size, math.ceil(min(size, _OUTPUTS_MIXED, wanted / max(1, count)))
 
 
 def _shape(result: Node) -> torch.Size:

@@ -96,7 +96,7 @@ class Places:
     def _is_position(self, leaf: fx.Node) -> bool:
         """Whether to add one to what a constant counts turns everything once more by the same.
 
-        Where there is one place, it is added twice; whole numbers by their dtype are no frequencies, which turn so, too.
+        Where there is one place, it is added twice. What is whole by its dtype turns so, too, and is no frequency.
         """
         value = self.known[leaf]
         if value.is_complex() or value.dtype == torch.bool or not torch.equal(value, value.round()):
