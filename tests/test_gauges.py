@@ -320,6 +320,7 @@ def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(
         ("ProbeSeen", {ReadConstant, SeenKeys}),
         ("TwoProbes", set()),
         ("KeysSeen", {ReadConstant}),
+        ("KeysShared", {ReadConstant}),
         ("KeysNormed", {ReadConstant}),
         ("ScoresBent", {ReadConstant}),
         ("QueriesRead", set()),

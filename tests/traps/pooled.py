@@ -65,6 +65,13 @@ class ProbeSeen(Pool):
         return super().forward(x) + self.probe
 
 
+class KeysShared(Pool):
+    """Both heads have the keys of the first: these meet two queries."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k[:, :1].repeat(1, _HEADS, 1, 1))
+
+
 class KeysNormed(Pool):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, functional.normalize(k, dim=-1))
@@ -132,6 +139,10 @@ class PooledQueriesReadTower(PooledTower):
 
 class PooledProbeSeenTower(PooledTower):
     pool = ProbeSeen
+
+
+class PooledKeysSharedTower(PooledTower):
+    pool = KeysShared
 
 
 class PooledKeysNormedTower(PooledTower):
