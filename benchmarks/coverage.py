@@ -70,9 +70,9 @@ MAPPINGS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICAT
             "SEQUENCE_CLASSIFICATION")  # fmt: skip
 LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
-SMALL = 8000
+SMALL = 3000
 """Parameters of copies than which smaller ones are not looked for."""
-COUNTING = 20
+COUNTING = 40
 """Seconds of processor time that this takes at most: a model of long sounds has many numbers to differentiate."""
 DRAWS = 3
 """Random weights at which they are, while some are open."""
