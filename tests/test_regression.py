@@ -65,6 +65,13 @@ def tiny_falcon() -> PretrainedConfig:
                                      ffn_hidden_size=6, architectures=["FalconForCausalLM"])  # fmt: skip
 
 
+def tiny_siglip() -> PretrainedConfig:
+    """One table of positions is added to the patches of every picture."""
+    return transformers.SiglipVisionConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, image_size=8,
+                                           intermediate_size=6, patch_size=2,
+                                           architectures=["SiglipVisionModel"])  # fmt: skip
+
+
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": tiny_llama,
     "gpt2": tiny_gpt2,
@@ -75,6 +82,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "shared expert": tiny_qwen2_moe,
     "convnext": tiny_convnext,
     "falcon": tiny_falcon,
+    "siglip": tiny_siglip,
 }
 
 

@@ -49,8 +49,10 @@ def carried(way: Sequence[fx.Node], value: Tensor, start: fx.Node, lookup: Calla
 def brought_back(
     way: Sequence[fx.Node], change: Tensor, value: Tensor, start: fx.Node, lookup: Callable[[fx.Node], Any]
 ) -> Tensor:
-    """A change at the end of a way [as there] that only lays a value out anew, laid out as the value."""
-    back: Tensor = torch.func.vjp(lambda y: carried(way, y, start, lookup), value)[1](change)[0]
+    """A change at the end of a way [as there, or broadcast] that only lays a value out anew, laid out as the value."""
+    end, transposed = torch.func.vjp(lambda y: carried(way, y, start, lookup), value)[:2]
+    everywhere = change.expand(torch.broadcast_shapes(change.shape, end.shape))
+    back: Tensor = transposed(everywhere.sum_to_size(end.shape) * (end.numel() / everywhere.numel()))[0]
     return back
 
 
