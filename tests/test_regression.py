@@ -18,13 +18,14 @@ from transformers.pytorch_utils import Conv1D
 
 import hf_align
 from hf_align.errors import HfAlignError
-from hf_align.merging import experts, fits, readings, regression
+from hf_align.merging import choice, experts, fits, readings, regression
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.experts import expert_sites
+from hf_align.merging.fits import raised, ridge
 from hf_align.merging.lockstep import Lockstep, Lookup, divided, program_of, require_same
 from hf_align.merging.regression import Regressed, mean_of, regress, regression_of
 from hf_align.merging.samples import Samples
-from hf_align.merging.selection import costs, eliminated, independent, units, without
+from hf_align.merging.selection import FromGram, FromRows, Given, costs, eliminated, independent, units
 from hf_align.merging.sites import arrivals, sites
 from hf_align.running.generate import noise
 from hf_align.running.network import Gram, Network, predictions
@@ -129,7 +130,7 @@ def test_copies_merge_to_themselves(family: str) -> None:
 def test_weights_are_fitted_to_what_the_merged_model_computes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a weight reads changes no more once it has been fitted. Weights that are transposed before they are
     multiplied were fitted, and all that followed was fitted as if they had not been."""
-    config, read = CONFIGS[family](), {}
+    config, read = CONFIGS[family](), dict[tuple[fits.Fit, str], list[Tensor]]()
 
     for kind in (fits.WeightFit, readings.ReadFit):
         counted = kind.add
@@ -137,7 +138,8 @@ def test_weights_are_fitted_to_what_the_merged_model_computes(family: str, monke
         def add(
             self: fits.Fit, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float], counted: Any = counted
         ) -> None:
-            read.update({value.name: lookups[-1](value) for value in self.reads})
+            for value in self.reads:
+                read.setdefault((self, value.name), []).append(lookups[-1](value))
             counted(self, lookups, steps, shares)
 
         monkeypatch.setattr(kind, "add", add)
@@ -147,8 +149,8 @@ def test_weights_are_fitted_to_what_the_merged_model_computes(family: str, monke
     computed = run_program(program_of(samples.network, samples.all), found, samples.all)
     by_name = {node.name: value for node, value in computed.items()}
     assert read
-    for name, value in read.items():
-        torch.testing.assert_close(value, by_name[name], rtol=1e-3, atol=1e-4)
+    for (_, name), parts in read.items():
+        torch.testing.assert_close(torch.cat(parts), by_name[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +437,7 @@ def test_the_units_that_the_target_is_made_of_are_chosen(size: int) -> None:
     true = torch.zeros(2 * count * size, 4, dtype=torch.float64)
     true[columns[wanted].flatten()] = torch.randn(len(wanted) * size, 4, generator=rng, dtype=torch.float64)
     start = torch.randn(2 * count * size, 4, generator=rng, dtype=torch.float64)
-    chosen = eliminated(h.T @ h, h.T @ (h @ true - h @ start), start, columns, count)
+    chosen = eliminated(FromGram(h.T @ h, h.T @ (h @ true - h @ start)), start, columns, count)
     assert chosen.tolist() == wanted.tolist()
 
 
@@ -444,9 +446,8 @@ def test_of_two_units_that_do_the_same_one_is_left() -> None:
     h = torch.randn(100, 40, generator=rng, dtype=torch.float64)
     both = torch.cat([h, h], 1)
     half = torch.randn(40, 3, generator=rng, dtype=torch.float64) / 2
-    chosen = eliminated(
-        both.T @ both, torch.zeros(80, 3).double(), torch.cat([half, half]), torch.arange(80)[:, None], 40
-    )
+    given = FromGram(both.T @ both, torch.zeros(80, 3).double())
+    chosen = eliminated(given, torch.cat([half, half]), torch.arange(80)[:, None], 40)
     assert sorted((chosen % 40).tolist()) == list(range(40))
 
 
@@ -460,15 +461,73 @@ def test_the_costs_are_those_of_the_least_squares() -> None:
         part = h[:, kept]
         return float((y - part @ torch.linalg.lstsq(part, y).solution).square().sum())
 
-    inverse = torch.linalg.inv(h.T @ h)
-    coefficients = inverse @ h.T @ y
-    for unit, cost in zip(columns.tolist(), costs(inverse, coefficients, columns).tolist(), strict=True):
+    step, blocks = FromGram(h.T @ h, h.T @ y, 1e-12).solution(columns)
+    for unit, cost in zip(columns.tolist(), costs(blocks, step[columns]).tolist(), strict=True):
         assert cost == pytest.approx(squares([i for i in range(7) if i not in unit]) - squares(list(range(7))))
-    gone = torch.isin(torch.arange(7), columns[1])
-    fewer, solution = without(inverse, coefficients, gone)
-    rest = h[:, ~gone]
-    torch.testing.assert_close(fewer, torch.linalg.inv(rest.T @ rest))
-    torch.testing.assert_close(solution, torch.linalg.lstsq(rest, y).solution)
+
+
+@pytest.mark.parametrize("rows", [5, 12])
+def test_rows_give_what_their_products_give(rows: int) -> None:
+    """Of all columns and of some, whose coefficients start elsewhere."""
+    rng = torch.Generator().manual_seed(0)
+    h, y, start, new = (torch.randn(size, generator=rng, dtype=torch.float64)
+                        for size in ((rows, 9), (rows, 3), (9, 3), (5, 3)))  # fmt: skip
+    missing = y - h @ start
+    both: tuple[Given, Given] = FromGram(h.T @ h, h.T @ missing, 0.1), FromRows(h, missing, 0.1)
+    taken, columns = torch.tensor([0, 1, 4, 6, 8]), torch.arange(8).reshape(4, 2)
+    of_gram, of_rows = (given.solution(columns) for given in both)
+    torch.testing.assert_close(of_gram[0], of_rows[0])
+    torch.testing.assert_close(of_gram[1] / of_gram[1][0, 0, 0], of_rows[1] / of_rows[1][0, 0, 0])
+    less = start.index_put((taken,), -new, accumulate=True)
+    part = h[:, taken]
+    held = raised(part.T @ part, 0.1)
+    for given in both:
+        step, _ = given.narrowed(taken, less).solution(taken[:0, None])
+        torch.testing.assert_close(step, torch.linalg.solve(held, part.T @ (y - part @ new)))
+
+
+def test_choices_are_alike_with_few_inputs_and_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are held instead of products where they are fewer than columns."""
+    config, kinds = tiny_llama(), list[type]()
+    models, samples = [weights_of(config, seed) for seed in (0, 1)], samples_of(config, 1)
+
+    def found(most: float) -> Regressed:
+        monkeypatch.setattr(choice, "ROWS_PER_COLUMN", most)
+        return regression_of(models, (0.5, 0.5), samples, symmetries(config))
+
+    monkeypatch.setattr(choice, "eliminated", lambda given, *x: kinds.append(type(given)) or eliminated(given, *x))
+    few, many = found(1e9), found(0)
+    assert set(kinds[: len(kinds) // 2]) == {FromRows} and set(kinds[len(kinds) // 2 :]) == {FromGram}
+    for name in few.solved:
+        torch.testing.assert_close(few[name], many[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("large", [0, 100, 1e4])
+def test_float32_is_enough_where_one_direction_is_large(large: float) -> None:
+    """Sums are float32: what is fitted is as near as with float64, though activations go far in one direction."""
+    rng = torch.Generator().manual_seed(0)
+    small = torch.randn(800, 300, generator=rng)
+    x = small + large * torch.randn(800, 1, generator=rng) @ torch.randn(1, 300, generator=rng)
+    y = small[:, :20]
+
+    def left(wide: torch.dtype) -> float:
+        rows, gram, product = x.to(wide), Gram(), Gram()
+        gram.add(rows, rows)
+        product.add(rows, y.to(wide))
+        return float((y.double() - x.double() @ ridge(gram.value, product.value).double()).norm())
+
+    assert left(torch.float32) == pytest.approx(left(torch.float64), rel=1e-3, abs=1e-3 * float(y.norm()))
+
+
+@pytest.mark.parametrize("size", [5, 256, 300, 2500])
+def test_a_gram_matrix_is_symmetric_and_whole(size: int) -> None:
+    gram, rng = Gram(), torch.Generator().manual_seed(0)
+    parts = [torch.randn(7, size, generator=rng) for _ in range(2)]
+    for x in parts:
+        gram.add(x, x)
+    torch.testing.assert_close(gram.value, sum(x.T @ x for x in parts))
+    gram.add(parts[0], parts[0])
+    torch.testing.assert_close(gram.value, 2 * parts[0].T @ parts[0] + parts[1].T @ parts[1])
 
 
 def test_heads_and_units_are_chosen_in_every_architecture() -> None:

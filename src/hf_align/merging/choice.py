@@ -11,9 +11,12 @@ from torch import Tensor
 from hf_align.merging.fits import Fit, missing_to_target, ridge
 from hf_align.merging.lockstep import Lockstep, Lookup, WithWeights
 from hf_align.merging.readings import Reading, reading
-from hf_align.merging.selection import Units, eliminated, entries_of, put_together
+from hf_align.merging.selection import FromGram, FromRows, Given, Units, eliminated, entries_of, put_together
 from hf_align.running.network import Network, Weights
 from hf_align.tracing.program import Program
+
+ROWS_PER_COLUMN = 1
+"""Up to so many rows are held themselves, and beyond the products of their columns: these are smaller then."""
 
 
 class Candidates(Fit):
@@ -62,6 +65,7 @@ class Choice(Fit):
         self._units, self._candidates = units, candidates
         self._program = program
         self._gram, self._product = network.gram(), network.gram()
+        self._rows: list[tuple[Tensor, Tensor]] = []
         reader, self._models, self._shares = units.reader, models, shares
         self._bias = start[reader.bias].float().cpu() if reader.bias is not None else None
         self.names = units.names
@@ -72,13 +76,12 @@ class Choice(Fit):
 
     @cached_property
     def _start(self) -> Tensor:
-        """What all units together are read with, [n, m], float64: made once the fit begins, for it is large."""
+        """What all units together are read with, [n, m]: made once the fit begins, for it is large."""
         return torch.cat([share * self._read(w) for share, w in zip(self._shares, self._models, strict=True)])
 
     def _read(self, weights: Weights) -> Tensor:
-        """The reader's weight, [n, m], float64."""
-        matrix = weights[self._units.reader.parameter].double().cpu()
-        return matrix.T if self._units.reader.is_stored_flipped else matrix
+        """The reader's weight, [n, m]."""
+        return self._units.reader.found_in(weights)[0, : self._units.reader.inputs]
 
     def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         reader, (*models, merged) = self._units.reader, lookups
@@ -86,28 +89,39 @@ class Choice(Fit):
         weights = [{k: t.to(like) for k, t in found.items()} for found in self._candidates.weights]
         both = [self._units.values(WithWeights(self._program, self._units.of_weights, w, m), merged)
                 for m, w in zip(models, weights, strict=True)]  # fmt: skip
-        given = torch.cat(both, -1).double()
+        given = torch.cat(both, -1)
         result = given @ self._start.to(given)
         result = result if self._bias is None else result + self._bias.to(result)
         result = result.to(like).reshape(like.shape)
         missing = missing_to_target(reader.node, reader.beside, result, lookups, steps, shares)
         given = reader.with_ones(given)
-        self._gram.add(given, given)
-        self._product.add(given, reader.results(missing)[0].double())
+        missing = reader.results(missing)[0]
+        if len(given) * len(steps.parts) <= ROWS_PER_COLUMN * given.shape[1]:
+            self._rows.append((given.cpu(), missing.cpu()))
+        else:
+            self._gram.add(given, given)
+            self._product.add(given, missing)
+
+    @property
+    def _given(self) -> Given:
+        if not self._rows:
+            return FromGram(self._gram.value.double(), self._product.value.double())
+        rows, missing = (torch.cat(each) for each in zip(*self._rows, strict=True))
+        return FromRows(rows, missing)
 
     def solved(self) -> dict[str, Tensor]:
         units, reader, start = self._units, self._units.reader, self._start
         if self._bias is not None:
             start = torch.cat([start, torch.zeros_like(start[:1])])
-        gram, product = self._gram.value, self._product.value
+        given = self._given
         behind = len(self._start)
         columns = torch.arange(behind).reshape(-1, reader.inputs)[:, units.columns].flatten(0, 1)
-        chosen = eliminated(gram, product, start, columns, len(units.columns))
+        chosen = eliminated(given, start, columns, len(units.columns))
         taken = torch.cat([entries_of(units.columns, columns[chosen]), torch.arange(behind, len(start))])
         full = _standing_for_all(start, columns, chosen, len(units.columns))
-        across = gram[taken]
-        own = across[:, taken]
-        found = (full[taken] + ridge(own, product[taken] + across @ start - own @ full[taken])).float()
+        less = start.index_put((taken,), -full[taken], accumulate=True)
+        step, _ = given.narrowed(taken, less).solution(taken[:0, None])
+        found = (full[taken] + step).float()
         weights = {n: put_together([w[n] for w in self._candidates.weights], n, units, chosen) for n in units.carried}
         weights[reader.parameter] = reader.stored(found[None, : reader.inputs])
         if reader.bias is not None and self._bias is not None:

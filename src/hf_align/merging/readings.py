@@ -17,7 +17,7 @@ from hf_align.merging.sites import Site
 from hf_align.running.network import Gram, Network, Weights
 
 _ROUNDING = 1e-6
-"""What a weight may be from the mean of the models' and count as that, against the largest entry."""
+"""What a weight may be from the mean of the models' and count as that, against its size."""
 
 
 def reading(site: Site) -> tuple[fx.Node, fx.Node | None, bool]:
@@ -61,7 +61,9 @@ class Reading:
         site, (*models, merged) = self._site, lookups
         read = site.rows(merged(site.value))
         own = site.with_ones(read)
-        for gram, x in zip(self._own.setdefault(tuple(shares), self._sums()), own, strict=True):
+        if tuple(shares) not in self._own:
+            self._own[tuple(shares)] = self._sums()
+        for gram, x in zip(self._own[tuple(shares)], own, strict=True):
             gram.add(x, x)
         for model, share, sums in zip(models, shares, self._apart, strict=True):
             apart = share * (site.rows(model(site.value)) - read)
@@ -77,11 +79,6 @@ class Reading:
     def apart(self) -> list[Tensor]:
         """Xᵀ s (Xᵢ - X) of each model i and its share s, [groups, n, n]; no column of ones, for these do not differ."""
         return [_stacked(sums) for sums in self._apart]
-
-
-def _largest(tensor: Tensor) -> float:
-    low, high = tensor.aminmax()
-    return max(-float(low), float(high))
 
 
 def _stacked(sums: Sequence[Gram]) -> Tensor:
@@ -121,7 +118,7 @@ class ReadFit(Fit):
                 step.baddbmm_(x, model[:, : site.inputs])
             for shares, x in own:
                 missing = mean_of_values(models, shares) - merged
-                if _largest(missing) > _ROUNDING * _largest(merged):
+                if float(missing.norm()) > _ROUNDING * float(merged.norm()):
                     step.baddbmm_(x, missing)
             if self._rank is not None:
                 step, found[spectrum_of(site.parameter)] = of_rank_each(whole, step, self._rank, site.inputs)

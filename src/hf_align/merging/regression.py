@@ -43,6 +43,9 @@ from hf_align.symmetry.spec import SymmetrySpec
 _SHOWN = 12
 """Kinds of weights that a line names."""
 
+_PARTS = 4
+"""Of the inputs at least, if there are as many: what is asked of the graph beforehand is asked on one."""
+
 Solved = MutableMapping[str, Tensor]
 """Weights that were found, by name in memory, float32 on the CPU."""
 
@@ -138,7 +141,7 @@ def regress(
         HfAlignError: the model has no graph, or one that does not compute what it computes.
     """
     network, taught = samples.network, (Taught(samples.all, shares), *others)
-    rows = min(ROWS, *(each.count for each in taught))
+    rows = min(ROWS, *(-(-each.count // _PARTS) for each in taught))
     parts = [(part, each.shares) for each in taught for part in divided(each.inputs, rows)]
     program = program_of(network, parts[0][0])
     require_same(program, network, models[0], parts[0][0])

@@ -10,25 +10,25 @@ cost of one is that of optimal brain surgeon, Hassibi & Stork 1992, which is exa
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.merging.fits import raised
+from hf_align.merging.fits import RIDGE, factor, raised
 from hf_align.merging.lockstep import Lockstep, Lookup, WithWeights, of_weights
 from hf_align.merging.sites import Site
-from hf_align.running.network import Batch, Network, Weights
+from hf_align.running.network import Batch, Network, Weights, add_half
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.program import Program
 
-_AT_ONCE = 16
+_AT_ONCE = 4
 """The share of the units, one in so many, that are taken out before costs are computed anew."""
-_HELD = 1e-6
-"""The ridge while units are taken out: next to nothing, so that of two that do the same either one costs nothing."""
 _ALIKE = 1e-3
 """How far units may be from what they were with other units beside them, against the largest: float32."""
 
@@ -197,50 +197,113 @@ def put_together(tensors: Sequence[Tensor], name: str, units: Units, chosen: Ten
     return merged
 
 
-def eliminated(gram: Tensor, product: Tensor, start: Tensor, columns: Tensor, keep: int) -> Tensor:
+class Given(ABC):
+    """The least squares of coefficients on what units give, drawn to coefficients that they start from."""
+
+    @abstractmethod
+    def narrowed(self, taken: Tensor, less: Tensor) -> Self:
+        """Those of some columns, with other coefficients to start from.
+
+        Args:
+            less: what is taken from the coefficients, [columns, m]; all of those whose columns are not taken.
+        """
+
+    @abstractmethod
+    def solution(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """What is to be added to the start, and the blocks of the inverse of the Gram matrix, ridge and all, up to a
+        factor [units, entries, entries].
+
+        Args:
+            columns: of each unit, [units, entries].
+        """
+
+
+@dataclass(frozen=True)
+class FromGram(Given):
+    """By products.
+
+    Attributes:
+        gram: HᵀH of what the units give, [n, n].
+        product: Hᵀ of what the start misses of the target, [n, m].
+    """
+
+    gram: Tensor
+    product: Tensor
+    ridge: float = RIDGE
+
+    def narrowed(self, taken: Tensor, less: Tensor) -> FromGram:
+        across, (changed,) = self.gram[taken], less.any(1).nonzero(as_tuple=True)
+        product = self.product[taken] + across[:, changed] @ less[changed].to(across)
+        return FromGram(across[:, taken], product, self.ridge)
+
+    def solution(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        inverse = torch.cholesky_inverse(factor(raised(self.gram, self.ridge)))
+        return inverse @ self.product, inverse[columns[:, :, None], columns[:, None, :]]
+
+
+@dataclass(frozen=True)
+class FromRows(Given):
+    """By the rows, where they are fewer than columns: (HᵀH + λ)⁻¹ Hᵀ is Hᵀ (HHᵀ + λ)⁻¹.
+
+    Attributes:
+        rows: H, what the units give, [rows, n].
+        missing: what the start misses of the target, [rows, m].
+    """
+
+    rows: Tensor
+    missing: Tensor
+    ridge: float = RIDGE
+
+    def narrowed(self, taken: Tensor, less: Tensor) -> FromRows:
+        (changed,) = less.any(1).nonzero(as_tuple=True)
+        missing = self.missing + self.rows[:, changed] @ less[changed]
+        return FromRows(self.rows[:, taken], missing, self.ridge)
+
+    def solution(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        outer = self.rows.new_zeros(len(self.rows), len(self.rows))
+        add_half(outer, self.rows.T)
+        share = self.ridge * outer.diagonal().sum() / self.rows.shape[1]
+        outer.diagonal().add_(share.clamp_min(1e-30))
+        lower = factor(outer)
+        # from the right: a quarter faster
+        white = torch.linalg.solve_triangular(lower.T, self.rows.T, upper=True, left=False)
+        step = white @ torch.linalg.solve_triangular(lower, self.missing, upper=False)
+        own = white[columns]
+        return step, torch.eye(own.shape[1], dtype=own.dtype) - own @ own.mT
+
+
+def eliminated(given: Given, start: Tensor, columns: Tensor, keep: int) -> Tensor:
     """The units that are left of those of several models side by side, in order.
 
     Args:
-        gram: HᵀH of what all units give, or with more columns behind that are always kept, float64.
-        product: Hᵀ of what the start misses of the target, [as `gram`, m].
-        start: coefficients that the ridge draws to, likewise.
+        given: of all units, or with more columns behind that are always kept.
+        start: coefficients that the ridge draws to.
         columns: of each unit of all, one model after the other, [models · units, entries].
         keep: how many are left, as many as each model has.
     """
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(raised(gram, _HELD)))
-    coefficients = start + inverse @ product
     left, places = torch.arange(len(columns)), columns
-    while len(left) > keep:
-        take = max(1, min(len(left) - keep, len(left) // _AT_ONCE))
-        kept = _kept(left, costs(inverse, coefficients, places).argsort(), take, keep)
-        gone = torch.zeros(len(inverse), dtype=torch.bool)
-        gone[places[~kept]] = True
-        inverse, coefficients = without(inverse, coefficients, gone)
-        left, places = left[kept], ((~gone).cumsum(0) - 1)[places[kept]]
-    return left
+    while True:
+        step, blocks = given.solution(places)
+        cost = costs(blocks, (start + step)[places])
+        kept = _kept(left, cost.argsort(), max(1, min(len(left) - keep, len(left) // _AT_ONCE)), keep)
+        left = left[kept]
+        if len(left) == keep:
+            return left
+        taken = torch.ones(len(start), dtype=torch.bool)
+        taken[places[~kept]] = False
+        given = given.narrowed(taken.nonzero()[:, 0], start.where(~taken[:, None], 0))
+        start = start[taken]
+        places = (taken.cumsum(0) - 1)[places[kept]]
 
 
-def costs(inverse: Tensor, coefficients: Tensor, columns: Tensor) -> Tensor:
+def costs(blocks: Tensor, coefficients: Tensor) -> Tensor:
     """By how much the squares grow without each unit, [units]: tr Xᵤᵀ (G⁻¹)ᵤᵤ⁻¹ Xᵤ.
 
     Args:
-        inverse: G⁻¹, the inverse of the Gram matrix [n, n].
-        coefficients: X, those of the least squares [n, m].
-        columns: of each unit, [units, entries].
+        blocks: (G⁻¹)ᵤᵤ, those of the inverse of the Gram matrix [units, entries, entries].
+        coefficients: Xᵤ, those of the least squares [units, entries, m].
     """
-    blocks = inverse[columns[:, :, None], columns[:, None, :]]
-    own = coefficients[columns]
-    return (own * torch.linalg.solve(blocks, own)).sum((1, 2))
-
-
-def without(inverse: Tensor, coefficients: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse and the coefficients of the least squares without some columns, bool [n], by the inverse of a block
-    matrix: G⁻¹ - G⁻¹ₛ (G⁻¹ₛₛ)⁻¹ G⁻¹ₛᵀ for those that are left."""
-    across = inverse[gone]
-    apart = torch.linalg.solve(across[:, gone], across[:, ~gone]).mT
-    (left,) = (~gone).nonzero(as_tuple=True)  # rows and columns in one step: a matrix less in memory
-    fewer = inverse[left[:, None], left].addmm_(apart, across[:, left], alpha=-1)
-    return fewer, coefficients[~gone] - apart @ coefficients[gone]
+    return (coefficients * torch.linalg.solve(blocks, coefficients)).sum((1, 2))
 
 
 def _kept(left: Tensor, order: Tensor, take: int, n: int) -> Tensor:

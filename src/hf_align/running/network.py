@@ -15,6 +15,8 @@ from hf_align.tracing.build import build_to_run, quiet
 
 _ROWS, _TOKENS = 16, 2048
 """Examples, and tokens of them, that run at once where nothing else is said."""
+_BLOCK, _BLOCKS = 256, 8
+"""The least width of the blocks that a symmetric product is computed in, and how many there are at most."""
 Batch = dict[str, Tensor]
 """Arguments of `forward`, [examples, ...]."""
 Loss = Callable[[Any, Batch], Tensor]
@@ -30,16 +32,36 @@ class Gram:
 
     def __init__(self) -> None:
         self._total: Tensor | None = None
+        self._is_half = False
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """More rows: x [rows, n], y [rows, m]."""
-        self._total = x.T @ y if self._total is None else self._total.addmm_(x.T, y)
+        """More rows: x [rows, n], y [rows, m]; of all parts x is y, or of none."""
+        if self._total is None:
+            self._total, self._is_half = x.new_zeros(x.shape[1], y.shape[1]), x is y
+        if self._is_half:
+            add_half(self._total, x)
+        else:
+            self._total.addmm_(x.T, y)
 
     @property
     def value(self) -> Tensor:
         """The sum, on the CPU, of at least one part."""
         assert self._total is not None
+        if self._is_half:
+            for start, end in _blocks(len(self._total)):
+                self._total[:start, start:end] = self._total[start:end, :start].T
         return self._total.cpu()
+
+
+def add_half(total: Tensor, x: Tensor) -> None:
+    """Add xᵀx to a matrix [n, n] in blocks on its diagonal and below."""
+    for start, end in _blocks(len(total)):
+        total[start:end, :end].addmm_(x[:, start:end].T, x[:, :end])
+
+
+def _blocks(size: int) -> Iterator[tuple[int, int]]:
+    width = max(_BLOCK, -(-size // _BLOCKS))
+    return ((start, min(start + width, size)) for start in range(0, size, width))
 
 
 class Network:
