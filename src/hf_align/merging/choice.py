@@ -94,8 +94,9 @@ class Choice(Fit):
         result = result if self._bias is None else result + self._bias.to(result)
         result = result.to(like).reshape(like.shape)
         missing = missing_to_target(reader.node, reader.beside, result, lookups, steps, shares)
-        given = reader.with_ones(given)
-        missing = reader.results(missing)[0]
+        # float64: of units that do the same, hardly more than rounding tells which goes at no cost
+        given = reader.with_ones(given).double()
+        missing = reader.results(missing)[0].double()
         if len(given) * len(steps.parts) <= ROWS_PER_COLUMN * given.shape[1]:
             self._rows.append((given.cpu(), missing.cpu()))
         else:
@@ -105,7 +106,7 @@ class Choice(Fit):
     @property
     def _given(self) -> Given:
         if not self._rows:
-            return FromGram(self._gram.value.double(), self._product.value.double())
+            return FromGram(self._gram.value, self._product.value)
         rows, missing = (torch.cat(each) for each in zip(*self._rows, strict=True))
         return FromRows(rows, missing)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -29,6 +29,8 @@ from hf_align.tracing.program import Program
 
 _AT_ONCE = 4
 """The share of the units, one in so many, that are taken out before costs are computed anew."""
+_HELD = 1e-6
+"""The ridge while units are taken out: next to nothing, so that of two that do the same either one costs nothing."""
 _ALIKE = 1e-3
 """How far units may be from what they were with other units beside them, against the largest: float32."""
 
@@ -201,6 +203,10 @@ class Given(ABC):
     """The least squares of coefficients on what units give, drawn to coefficients that they start from."""
 
     @abstractmethod
+    def held(self, ridge: float) -> Self:
+        """The same, drawn otherwise."""
+
+    @abstractmethod
     def narrowed(self, taken: Tensor, less: Tensor) -> Self:
         """Those of some columns, with other coefficients to start from.
 
@@ -231,6 +237,9 @@ class FromGram(Given):
     product: Tensor
     ridge: float = RIDGE
 
+    def held(self, ridge: float) -> FromGram:
+        return replace(self, ridge=ridge)
+
     def narrowed(self, taken: Tensor, less: Tensor) -> FromGram:
         across, (changed,) = self.gram[taken], less.any(1).nonzero(as_tuple=True)
         product = self.product[taken] + across[:, changed] @ less[changed].to(across)
@@ -254,9 +263,12 @@ class FromRows(Given):
     missing: Tensor
     ridge: float = RIDGE
 
+    def held(self, ridge: float) -> FromRows:
+        return replace(self, ridge=ridge)
+
     def narrowed(self, taken: Tensor, less: Tensor) -> FromRows:
         (changed,) = less.any(1).nonzero(as_tuple=True)
-        missing = self.missing + self.rows[:, changed] @ less[changed]
+        missing = self.missing + self.rows[:, changed] @ less[changed].to(self.rows)
         return FromRows(self.rows[:, taken], missing, self.ridge)
 
     def solution(self, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,7 +293,7 @@ def eliminated(given: Given, start: Tensor, columns: Tensor, keep: int) -> Tenso
         columns: of each unit of all, one model after the other, [models · units, entries].
         keep: how many are left, as many as each model has.
     """
-    left, places = torch.arange(len(columns)), columns
+    left, places, given = torch.arange(len(columns)), columns, given.held(_HELD)
     while True:
         step, blocks = given.solution(places)
         cost = costs(blocks, (start + step)[places])
