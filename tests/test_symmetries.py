@@ -1300,6 +1300,7 @@ def test_stream_behind_a_linear_map_is_complete() -> None:
         "yoso",
         "images that a weight centres",
         "rotary by a table",
+        "positions written one context after another",
     ],
 )
 @pytest.mark.slow
@@ -1312,7 +1313,6 @@ def test_small_copies_are_complete(case: str) -> None:
 OPEN = {
     "bloom": "words have a norm of their own",
     "deberta": "so have relative embeddings, and words",
-    "positions written one context after another": "a learned token is the only query",
 }
 
 
