@@ -227,13 +227,13 @@ def _derived(found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], Sym
 def _counted(program: Program, spec: SymmetrySpec, config: PretrainedConfig) -> NullDirections:
     """The null directions at the random weights that have fewest: what is gone at others, or with more tokens, is none
     of the model."""
-    first = null_directions(program, spec, torch.Generator().manual_seed(0))
-    if not len(first.open):
-        return first
+    drawn = [null_directions(program, spec, torch.Generator().manual_seed(0))]
+    if not len(drawn[0].open):
+        return drawn[0]
     if (larger := with_tokens(config, MANY_TOKENS)) is not None and (found := _traced(Row("", "", ""), larger)):
         modes, spec = _derived(found)
-        program, first = join(modes), None
-    drawn = [] if first is None else [first]
+        program = join(modes)
+        drawn.clear()
     for seed in range(1, DRAWS):
         drawn.append(null_directions(program, spec, torch.Generator().manual_seed(seed), thorough=True))
         if not len(drawn[-1].open):

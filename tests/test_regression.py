@@ -461,7 +461,7 @@ def test_the_costs_are_those_of_the_least_squares() -> None:
         part = h[:, kept]
         return float((y - part @ torch.linalg.lstsq(part, y).solution).square().sum())
 
-    step, blocks = FromGram(h.T @ h, h.T @ y, 1e-12).solution(columns)
+    step, blocks = FromGram(h.T @ h, h.T @ y, ridge=1e-12).solution(columns)
     for unit, cost in zip(columns.tolist(), costs(blocks, step[columns]).tolist(), strict=True):
         assert cost == pytest.approx(squares([i for i in range(7) if i not in unit]) - squares(list(range(7))))
 
@@ -473,7 +473,7 @@ def test_rows_give_what_their_products_give(rows: int) -> None:
     h, y, start, new = (torch.randn(size, generator=rng, dtype=torch.float64)
                         for size in ((rows, 9), (rows, 3), (9, 3), (5, 3)))  # fmt: skip
     missing = y - h @ start
-    both: tuple[Given, Given] = FromGram(h.T @ h, h.T @ missing, 0.1), FromRows(h, missing, 0.1)
+    both: tuple[Given, Given] = FromGram(h.T @ h, h.T @ missing, ridge=0.1), FromRows(h, missing, ridge=0.1)
     taken, columns = torch.tensor([0, 1, 4, 6, 8]), torch.arange(8).reshape(4, 2)
     of_gram, of_rows = (given.solution(columns) for given in both)
     torch.testing.assert_close(of_gram[0], of_rows[0])

@@ -18,6 +18,7 @@ RIDGE = 1e-3
 """Against the mean of the diagonal of the Gram matrix: a tenth and ten times of it end alike."""
 
 _PADDING = 16
+"""Rows that are added to a matrix before it is factored (`factor`)."""
 
 
 class Fit(ABC):

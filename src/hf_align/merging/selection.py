@@ -199,12 +199,15 @@ def put_together(tensors: Sequence[Tensor], name: str, units: Units, chosen: Ten
     return merged
 
 
+@dataclass(frozen=True)
 class Given(ABC):
-    """The least squares of coefficients on what units give, drawn to coefficients that they start from."""
+    """The least squares of coefficients on what units give, drawn to coefficients that they start from.
 
-    @abstractmethod
-    def held(self, ridge: float) -> Self:
-        """The same, drawn otherwise."""
+    Attributes:
+        ridge: how strongly, against the mean of the diagonal of the Gram matrix.
+    """
+
+    ridge: float = field(default=RIDGE, kw_only=True)
 
     @abstractmethod
     def narrowed(self, taken: Tensor, less: Tensor) -> Self:
@@ -235,15 +238,11 @@ class FromGram(Given):
 
     gram: Tensor
     product: Tensor
-    ridge: float = RIDGE
-
-    def held(self, ridge: float) -> FromGram:
-        return replace(self, ridge=ridge)
 
     def narrowed(self, taken: Tensor, less: Tensor) -> FromGram:
         across, (changed,) = self.gram[taken], less.any(1).nonzero(as_tuple=True)
         product = self.product[taken] + across[:, changed] @ less[changed].to(across)
-        return FromGram(across[:, taken], product, self.ridge)
+        return replace(self, gram=across[:, taken], product=product)
 
     def solution(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         inverse = torch.cholesky_inverse(factor(raised(self.gram, self.ridge)))
@@ -261,15 +260,11 @@ class FromRows(Given):
 
     rows: Tensor
     missing: Tensor
-    ridge: float = RIDGE
-
-    def held(self, ridge: float) -> FromRows:
-        return replace(self, ridge=ridge)
 
     def narrowed(self, taken: Tensor, less: Tensor) -> FromRows:
         (changed,) = less.any(1).nonzero(as_tuple=True)
         missing = self.missing + self.rows[:, changed] @ less[changed].to(self.rows)
-        return FromRows(self.rows[:, taken], missing, self.ridge)
+        return replace(self, rows=self.rows[:, taken], missing=missing)
 
     def solution(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         outer = self.rows.new_zeros(len(self.rows), len(self.rows))
@@ -293,7 +288,7 @@ def eliminated(given: Given, start: Tensor, columns: Tensor, keep: int) -> Tenso
         columns: of each unit of all, one model after the other, [models · units, entries].
         keep: how many are left, as many as each model has.
     """
-    left, places, given = torch.arange(len(columns)), columns, given.held(_HELD)
+    left, places, given = torch.arange(len(columns)), columns, replace(given, ridge=_HELD)
     while True:
         step, blocks = given.solution(places)
         cost = costs(blocks, (start + step)[places])

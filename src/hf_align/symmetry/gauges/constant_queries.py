@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.constants import is_vector
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, row_of, rows_shown
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import scales, used_only_by
@@ -90,7 +91,7 @@ def read_constants(found: Interpretation) -> Iterator[ReadConstant]:
     readings: dict[tuple[str, LinearUse], None] = {}
     seen = set[str]()
     for node, name in program.parameters.items():
-        if not _is_vector(node):
+        if not is_vector(node):
             continue
         shape = node.meta["val"].shape
         for use in follow({node: torch.arange(shape.numel()).reshape(shape)}, found):
@@ -108,11 +109,6 @@ def read_constants(found: Interpretation) -> Iterator[ReadConstant]:
         if bias is not None and matrix and used_only_by((weight, bias), nodes, program):
             alone = name not in seen and sum(n == name for n, *_ in maps) == 1
             yield ReadConstant(name, weight, axis, bias, alone)
-
-
-def _is_vector(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point() and 1 < value.numel() == value.shape[-1]
 
 
 def seen_keys(found: Interpretation, read: tuple[ReadConstant, ...]) -> Iterator[SeenKeys]:
@@ -146,7 +142,7 @@ def _queries(found: Interpretation, read: tuple[ReadConstant, ...]) -> dict[fx.N
     starts: dict[str, dict[fx.Node, Tensor]] = defaultdict(dict)
     gone = {(gauge.weight, gauge.bias): gauge.bias for gauge in read}
     for node, name in found.program.parameters.items():
-        if _is_vector(node):
+        if is_vector(node):
             starts[name][node] = torch.arange(node.meta["val"].numel()).reshape(node.meta["val"].shape)
     for reading in found.linear_uses.values():
         bias = gone.get((reading.weight, reading.bias or ""))

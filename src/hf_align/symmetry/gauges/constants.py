@@ -185,11 +185,11 @@ def sources(
         elif (
             does(node, _NORMS)
             and isinstance(node.meta["val"], Tensor)
-            and ((bias := Arguments(node).ask("bias", None)) in names)
+            and (bias := Arguments(node).ask("bias", None)) in names
         ):
             source, labels = Constant(names[bias]), _along(node, -1 if does(node, Trait.CENTRES) else 1)
         elif node in names and names[node] not in attached and _has_entries(node) and node.users and _is_added(node):
-            stored = Stored.VECTOR if _is_vector(node) else Stored.TABLE
+            stored = Stored.VECTOR if is_vector(node) else Stored.TABLE
             source, labels = Constant(names[node], stored), _along(node)
         else:
             continue
@@ -211,7 +211,8 @@ def _has_entries(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and bool(value.is_floating_point() and value.dim() and value.shape[-1] > 1)
 
 
-def _is_vector(node: fx.Node) -> bool:
+def is_vector(node: fx.Node) -> bool:
+    """Whether a value has several entries, along its last axis alone."""
     return _has_entries(node) and bool(node.meta["val"].numel() == node.meta["val"].shape[-1])
 
 
@@ -284,7 +285,7 @@ class _Ways:
                 first = _Bias(reading.bias, node, numbered(reading))
                 sums[node][node] = first
                 self._walk(node, first, sums)
-            elif node in program.parameters and _is_vector(node) and _is_added(node):
+            elif node in program.parameters and is_vector(node) and _is_added(node):
                 for user in node.users:
                     shape = node.meta["val"].shape
                     labels = torch.arange(shape[-1]).reshape(shape)
