@@ -43,16 +43,15 @@ from transformers.models.auto import modeling_auto
 
 from hf_align.errors import first_line
 from hf_align.symmetry.certificate.certify import decided_soundness
-from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
+from hf_align.symmetry.certificate.draws import draws, settled
+from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
-    MANY_TOKENS,
     SIZES,
     lower_limits,
     raise_epsilons,
     random_inputs,
     random_weights,
     with_eps,
-    with_tokens,
 )
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
@@ -74,8 +73,6 @@ SMALL = 3000
 """Parameters of copies than which smaller ones are not looked for."""
 COUNTING = 40
 """Seconds of processor time that this takes at most: a model of long sounds has many numbers to differentiate."""
-DRAWS = 3
-"""Random weights at which they are, while some are open."""
 KINDS = ("moved", "fixed", "flat", "open")
 EPSILON = 1e-2
 """What every norm's epsilon is raised to: where it is forgotten, that shows."""
@@ -214,9 +211,9 @@ def _analyse(row: Row, config: PretrainedConfig, found: list[tuple[Mode, Program
     yield row
     if row.parameters <= count and row.sound:
         _hurry(COUNTING)
-        directions = _counted(join(modes), spec, config)
-        row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
-        yield row
+        for directions in _counted(config, (join(modes), spec)):
+            row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
+            yield row
 
 
 def _derived(found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], SymmetrySpec]:
@@ -224,21 +221,20 @@ def _derived(found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], Sym
     return modes, without_unseen(derive(join(modes)))
 
 
-def _counted(program: Program, spec: SymmetrySpec, config: PretrainedConfig) -> NullDirections:
-    """The null directions at the random weights that have fewest: what is gone at others, or with more tokens, is none
-    of the model."""
-    drawn = [null_directions(program, spec, torch.Generator().manual_seed(0))]
-    if not len(drawn[0].open):
-        return drawn[0]
-    if (larger := with_tokens(config, MANY_TOKENS)) is not None and (found := _traced(Row("", "", ""), larger)):
-        modes, spec = _derived(found)
-        program = join(modes)
-        drawn.clear()
-    for seed in range(1, DRAWS):
-        drawn.append(null_directions(program, spec, torch.Generator().manual_seed(seed), thorough=True))
-        if not len(drawn[-1].open):
-            break
-    return min(drawn, key=lambda found: found.nullity)
+def _counted(config: PretrainedConfig, copy: tuple[Program, SymmetrySpec]) -> Iterator[NullDirections]:
+    """The null directions, better ones after each other: what is gone at other weights, or with more tokens, is none of
+    the model's."""
+
+    def derived(larger: PretrainedConfig) -> tuple[Program, SymmetrySpec]:
+        modes, spec = _derived(find_modes(build_without_weights(with_eps(larger, EPSILON))))
+        return join(modes), spec
+
+    drawn: list[NullDirections] = []
+    for draw in draws(config, copy, derived):
+        drawn.append(draw.count())
+        yield min(drawn, key=lambda found: len(found.open))
+        if settled(drawn):
+            return
 
 
 def _hurry(seconds: int) -> None:

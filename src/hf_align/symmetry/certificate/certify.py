@@ -15,9 +15,9 @@ import torch
 from torch import Generator, Tensor
 from transformers import PretrainedConfig
 
-from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
+from hf_align.symmetry.certificate.draws import draws, settled
+from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
-    MANY_TOKENS,
     SIZES,
     Weights,
     lower_limits,
@@ -27,7 +27,6 @@ from hf_align.symmetry.certificate.random_copy import (
     random_weights,
     transform,
     with_eps,
-    with_tokens,
 )
 from hf_align.symmetry.certificate.rounding import EXACT, Changes, Undecided, changes, undecided
 from hf_align.symmetry.derivation.derive import derive
@@ -44,8 +43,6 @@ from hf_align.tracing.trace import trace
 
 _LEAK = 1e-6
 """A direction of a group or a fibre with more effect than that, over that of a random one, is no symmetry."""
-_ATTEMPTS = 6
-"""Random weights of which null directions are counted at most: the fewest are the model's own."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _UNREVIEWED = Review("", OverrideFile(overrides=()))
@@ -130,10 +127,7 @@ def certify(
     """Measure soundness and completeness of the derived spec of a small architecture.
 
     Weights that no input reaches (rows of tables beyond the contexts), and those that only decide choices and have no
-    derivative, are left out of both counts. At some weights there are null directions that are gone at almost all
-    others (a ReLU that never opens), and with few tokens there are some that are gone with more (on what depends on the
-    token alone, a quadratic form may vanish): where the first count does not agree, others are drawn, with more tokens,
-    until the smallest nullity is seen three times.
+    derivative, are left out of both counts. Where a first count leaves open directions, it is repeated (`draws.py`).
 
     Args:
         config: a small config (`shrink.py`): cost grows with the cube of the number of parameters.
@@ -160,29 +154,26 @@ def certify(
         return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
                            spec.unread, why, doubt)  # fmt: skip
 
-    program, spec = derived(traced or called(config))
+    copy = derived(traced or called(config))
+    program, spec = copy
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     if parameters > most:
         why = f"{parameters} parameters are more than the {most:.0f} of which null directions are counted"
         return uncounted(*_soundness(program, spec, torch.Generator().manual_seed(seed)), why)
-    drawn: list[NullDirections] = []
-    error, doubt = 0.0, ""
-    for attempt in range(_ATTEMPTS):
-        if attempt == 1 and (larger := with_tokens(config, MANY_TOKENS)) is not None:
-            program, spec = derived(called(larger))
-            drawn.clear()
-        rng = torch.Generator().manual_seed(seed + attempt)
-        seen, doubt = _soundness(program, spec, rng)
+    drawn, error, doubt = list[NullDirections](), 0.0, ""
+    for draw in draws(config, copy, lambda larger: derived(called(larger)), seed):
+        program, spec = draw.program, draw.spec
+        seen, doubt = _soundness(program, spec, draw.rng)
         error = max(error, seen) if seen < EXACT else seen
         if math.isnan(error):
             return uncounted(error, doubt, "its outputs are no numbers")
-        drawn.append(null_directions(program, spec, rng, thorough=bool(drawn)))
-        fewest = min(drawn, key=lambda n: n.nullity)
+        drawn.append(draw.count())
         if not error < EXACT:
-            fewest = drawn[-1]
+            drawn = drawn[-1:]
             break
-        if not len(fewest.open) or sum(n.nullity == fewest.nullity for n in drawn) > 2:
+        if settled(drawn):
             break
+    fewest = min(drawn, key=lambda found: len(found.open))
     return Certificate(
         model_type=program.config.model_type,
         max_error=error,

@@ -1,0 +1,69 @@
+"""Random weights at which null directions are counted, until a count is the model's own.
+
+At some weights there are null directions that are gone at almost all others (a ReLU that never opens), and with few
+tokens there are some that are gone with more (on what depends on the token alone, a quadratic form may vanish). So the
+smallest count is the model's own, and it is looked for where the first one leaves open directions: at weights that are
+drawn with more care, then with more tokens, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Generator
+from transformers import PretrainedConfig
+
+from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
+from hf_align.symmetry.certificate.random_copy import MANY_TOKENS, with_tokens
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.program import Program
+
+_FEW_TOKENS = 2
+"""Draws of the copy as it is; all others have more tokens."""
+_DRAWS = 7
+_ALIKE = 3
+"""As many draws that all leave the fewest open directions settle that these are the model's own."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A copy, and the random numbers that its weights are drawn with.
+
+    Attributes:
+        thorough: whether weights are drawn with more care (`null_directions`).
+    """
+
+    program: Program
+    spec: SymmetrySpec
+    rng: Generator
+    thorough: bool
+
+    def count(self) -> NullDirections:
+        """The null directions at these weights."""
+        return null_directions(self.program, self.spec, self.rng, thorough=self.thorough)
+
+
+def draws(
+    config: PretrainedConfig,
+    copy: tuple[Program, SymmetrySpec],
+    derived: Callable[[PretrainedConfig], tuple[Program, SymmetrySpec]],
+    seed: int = 0,
+) -> Iterator[Draw]:
+    """What to count, the cheapest first.
+
+    Args:
+        copy: the program and the spec of the config.
+        derived: those of another config, which has more tokens.
+    """
+    larger = None
+    for number in range(_DRAWS):
+        if number == _FEW_TOKENS and (larger := with_tokens(config, MANY_TOKENS)) is not None:
+            copy = derived(larger)
+        yield Draw(*copy, Generator().manual_seed(seed + number), thorough=number > 0)
+
+
+def settled(drawn: Sequence[NullDirections]) -> bool:
+    """Whether no direction is open, or no further draw is expected to leave fewer."""
+    opens = [len(found.open) for found in drawn]
+    return not min(opens) or opens[_FEW_TOKENS:].count(min(opens)) >= _ALIKE
