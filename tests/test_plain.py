@@ -183,7 +183,7 @@ def test_a_config_that_asks_for_other_weights_than_are_stored_counts(
     assert said in found.out + found.err
 
 
-@pytest.mark.parametrize("lost", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize("lost", ["lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
 def test_what_both_lack_is_named(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The result would be loaded with weights that are drawn at random, as both models would."""
     for n in "01":

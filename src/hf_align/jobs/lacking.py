@@ -32,7 +32,8 @@ def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool
         folder: of the config, and of modelling code that a model brings along.
         stored: the tensors that are merged, and that a checkpoint of such a model should have.
     """
-    if not (_uneven(stored) or _headless(own_json(folder, "config.json") or {}, stored)):
+    config = own_json(folder, "config.json") or {}
+    if not (_uneven(stored) or _headless(config, stored) or _normless(stored)):
         return []
     kept = kept_folder()
     path = None if kept is None else kept / "lacking" / f"{_key(folder, stored, trust_remote_code)}.json"
@@ -45,11 +46,15 @@ def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool
     return said
 
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
+"""Of a layer in its stack."""
+
+
 def _uneven(names: Iterable[str]) -> bool:
     """Whether some layer has no weight of a name that another layer of its stack has."""
     layers, having = defaultdict[str, set[str]](set), defaultdict[tuple[str, str], set[str]](set)
     for name in names:
-        for number in re.finditer(r"(?<![^.])\d+(?=\.)", name):
+        for number in _NUMBER.finditer(name):
             stack, rest = name[: number.start()], name[number.end() :]
             layers[stack].add(number.group())
             having[stack, rest].add(number.group())
@@ -62,6 +67,14 @@ def _headless(config: Mapping[str, object], stored: Checkpoint) -> bool:
         return False
     shapes = [stored.info(name).shape for name in stored]
     return sum(len(shape) == 2 and config.get("vocab_size") in shape for shape in shapes) == 1
+
+
+def _normless(stored: Checkpoint) -> bool:
+    """Whether there are layers, and no vector in front of them or behind, as the gain of a last norm is."""
+    inside = [_NUMBER.search(name) is not None for name in stored]
+    return any(inside) and not any(
+        len(stored.info(name).shape) == 1 for name, layer in zip(stored, inside, strict=True) if not layer
+    )
 
 
 def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
