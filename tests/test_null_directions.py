@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,19 @@ def test_what_a_first_look_leaves_is_looked_at_in_all_results(monkeypatch: pytes
     monkeypatch.setattr(counting, "telling_looks", lambda *_, **__: iter(few))
     found = null_directions(traced("llama"), derived("llama"), rng())
     assert (found.nullity, len(found.open)) == (whole.nullity, 0)
+
+
+def test_what_was_not_read_is_not_seen_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that opens in one context of a thousand: what a group leaves of the other weights has an effect there."""
+    program, spec = traced("llama"), derived("llama")
+    sizes = {name: math.prod(spec.shape(name)) for name in spec.parameters}
+    rare = torch.cat([torch.arange(size) < (size // 4 if "embed" in name else 0) for name, size in sizes.items()])
+    found_at = counting.reached
+    monkeypatch.setattr(counting, "reached", lambda *given: found_at(*given) & ~rare)
+    found = null_directions(program, spec, rng())
+    assert int((~found.reached).sum()) == int(rare.sum())
+    assert len(found.moved) == 74 and not len(found.open)
+    assert float((found.derivatives @ found.found.T).norm()) < 1e-9 * float(found.derivatives.norm())
 
 
 def test_a_first_look_sees_every_parameter_once() -> None:

@@ -127,18 +127,24 @@ def _beyond(program: Program, weights: Weights, known: Tensor, read: Tensor, rng
         *telling_looks(program, _SHARE, spare=1, most=most),
         *looks(program, sizes, 1, most=1),
     ]
-    derivatives = jacobian(program, weights, first, rng)[:, read]
+    derivatives = _of_read(jacobian(program, weights, first, rng), read)
     rest = _others(derivatives, known, _MANY)
     if len(rest) >= _MANY:
         looks_more = telling_looks(program, _MORE, most=most)
-        derivatives = torch.cat([derivatives, jacobian(program, weights, looks_more, rng)[:, read]])
+        derivatives = torch.cat([derivatives, _of_read(jacobian(program, weights, looks_more, rng), read)])
         rest = _others(derivatives, known)
     before = None
     while len(rest) and len(rest) != before:
         again = looks(program, sizes, _AGAIN, spare=1, most=len(rest))
-        more, before = jacobian(program, weights, again, rng)[:, read], len(rest)
-        derivatives, rest = torch.cat([derivatives, more]), without_effect(rest, [more])
+        more, before = jacobian(program, weights, again, rng), len(rest)
+        derivatives, rest = torch.cat([derivatives, _of_read(more, read)]), without_effect(rest, [more[:, read]])
     return derivatives, rest
+
+
+def _of_read(rows: Tensor, read: Tensor) -> Tensor:
+    """The derivatives of results that depend on no other weights than those that are read, by these: only there must
+    what is left of a direction of a group be null."""
+    return rows[(rows[:, ~read] == 0).all(1)][:, read]
 
 
 def _canonical(null: Tensor, fixed: Fibres, reached: Tensor) -> Tensor:
