@@ -264,6 +264,9 @@ def test_modes_are_found_and_the_spec_is_sound_in_all_of_them(config: object, mo
         (families.trocr(), "TrOCRForCausalLM", "input_ids with encoder_hidden_states"),
         (families.wav2vec2(), "Wav2Vec2ForCTC", "input_values with mask_time_indices of wav2vec2"),
         (families.xlm(), "XLMWithLMHeadModel", "input_ids with langs"),
+        (families.visual_bert(), "VisualBertModel", "input_ids with visual_embeds"),
+        (families.fuyu(), "FuyuForCausalLM", "input_ids with image"),
+        (families.pocket_tts(), "PocketTTSModel", "input_ids with audio_prompt"),
     ],
 )
 def test_what_a_call_lacks_is_read_off_its_error_and_the_documentation(

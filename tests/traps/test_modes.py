@@ -142,6 +142,24 @@ def trocr() -> Any:
                          max_position_embeddings=48, cross_attention_hidden_size=6)  # fmt: skip
 
 
+def fuyu() -> Any:
+    words = dict(vocab_size=23, hidden_size=8, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2,
+                 max_position_embeddings=48)  # fmt: skip
+    return t.FuyuConfig(text_config=words, image_size=8, patch_size=4, image_token_id=3)
+
+
+def pocket_tts() -> Any:
+    return t.PocketTTSConfig(
+        vocab_size=23, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+        intermediate_size=10, max_position_embeddings=48, latent_dim=6, audio_prompt_token_id=3,
+        audio_latent_token_id=4, audio_prompt_bos_token_id=5, audio_bos_token_id=6,
+        flow_head_config=dict(condition_dim=8, latent_dim=6, hidden_size=8, num_hidden_layers=2))  # fmt: skip
+
+
+def visual_bert() -> Any:
+    return t.VisualBertConfig(**_ENCODER, visual_embedding_dim=6)
+
+
 def longformer() -> Any:
     return t.LongformerConfig(**_ENCODER, attention_window=4)
 
@@ -170,6 +188,18 @@ TRAPS = [
          both(lengths(7, 12), given("sound", input_ids=words(12, 3, 3, 3, 3), input_features=noise(2, 8, 16),
                                     attention_mask=torch.ones(2, 12, dtype=torch.long),
                                     feature_attention_mask=torch.ones(2, 16, dtype=torch.long)))),
+    Trap("fuyu", native("FuyuForCausalLM", fuyu()),
+         both(lengths(7, 12), given("image", input_ids=words(12, 3, 3, 3, 3), pixel_values=noise(2, 4, 48)))),
+    Trap("pocket_tts", native("PocketTTSModel", pocket_tts()),
+         both(lengths(7, 12), given("voice", input_ids=words(12, 3, 3, 6), audio_prompt_latents=noise(2, 2, 6)),
+              given("both", input_ids=words(12, 3, 3, 6, 4, 4), audio_prompt_latents=noise(2, 2, 6),
+                    audio_latents=noise(2, 2, 6)))),
+    Trap("visual_bert", native("VisualBertModel", visual_bert()),
+         both(lengths(7, 12), *(given(f"{n} regions", input_ids=words(7), visual_embeds=noise(2, n, 6),
+                                      visual_token_type_ids=torch.ones(2, n, dtype=torch.long),
+                                      visual_attention_mask=torch.ones(2, n, dtype=torch.long)) for n in (2, 7)),
+              given("regions and types", input_ids=words(7), visual_embeds=noise(2, 5, 6),
+                    token_type_ids=lambda model: halves(words(7)(model))))),
     Trap("bert decoder", native("BertLMHeadModel", decoder("BertConfig", "hidden_size", "max_position_embeddings",
                                                            **_BERT)), both(lengths(), encoded())),
     Trap("gpt2 decoder", native("GPT2LMHeadModel", decoder("GPT2Config", "n_embd", "n_positions", n_layer=2, n_head=2,

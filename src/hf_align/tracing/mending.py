@@ -1,0 +1,151 @@
+"""What a call of a model lacks, as the error with which it ends tells: an argument more, more items or wider ones, more
+places in a text for what stands there."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import linecache
+import re
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils.stateless import _reparametrize_module
+from transformers import PreTrainedModel
+
+from hf_align.tracing.build import quiet, trained_buffers
+from hf_align.tracing.documented import documented
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import reader
+from hf_align.tracing.mode import Mode, NothingNew
+
+NOT_ASKED = re.compile("^(output|return|use)_|labels?$|loss")
+"""Arguments that only ask for more results."""
+_RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
+_WIDTHS = re.compile(r"but got \[\d+, (\d+)\] X \[(\d+), \d+\]|cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
+"""In an error of a matrix that reads something narrower or wider, without values and with them."""
+_PLACES = 4096
+"""Places in a text at most."""
+_ITEMS = 2**20
+"""Numbers in all pictures or sounds of a text at most: more of them say nothing that fewer do not."""
+_TRIALS = 6
+"""Shapes of an argument that a call lacks."""
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
+    """A call that failed, changed as its error suggests: an argument more, more items, more places in a text."""
+    given, asked = mode.example.arguments, inspect.signature(model.forward).parameters
+    if mode.part or isinstance(error, NothingNew):
+        return
+    kind = mode.announced[0] if mode.announced is not None else ""
+    for name in _named(error, asked.keys() - given.keys(), kind):
+        for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
+            yield _changed(model, mode, {name: value})
+    if mode.announced is not None:
+        yield from _enlarged(model, mode, mode.announced[1], str(error))
+
+
+def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iterator[Mode]:
+    """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text."""
+    given = mode.example.arguments
+    media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
+    numbers = [number for number in told if 1 < number <= _PLACES]
+    yield from _widened(model, mode, media_given, said)
+    for name, items in media_given.items():
+        for number in numbers if len(items) in told else ():
+            if number > len(items) and number * items[0].numel() <= _ITEMS:
+                yield _changed(model, mode, {name: items[:1].expand(number, *items.shape[1:]).contiguous()})
+    unpacked = _RANK.search(said)
+    if unpacked is not None:
+        expected, rank = map(int, unpacked.groups())
+        low = {n: t for n, t in media_given.items() if t.dim() == rank}
+        for count in (1, 2) if low and expected > rank else ():
+            more = (1,) * (expected - rank - 1) + (count,)
+            yield _changed(model, mode, {n: t.new_zeros(t.shape[0], *more, *t.shape[1:]) for n, t in low.items()})
+    for number in numbers if "token" in said else ():
+        if (given["input_ids"] == token).sum() != number:
+            yield replace(mode, example=with_places(model, given, token, number))
+
+
+def _widened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
+    """Media as wide as the matrix that reads them, where an error tells both widths."""
+    told = _WIDTHS.search(said)
+    width, read = map(int, filter(None, told.groups())) if told is not None else (0, 0)
+    for name, items in given.items():
+        if items.shape[-1] == width and items.numel() // width * read <= _ITEMS:
+            yield _changed(model, mode, {name: items[..., :1].expand(*items.shape[:-1], read).contiguous()})
+
+
+def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> Mode:
+    """A call with other arguments, and as many places in its text as those ask for."""
+    arguments = {**mode.example.arguments, **more}
+    if mode.announced is None:
+        return replace(mode, example=Example(arguments, mode.example.tokens))
+    kind, token = mode.announced
+    return replace(mode, example=with_places(model, arguments, token, vectors_made(model, kind, arguments) or 1))
+
+
+def _named(error: Exception, missing: Collection[str], kind: str) -> list[str]:
+    """The missing arguments that an error names: in its message, else in the innermost statement that names one.
+
+    Args:
+        kind: what a name may begin with there and not here: sizes are `image_sizes`.
+    """
+    texts = [str(error)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_TORCH) and Path(__file__).parent not in Path(frame.filename).parents:
+            first = frame.lineno or 0
+            lines = range(first, (frame.end_lineno or first) + 1)
+            texts.append("".join(linecache.getline(frame.filename, number) for number in lines))
+    for text in texts:
+        words = [name for word in re.findall(r"\w+", text) for name in (word, f"{kind}_{word}")]
+        if found := [n for n in dict.fromkeys(words) if n in missing and not NOT_ASKED.search(n)]:
+            return found
+    return []
+
+
+def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], token: int, count: int) -> Example:
+    """Arguments with a text in which `count` places are kept for something else; these ids are no free input."""
+    around = reader(model, 1, 3).ids(3)
+    ids = torch.cat([around, torch.full((1, count), token), around], 1)
+    texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    marked = {n: (ids == token).long() for n in arguments if n.endswith("token_type_ids")}
+    return Example({**arguments, **{n: t for n, t in texts.items() if n in arguments}, **marked}, {})
+
+
+def vectors_made(model: PreTrainedModel, kind: str, arguments: Mapping[str, Tensor]) -> int:
+    """How many vectors a model makes of what it is given besides its text; zero where it makes none."""
+    name = f"get_{kind}_features"
+    compute = getattr(model, name, None) or getattr(model.base_model, name, None)
+    if compute is None:
+        return 0
+    asked = inspect.signature(compute).parameters
+    seen = {n: torch.rand_like(t) if t.is_floating_point() else t for n, t in arguments.items() if n in asked}
+    shapes = {n: p.shape for n, p in model.named_parameters()} | trained_buffers(model)
+    zeros = {n: torch.zeros(()).expand(shape) for n, shape in shapes.items()}
+    for weights in ({}, zeros):  # where weights have no values, how many vectors there are may have none
+        try:
+            with torch.no_grad(), quiet(), _reparametrize_module(model, weights, tie_weights=True):
+                made = compute(**seen)
+            return _count(made)
+        except GuardOnDataDependentSymNode:
+            continue
+        except Exception:
+            return 0
+    return 0
+
+
+def _count(made: Any) -> int:
+    """The vectors in what a model makes of media."""
+    if isinstance(made, dict):
+        made = made.get("pooler_output", next(iter(made.values()), None))
+    vectors = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if isinstance(t, Tensor)]
+    return int(sum(t.numel() // t.shape[-1] for t in vectors))
