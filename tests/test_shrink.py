@@ -12,9 +12,10 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.small.answers import media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
-from hf_align.tracing.small.reduce import WANTED, Search, media_answered, reduced, run_on_zeros
+from hf_align.tracing.small.reduce import WANTED, Search, reduced
 from hf_align.tracing.small.shrink import (
     shallow,
     shrink,
@@ -71,10 +72,13 @@ def test_sizes_that_do_not_go_together_are_left_out() -> None:
         ("gemma3", "Gemma3ForConditionalGeneration", "image"),
         ("video_llama_3", "VideoLlama3ForConditionalGeneration", "image video"),
         ("voxtral", "VoxtralForConditionalGeneration", "audio"),
+        ("aria", "AriaForConditionalGeneration", "image"),
+        ("granite_speech", "GraniteSpeechForConditionalGeneration", "audio"),
     ],
 )
 def test_copies_see_and_hear_as_their_models_do(model_type: str, architecture: str, kinds: str) -> None:
-    assert media_answered(copy_of(model_type, architecture)) == {f"input_ids with {kind}" for kind in kinds.split()}
+    answered, _ = media_answered(build_without_weights(copy_of(model_type, architecture)))
+    assert answered == {f"input_ids with {kind}" for kind in kinds.split()}
 
 
 def test_what_a_config_computes_from_other_fields_is_computed_again() -> None:

@@ -124,9 +124,11 @@ def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], token: 
 def vectors_made(model: PreTrainedModel, kind: str, arguments: Mapping[str, Tensor]) -> int:
     """How many vectors a model makes of what it is given besides its text; zero where it makes none."""
     name = f"get_{kind}_features"
-    compute = getattr(model, name, None) or getattr(model.base_model, name, None)
-    if compute is None:
+    computes = [getattr(owner, name) for owner in (model, model.base_model) if hasattr(owner, name)]
+    if not computes:
         return 0
+    # a head may hand on whatever it is given
+    compute = max(computes, key=lambda f: len(inspect.signature(f).parameters.keys() & arguments.keys()))
     asked = inspect.signature(compute).parameters
     seen = {n: torch.rand_like(t) if t.is_floating_point() else t for n, t in arguments.items() if n in asked}
     shapes = {n: p.shape for n, p in model.named_parameters()} | trained_buffers(model)

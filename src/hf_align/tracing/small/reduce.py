@@ -22,11 +22,9 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError
-from hf_align.tracing.build import build_without_weights, inventory, quiet
-from hf_align.tracing.example import Example
-from hf_align.tracing.inputs import examples, media
-from hf_align.tracing.mode import Mode, at_length, extent
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.reasons import NOT_ITS_OWN
+from hf_align.tracing.small.answers import media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
@@ -53,7 +51,6 @@ from hf_align.tracing.small.shrink import (
     with_arguments_of_parts,
     with_fields,
 )
-from hf_align.tracing.ways import positions, try_media
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""
@@ -67,10 +64,6 @@ _LARGEST = 1_000_000_000
 """Parameters of a copy that is still run: its weights are views of one zero, its activations are not."""
 _SLOW = 5_000_000
 """Parameters from which on all sizes are divided by one number first."""
-_LENGTH = 10
-"""Tokens that a copy is tried on."""
-_WORDS = 12
-"""Tokens that its modes are found with."""
 _MENDED = 8
 """Widths of one copy that are mended at most."""
 _LARGE = 16
@@ -89,6 +82,7 @@ class Search:
         example: the number among `inputs.examples` that it is run with; None takes the first that works.
         rows: texts or pictures at once that it is run with.
         failures: what is wrong with the fields that failed.
+        kinds: of media with which it must answer texts, in so many tries.
     """
 
     config: PretrainedConfig
@@ -101,6 +95,8 @@ class Search:
     seen: set[str] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
     until: float = math.inf
+    kinds: frozenset[str] = frozenset()
+    tries: int = 0
 
     @property
     def done(self) -> bool:
@@ -152,6 +148,8 @@ class Search:
         if _holds_what_it_does_not_save(model):
             raise HfAlignError(f"it {NOT_ITS_OWN}")
         self.example = run_on_zeros(model, self.example, self.rows)
+        if self.kinds and not self.kinds <= (media_answered(model, self.tries)[0] or set()):
+            raise HfAlignError("it answers fewer kinds of media")
         return parameters
 
 
@@ -195,106 +193,52 @@ def reduced(
             search = alone
         elif not (any(map(search.attempt, as_large)) or any(map(search.attempt_mended, (*starts, *as_large)))):
             return None
+    _make_small(search, tiny)
+    found = _answering_media(search, (tiny, roomy, *as_large), tiny) or search
+    return with_fields(config, found.fields)
+
+
+def _make_small(search: Search, target: Fields) -> None:
+    """Lower what runs until it is small, time is up, or nothing helps."""
     search.until = time.process_time() + _SECONDS
     if search.parameters is not None and search.parameters > _SLOW:
         _scale(search)
-    _towards(search, tiny)
+    _towards(search, target)
     _lower_images(search)
     _lower(search)
-    found = with_fields(config, search.fields)
-    return _with_media(found, config, (tiny, roomy))
 
 
-def _with_media(found: PretrainedConfig, original: PretrainedConfig, larger: Iterable[Fields]) -> PretrainedConfig:
-    """The copy that was found; else the first larger one that answers texts with more kinds of media in them."""
-    best, answered = found, media_answered(found)
+def _answering_media(search: Search, larger: Iterable[Fields], target: Fields) -> Search | None:
+    """A copy that answers texts with more kinds of media in them than the one that was found, as small as it gets."""
+    best, (answered, _) = None, _answered(search.config, search.fields)
     for fields in larger if answered is not None else ():
-        try:
-            config = with_fields(original, fields)
-        except Exception:  # a config class may say anything of sizes that it does not take
+        few = _parameters(search.config, fields) <= (_WITH_MEDIA if answered else _LARGEST)
+        more, tried = _answered(search.config, fields) if few else (None, 0)
+        if len(more or ()) <= len(answered or ()):
             continue
-        more = media_answered(config) if _parameters(config) <= _WITH_MEDIA else None
-        if more is not None and len(more) > len(answered or ()):
-            best, answered = config, more
+        copy = Search(
+            search.config, search.wanted, search.example, search.rows, kinds=frozenset(more or ()), tries=tried
+        )
+        if copy.attempt(fields):
+            _make_small(copy, target)
+        if copy.parameters is not None and copy.parameters <= _WITH_MEDIA:
+            best, answered = copy, more
     return best
 
 
-def _parameters(config: PretrainedConfig) -> float:
+def _parameters(config: PretrainedConfig, fields: Fields) -> float:
     try:
-        shapes = inventory(build_without_weights(config)).shapes
+        shapes = inventory(build_without_weights(with_fields(config, fields))).shapes
     except Exception:  # sizes that do not go together fail in their own way
         return math.inf
     return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def media_answered(config: PretrainedConfig) -> set[str] | None:
-    """The kinds of media with which a model answers texts; None if they have no place for any, or it is not built."""
-    answered = set[str]()
+def _answered(config: PretrainedConfig, fields: Fields) -> tuple[set[str] | None, int]:
     try:
-        model = build_without_weights(config)
+        return media_answered(build_without_weights(with_fields(config, fields)))
     except Exception:  # sizes that do not go together fail in their own way
-        return None
-    if next(media(model), None) is None:
-        return None
-    weights = _zeros(model)
-
-    def attempt(mode: Mode) -> Exception | None:
-        try:
-            with torch.no_grad(), quiet():
-                torch.func.functional_call(model, weights, (), dict(mode.example.arguments))
-        except Exception as error:  # as many ways to fail as there are models
-            return error
-        answered.add(mode.name)
-        return None
-
-    try_media(model, attempt)
-    return answered
-
-
-def _zeros(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    zero = torch.zeros(())
-    return {name: zero.expand(p.shape) for name, p in model.named_parameters()}
-
-
-def run_on_zeros(model: PreTrainedModel, example: int | None = None, rows: int = 2) -> int:
-    """Run a model of `build_without_weights`, whatever its size: all weights are views of one zero.
-
-    Returns:
-        The number of the first example that works.
-
-    Raises:
-        HfAlignError: none does, or not with every text.
-    """
-    weights, reasons = _zeros(model), []
-    for number, candidate in enumerate(examples(model, rows, _LENGTH)):
-        if example is not None and number != example:
-            continue
-        try:
-            with torch.no_grad(), quiet():
-                torch.func.functional_call(model, weights, (), dict(candidate.arguments))
-        except Exception as error:  # examples are guesses
-            reasons.append(f"{type(error).__name__}: {error}")
-            continue
-        if _reaches_outside(model, weights, candidate):
-            raise HfAlignError("a text without padding reaches outside of a table")
-        return number
-    raise HfAlignError(reasons[0] if reasons else "no example")
-
-
-def _reaches_outside(model: PreTrainedModel, weights: dict[str, torch.Tensor], example: Example) -> bool:
-    """Whether a text of one word alone finds no place in some table: where padding is left out of the count of
-    positions, such a text has most."""
-    length = min(_WORDS, positions(model.config) or _WORDS)
-    words = at_length(example, length, extent(example)[0])
-    if words is None:
-        return False
-    same = {name: torch.full_like(words.arguments[name], int(words.tokens[name][-1])) for name in words.tokens}
-    try:
-        with torch.no_grad(), quiet():
-            torch.func.functional_call(model, weights, (), {**words.arguments, **same})
-    except Exception as error:  # some texts must have an end, or a place for a picture
-        return isinstance(error, IndexError) or "out of bounds" in str(error)
-    return False
+        return None, 0
 
 
 def _towards(search: Search, target: Fields) -> None:

@@ -251,6 +251,8 @@ def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
             fields[key] = [min(number, layers - 1) for number in fields[key]]
     if isinstance(merged := fields.get("spatial_merge_size"), int) and isinstance(fields.get("window_size"), int):
         fields["window_size"] = 2 * merged * fields.get("patch_size", 1)
+    if isinstance(fields.get("downsample_rate"), int) and isinstance(fields.get("window_size"), int):
+        fields |= {"downsample_rate": 2, "window_size": 4}  # some vectors of each window
     if "delay_pattern" in fields:
         fields["delay_pattern"] = fields["delay_pattern"][: AT_MOST["num_channels"]]
     if "axial_pos_embds_dim" in fields:
@@ -313,6 +315,9 @@ def _fit_grids(fields: dict[str, Any], before: Mapping[str, Any]) -> None:
     for key, grid in before.items() if side and small else ():
         if key.endswith("pinpoints") and isinstance(grid, list):
             fields[key] = [[n * small // side for n in size] for size in grid]
+        if key.endswith("patch_to_query_dict") and isinstance(grid, dict):  # how many vectors, by how many patches
+            tower = next(g for g in _nested(fields) if g.keys() >= {"image_size", "patch_size"})
+            fields[key] = {(tower["image_size"] // tower["patch_size"]) ** 2: 2}
 
 
 def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:

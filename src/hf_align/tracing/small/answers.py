@@ -1,0 +1,96 @@
+"""Whether a model of `build_without_weights` answers calls: it runs, whatever its size, for all of its weights are
+views of one zero."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_align.errors import HfAlignError
+from hf_align.tracing.build import quiet
+from hf_align.tracing.documented import announced_media
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import examples
+from hf_align.tracing.mode import Mode, at_length, extent
+from hf_align.tracing.ways import positions, try_media
+
+_LENGTH = 10
+"""Tokens that a copy is tried on."""
+_WORDS = 12
+"""Tokens that its modes are found with."""
+
+
+def run_on_zeros(model: PreTrainedModel, example: int | None = None, rows: int = 2) -> int:
+    """Run a model of `build_without_weights`, whatever its size: all weights are views of one zero.
+
+    Returns:
+        The number of the first example that works.
+
+    Raises:
+        HfAlignError: none does, or not with every text.
+    """
+    weights, reasons = _zeros(model), []
+    for number, candidate in enumerate(examples(model, rows, _LENGTH)):
+        if example is not None and number != example:
+            continue
+        try:
+            with torch.no_grad(), quiet():
+                torch.func.functional_call(model, weights, (), dict(candidate.arguments))
+        except Exception as error:  # examples are guesses
+            reasons.append(f"{type(error).__name__}: {error}")
+            continue
+        if _reaches_outside(model, weights, candidate):
+            raise HfAlignError("a text without padding reaches outside of a table")
+        return number
+    raise HfAlignError(reasons[0] if reasons else "no example")
+
+
+def _reaches_outside(model: PreTrainedModel, weights: dict[str, torch.Tensor], example: Example) -> bool:
+    """Whether a text of one word alone finds no place in some table: where padding is left out of the count of
+    positions, such a text has most."""
+    length = min(_WORDS, positions(model.config) or _WORDS)
+    words = at_length(example, length, extent(example)[0])
+    if words is None:
+        return False
+    same = {name: torch.full_like(words.arguments[name], int(words.tokens[name][-1])) for name in words.tokens}
+    try:
+        with torch.no_grad(), quiet():
+            torch.func.functional_call(model, weights, (), {**words.arguments, **same})
+    except Exception as error:  # some texts must have an end, or a place for a picture
+        return isinstance(error, IndexError) or "out of bounds" in str(error)
+    return False
+
+
+def media_answered(model: PreTrainedModel, most: float = math.inf) -> tuple[set[str] | None, int]:
+    """The kinds of media with which a model of `build_without_weights` answers texts; None if they have no place for
+    any. And how many calls were tried.
+
+    Args:
+        most: calls that are tried.
+    """
+    if next(announced_media(model), None) is None:
+        return None, 0
+    answered, tried, weights = set[str](), 0, _zeros(model)
+
+    def attempt(mode: Mode) -> Exception | None:
+        nonlocal tried
+        tried += 1
+        if tried > most:
+            return None
+        try:
+            with torch.no_grad(), quiet():
+                torch.func.functional_call(model, weights, (), dict(mode.example.arguments))
+        except Exception as error:  # as many ways to fail as there are models
+            return error
+        answered.add(mode.name)
+        return None
+
+    try_media(model, attempt)
+    return answered, tried
+
+
+def _zeros(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    zero = torch.zeros(())
+    return {name: zero.expand(p.shape) for name, p in model.named_parameters()}
