@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
-from traps import angles, biases, centred, means, normed, pooled, scales, stored, streams
+from traps import angles, biases, centred, linked, means, normed, pooled, scales, stored, streams
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
@@ -22,9 +22,11 @@ from hf_align.symmetry.gauges.angle_tables import TurnTable
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
+from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
 from hf_align.symmetry.gauges.lengths import LevelLength
+from hf_align.symmetry.gauges.linked_gains import LinkedGain
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
 from hf_align.symmetry.gauges.parts import OnParts
 from hf_align.symmetry.gauges.shears import ShearAlongMean
@@ -33,7 +35,7 @@ from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (angles, biases, centred, means, normed, pooled, scales, stored, streams)
+_TRAPS = (angles, biases, centred, linked, means, normed, pooled, scales, stored, streams)
 
 
 @cache
@@ -361,3 +363,31 @@ def test_outputs_are_followed_only_where_a_norm_may_centre_them(monkeypatch: pyt
     monkeypatch.setattr(row_means, "follow", lambda starts, found: followed.append(1) or iter(()))
     derive(trace(tiny_llama()))
     assert not followed
+
+
+@pytest.mark.parametrize(
+    ("part", "goes"),
+    [("Linked", FoldNorm), ("LinkedTurned", FoldNorm), ("LinkedBehind", None), ("LinkedVarying", None),
+     ("LinkedShifted", None), ("LinkedTwice", None), ("LinkedShown", None), ("LinkedMeasured", None),
+     ("LinkedNormed", LinkedGain), ("LinkedNormedShown", None), ("LinkedNormedBeside", None)],
+)  # fmt: skip
+def test_a_scale_behind_a_link_goes_where_nothing_tells_it_from_a_weight(part: str, goes: type[Gauge] | None) -> None:
+    one(LinkedGain, part)
+    found = [type(gauge) for gauge in gauges(part) if any(name.endswith("attn.scale") for name in gauge.targets)]
+    assert found == ([goes] if goes else [])
+
+
+@pytest.mark.parametrize(
+    ("part", "goes"),
+    [("Weighed", True), ("WeighedBeside", False), ("WeighedShifted", False), ("WeighedAgain", False),
+     ("WeighedRead", False)],
+)  # fmt: skip
+def test_a_gain_goes_into_all_that_writes_what_it_multiplies(part: str, goes: bool) -> None:
+    found = [gauge for gauge in gauges(part) if any(name.endswith("mlp.weight") for name in gauge.targets)]
+    assert [type(gauge) for gauge in found] == ([FoldNorm] if goes else [])
+
+
+@pytest.mark.parametrize("part", ["Linked", "LinkedNormed", "Weighed"])
+def test_scales_about_free_weights_leave_nothing_open(part: str) -> None:
+    raised, rng = raise_epsilons(program(part), 0.01), torch.Generator().manual_seed(0)
+    assert not len(null_directions(raised, derive(raised), rng).open)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from hf_align.symmetry.gauges.find import Folding, writer_of
-from hf_align.symmetry.gauges.folds import carriers
+from hf_align.symmetry.gauges.folds import Carried, carriers
 from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES_UP_TO_SIGN, Bound
 from hf_align.symmetry.interpreter.call import tie
-from hf_align.symmetry.interpreter.spaces import Kind, SpaceMismatchError, lower, unify
+from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, Value
+from hf_align.symmetry.rules.links import Link, link_of
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Evidence
 
@@ -30,18 +32,20 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
     """
     folded = []
     uses: dict[str, list[Gain]] = defaultdict(list)
-    for gain in found.gains:
+    for gain in (*found.gains, *found.linked_gains):
         uses[gain.parameter].append(gain)
     for parameter, gains in uses.items():
         target, only_gain = gains[0].target.root, _is_only_gain(parameter, found)
-        alike = len({(g.target.root.space, g.offset) for g in gains}) == 1
-        free = target.space.kind is Kind.ATOM and target.space.bound.free
-        alone = only_gain and alike and free and not any(target.space is g.source.root.space for g in gains)
-        writer = writer_of(gains, found) if only_gain and all(_is_factor(g) for g in gains) else None
-        if alone and not _shares_target(gains, found):
+        alike = len({(g.target.root.space, g.offset, _link(g)) for g in gains}) == 1
+        apart = only_gain and alike and not any(target.space is g.source.root.space for g in gains)
+        plain = only_gain and all(_is_factor(g) for g in gains)
+        writer = writer_of(gains, found) if plain and not any(g.offset or g.through for g in gains) else None
+        if apart and _is_free(target, gains, found):
             folded.append(Folding(tuple(gains), tuple(carriers(target, found))))
         elif writer is not None:
             folded.append(Folding(tuple(gains), (), writer))
+        elif apart and (writers := _writers(gains, found)):
+            folded.append(Folding(tuple(gains), writers))
         else:
             for gain in gains:
                 try:
@@ -74,18 +78,37 @@ def _is_only_gain(parameter: str, found: Interpretation) -> bool:
     read: list[fx.Node] = []
     for user in {u for n in shown for u in n.users} - shown:
         fx.node.map_arg((user.args, user.kwargs), lambda n: read.append(n) if n in shown else None)
-    return len(read) == sum(g.parameter == parameter for g in found.gains)
+    return len(read) == sum(g.parameter == parameter for g in (*found.gains, *found.linked_gains))
 
 
 def _is_factor(gain: Gain) -> bool:
     """Whether nothing but the factor is between source and target (no norm)."""
-    return not gain.offset and does(gain.node, Trait.MULTIPLIES | Trait.STORED_STATISTICS)
+    return does(gain.node, Trait.MULTIPLIES | Trait.STORED_STATISTICS)
 
 
-def _shares_target(gains: Sequence[Gain], found: Interpretation) -> bool:
-    """Whether another gain writes or multiplies the same target, or it is only a factor of an axis of some weight."""
-    target = gains[0].target.root.space
-    if any(g not in gains and target in (g.target.root.space, g.source.root.space) for g in found.gains):
-        return True
-    parts = [p.root for v in found.weights.values() for a in v.axes for p in a.segments]
-    return any(atom.space is target for p in parts if p.space.kind is not Kind.ATOM for atom in p.atoms)
+def _link(gain: Gain) -> Link | None:
+    return None if gain.through is None else link_of(gain.through)
+
+
+def _writers(gains: Sequence[Gain], found: Interpretation) -> tuple[Carried, ...]:
+    """The weights that write the source of some gains, each to be multiplied by these, if any matrix may act on the
+    source and no weight reads it."""
+    source = gains[0].source.root
+    multiplied = all(does(g.node, Trait.MULTIPLIES) and g.source.root == source for g in gains)
+    if not multiplied or not _is_free(source, gains, found):
+        return ()
+    along = tuple(carriers(source, found))
+    return tuple(replace(c, power=-1) for c in along) if all(c.power == 1 for c in along) else ()
+
+
+def _is_free(axis: Axis, gains: Sequence[Gain], found: Interpretation) -> bool:
+    """Whether any matrix may act on a space that no other gain writes or multiplies, and all weights along it are known
+    as its carriers."""
+    space = axis.space
+    if space.kind is not Kind.ATOM or not space.bound.free:
+        return False
+    every = (*found.gains, *found.linked_gains)
+    if any(g not in gains and space in (g.target.root.space, g.source.root.space) for g in every):
+        return False
+    along = [atom for v in found.weights.values() for a in v.axes for atom in a.atoms if atom.space is space]
+    return not any(atom.order for atom in along) and len(along) == len(list(carriers(axis, found)))

@@ -18,6 +18,7 @@ from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.kernels import level_kernels
 from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
+from hf_align.symmetry.gauges.linked_gains import linked_gains
 from hf_align.symmetry.gauges.mean_moves import moved_means
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
@@ -27,6 +28,7 @@ from hf_align.symmetry.gauges.shears import shears_along_means
 from hf_align.symmetry.gauges.spectra import level_spectra
 from hf_align.symmetry.interpreter.spaces import Axis, Kind
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
+from hf_align.symmetry.rules.links import Link, link_of
 from hf_align.symmetry.rules.patterns import (
     centres,
     gives_only_its_shape,
@@ -47,7 +49,7 @@ class Folding:
 
     Attributes:
         gains: every use of the one parameter.
-        carriers: the weights along the target, when it was still a space of its own.
+        carriers: the weights along the target, when it was still a space of its own, or those that write the source.
         writer: the reading that produces the source, if the gain goes there.
     """
 
@@ -95,6 +97,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *read,
         *folded_inputs(found),
         *gains,
+        *linked_gains(found, {f.gains[0].parameter for f in folded}),
         *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases
         *constants,
@@ -141,7 +144,8 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
         exclusive = False
     reads = tuple(dict.fromkeys(Read(r.weight, r.in_axis, r.bias) for r in read)) if exclusive else ()
     others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
-    return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset)
+    link = Link.SAME if gain.through is None else link_of(gain.through) or Link.SAME
+    return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link)
 
 
 def _bias_of(node: fx.Node, found: Interpretation) -> str | None:

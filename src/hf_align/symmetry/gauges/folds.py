@@ -13,6 +13,7 @@ from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge, Get, along
 from hf_align.symmetry.interpreter.spaces import Axis
 from hf_align.symmetry.interpreter.values import Interpretation
+from hf_align.symmetry.rules.links import Link
 
 
 @dataclass(frozen=True)
@@ -26,28 +27,40 @@ class Read:
 
 @dataclass(frozen=True)
 class Carried:
-    """A weight along what a norm writes: entries from `start` of one axis, as a reader (-1) or a writer (1)."""
+    """A weight along what a norm writes: entries from `start` of one axis, as a reader (-1) or a writer (1).
+
+    Attributes:
+        before, behind: the sizes of the product of which that is a factor, outside of it and inside.
+    """
 
     weight: str
     axis: int
     power: int
     start: int = 0
+    before: int = 1
+    behind: int = 1
 
     def scaled(self, tensor: Tensor, factors: Tensor) -> Tensor:
         """The tensor with those entries times factors."""
-        every = torch.ones(tensor.shape[self.axis], dtype=factors.dtype)
-        every[self.start : self.start + len(factors)] = factors
+        every = torch.ones(tensor.shape[self.axis], dtype=factors.dtype, device=factors.device)
+        repeated = factors.repeat_interleave(self.behind).repeat(self.before)
+        every[self.start : self.start + len(repeated)] = repeated
         return along(tensor, self.axis, every)
 
 
 def carriers(target: Axis, found: Interpretation) -> Iterator[Carried]:
-    """The weights along a space, or a part of which is."""
+    """The weights along a space, or a part of which is, or a factor of a part."""
     for name, value in found.weights.items():
         for i, axis in enumerate(value.axes):
             start = 0
             for part in axis.segments:
-                if part.root.space is target.root.space:
-                    yield Carried(name, i, 1 if part.root.is_dual == target.root.is_dual else -1, start)
+                before = 1
+                for factor in part.factors:
+                    behind = part.size // (before * factor.size)
+                    if factor.root.space is target.root.space:
+                        power = 1 if factor.root.is_dual == target.root.is_dual else -1
+                        yield Carried(name, i, power, start, before, behind)
+                    before *= factor.size
                 start += part.size
 
 
@@ -63,6 +76,7 @@ class FoldNorm(Gauge):
         exclusive: the reads are all that ever happens to the normalised value; else β stays, as β/γ.
         centred: the norm subtracts the mean.
         offset: what the architecture adds to the stored gain (γ = 1 + w).
+        link: by which it reads that (γ = f(w)).
         others: the weights on the target where they are no linear readers of it alone.
     """
 
@@ -73,6 +87,7 @@ class FoldNorm(Gauge):
     centred: bool
     exclusive: bool
     offset: float = 0.0
+    link: Link = Link.SAME
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -86,9 +101,9 @@ class FoldNorm(Gauge):
         return self.centred and self.exclusive and self.bias is not None
 
     def fix(self, name: str, get: Get) -> Tensor:
-        gain = get(self.gain) + self.offset
+        gain = self.link.read(get(self.gain)) + self.offset
         if name == self.gain:
-            return torch.full_like(gain, 1 - self.offset)
+            return self.link.stored(torch.full_like(gain, 1 - self.offset))
         if name == self.bias:
             return self._norm_bias(get(name), gain)
         for read in self.reads:

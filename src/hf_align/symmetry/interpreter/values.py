@@ -56,7 +56,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Gain:
-    """target = diag(parameter + offset) · source: foldable into the readers of target where target is theirs alone."""
+    """target = diag(parameter + offset) · source: foldable into the readers of target where target is theirs alone.
+
+    Attributes:
+        through: the link by which the parameter is read, if it is one of `linked_gains`.
+    """
 
     parameter: str
     weight: Axis
@@ -64,6 +68,7 @@ class Gain:
     target: Axis
     node: fx.Node
     offset: float = 0.0
+    through: fx.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Interpretation:
     values: dict[fx.Node, Any] = field(default_factory=dict)
     weights: dict[str, Value] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
+    linked_gains: list[Gain] = field(default_factory=list)
     relations: list[Relation] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
     linear_uses: dict[fx.Node, LinearUse] = field(default_factory=dict)

@@ -52,18 +52,21 @@ class Link(Enum):
                 return stored.tanh()
         return stored
 
-    def times(self, stored: Tensor, factor: Tensor) -> Tensor:
-        """f⁻¹(c f(x)), for a positive c where f is."""
+    def stored(self, read: Tensor) -> Tensor:
+        """x = f⁻¹(y)."""
         match self:
             case Link.EXP:
-                return stored + factor.log()
+                return read.log()
             case Link.SOFTPLUS:
-                read = factor * self.read(stored)
                 small = read.clamp_max(_LINEAR_ABOVE)
                 return torch.where(read > _LINEAR_ABOVE, read, small + (-torch.expm1(-small)).log())
             case Link.TANH:
-                return (factor * self.read(stored)).atanh()
-        return factor * stored
+                return read.atanh()
+        return read
+
+    def times(self, stored: Tensor, factor: Tensor) -> Tensor:
+        """f⁻¹(c f(x)), for a positive c where f is."""
+        return stored + factor.log() if self is Link.EXP else self.stored(factor * self.read(stored))
 
 
 def link_of(node: fx.Node) -> Link | None:

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, cut, fresh
-from hf_align.symmetry.interpreter.values import Gain, Product, Value, aligned
+from hf_align.symmetry.interpreter.values import Product, Value, aligned
+from hf_align.symmetry.rules.gains import gain, is_vector_along_last, linked_gain, offset_gain
 from hf_align.symmetry.rules.patterns import subtracts_mean
 from hf_align.tracing.ops import Trait, describe, op_name, runs
 
@@ -207,15 +208,16 @@ def multiplication(call: Call) -> object:
     if call.argument("rounding_mode") is not None:
         return function_of_one_entry(call)
     if _is_data(call, left) and _is_data(call, right):
-        if (gain := _offset_gain(call, left, right)) is not None:
-            return gain
+        found = offset_gain(call, left, right) or linked_gain(call, left, right)
+        if found is not None:
+            return found
         a, b = (call.value(_before_copying(call, x)) for x in (left, right))
         if "div" in str(call.node.target):
             call.lower_all(b.axes, PERMUTATION, "divisor")
             return Product(a, b)
         for weight, value in ((b, a), (a, b)):
-            if weight.parameter is not None and value.parameter is None and _is_vector_along_last(weight, value):
-                return _gain(call, weight, value)
+            if weight.parameter is not None and value.parameter is None and is_vector_along_last(weight, value):
+                return gain(call, weight, value)
         return Product(a, b)
     value, constant = (left, right) if _is_data(call, left) else (right, left)
     if "mul" in op_name(call.node) and not torch.any(_as_tensor(call.constant(constant))):  # as well 0 · gx, for any g
@@ -232,31 +234,6 @@ def _before_copying(call: Call, operand: fx.Node) -> fx.Node:
     source = operand.args[0] if op_name(operand) in ("expand", "expand_as") else operand
     same_rank = isinstance(source, fx.Node) and source.meta["val"].dim() == operand.meta["val"].dim()
     return source if same_rank and _is_data(call, source) else operand  # type: ignore[return-value]
-
-
-def _is_vector_along_last(weight: Value, value: Value) -> bool:
-    sizes = [a.size for a in weight.axes]
-    return bool(sizes) and max(sizes) > 1 and sizes[-1] == max(sizes) == value.axes[-1].size and sum(
-        s > 1 for s in sizes) == 1 and len(sizes) <= len(value.axes)  # fmt: skip
-
-
-def _offset_gain(call: Call, left: fx.Node, right: fx.Node) -> Value | None:
-    """y = diag(1 + w) x."""
-    for one, other in ((left, right), (right, left)):
-        weight = call.raw(one)
-        if isinstance(weight, Value) and weight.offset and weight.parameter and "mul" in str(call.node.target):
-            value = call.value(other)
-            if _is_vector_along_last(weight, value):
-                return _gain(call, weight, value)
-    return None
-
-
-def _gain(call: Call, weight: Value, value: Value) -> Value:
-    """y = diag(w) x."""
-    assert weight.parameter is not None
-    target = fresh(value.axes[-1].size)
-    call.found.gains.append(Gain(weight.parameter, weight.axes[-1], value.axes[-1], target, call.node, weight.offset))
-    return Value((*value.axes[:-1], target))
 
 
 @rule("where", traits=Trait.SELECTS)
