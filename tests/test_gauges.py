@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
-from traps import angles, biases, centred, linked, means, normed, pooled, scales, stored, streams
+from traps import angles, biases, centred, convolved, linked, means, normed, pooled, scales, stored, streams
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
@@ -35,7 +35,7 @@ from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (angles, biases, centred, linked, means, normed, pooled, scales, stored, streams)
+_TRAPS = (angles, biases, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
 
 
 @cache
@@ -391,3 +391,13 @@ def test_a_gain_goes_into_all_that_writes_what_it_multiplies(part: str, goes: bo
 def test_scales_about_free_weights_leave_nothing_open(part: str) -> None:
     raised, rng = raise_epsilons(program(part), 0.01), torch.Generator().manual_seed(0)
     assert not len(null_directions(raised, derive(raised), rng).open)
+
+
+@pytest.mark.parametrize(
+    ("part", "folds"),
+    [("Convolved", True), ("ConvolvedUnbiased", True), ("ConvolvedInside", True), ("ConvolvedBent", False),
+     ("ConvolvedBeside", False), ("ConvolvedRolled", False), ("ConvolvedAcross", False)],
+)  # fmt: skip
+def test_a_norm_goes_whole_into_a_convolution_that_alone_reads_its_channels_in_order(part: str, folds: bool) -> None:
+    read = {r.weight for g in gauges(part) if isinstance(g, FoldNorm) and g.exclusive and g.centred for r in g.reads}
+    assert ("layers.0.mlp.places.weight" in {name.removeprefix("model.") for name in read}) is folds

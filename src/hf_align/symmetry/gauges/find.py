@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.angle_tables import turned_tables
@@ -13,6 +14,7 @@ from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constant_queries import read_constants, seen_keys
 from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
+from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
 from hf_align.symmetry.gauges.inputs import folded_inputs
 from hf_align.symmetry.gauges.kept_norms import kept_norms
 from hf_align.symmetry.gauges.kernels import level_kernels
@@ -34,6 +36,7 @@ from hf_align.symmetry.rules.patterns import (
     gives_only_its_shape,
     is_centred,
     keeps_last,
+    pads,
     scales,
     subtracts_mean,
     used_only_by,
@@ -75,7 +78,11 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     gone = {g.gain for g in gains if isinstance(g, FoldIntoWriter) or (isinstance(g, FoldNorm) and g.exclusive)}
     folds = [g for g in gains if isinstance(g, FoldNorm)]
     kept = {
-        Constant(r.weight, Stored.READER, r.axis) for g in folds if g.keeps_constants for r in g.reads if not r.bias
+        Constant(r.weight, Stored.READER, r.axis)
+        for g in folds
+        if g.keeps_constants
+        for r in g.reads
+        if not r.bias and _is_matrix(r.weight, found)
     }
     taken = {g.bias for g in folds if g.exclusive and g.bias}
     gone_gains = {g.node for f in folded for g in f.gains}
@@ -126,9 +133,14 @@ def _gains(found: Interpretation, folded: list[Folding]) -> Iterator[Gauge]:
             yield _norm(found, folding)
 
 
-def _sees_one_place(reading: LinearUse, found: Interpretation) -> bool:
-    """Whether a constant that is read becomes a constant: not where a convolution also reads the padding."""
-    return len(found.weights[reading.weight].axes) == 2
+def _is_matrix(weight: str, found: Interpretation) -> bool:
+    return len(found.weights[weight].axes) == 2
+
+
+def _read(reading: LinearUse, found: Interpretation) -> Read:
+    """What a linear reader reads; its bias takes no constant up where a convolution also reads the padding."""
+    takes = _is_matrix(reading.weight, found) or not pads(reading.node)
+    return Read(reading.weight, reading.in_axis, reading.bias if takes else None)
 
 
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
@@ -140,9 +152,9 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     read = [r for r in readings if r is not None]
     names = {name for r in read for name in (r.weight, r.bias)}
     exclusive = None not in readings and not biases and used_only_by(names, {r.node for r in read}, found.program)
-    if bias is not None and any(r is not None and not _sees_one_place(r, found) for r in readings):
+    if bias is not None and not centred and not all(_is_matrix(r.weight, found) for r in read):
         exclusive = False
-    reads = tuple(dict.fromkeys(Read(r.weight, r.in_axis, r.bias) for r in read)) if exclusive else ()
+    reads = tuple(dict.fromkeys(_read(r, found) for r in read)) if exclusive else ()
     others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
     link = Link.SAME if gain.through is None else link_of(gain.through) or Link.SAME
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link)
@@ -155,15 +167,37 @@ def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
 
 
 def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[LinearUse | None]:
-    """The linear readers of a value behind ops that only pass it on; None for any other consumer."""
+    """The linear readers of vectors along the last axis, behind ops that only move them; None for all else."""
     for user in node.users:
         reading = found.linear_uses.get(user)
         if reading is not None and reading.input is node:
             yield reading
         elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from _terminal_readings(user, found)
+        elif does(user, Trait.MOVES) and user.all_input_nodes == [node]:
+            yield from _readings_elsewhere(node, user, found)
         else:
             yield None
+
+
+def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[LinearUse | None]:
+    """The same for what one op shows of vectors whose entries it lays along another axis."""
+    size = node.meta["val"].shape[-1]
+    labels = moved_alone(user, node, torch.arange(size).expand(node.meta["val"].shape), found)
+    if labels is None:
+        yield None
+        return
+    for use in follow({user: labels}, found):
+        reading = found.linear_uses.get(use.user)
+        whole = reading is not None and reading.input is use.value and _reads_all(reading, use.labels, found)
+        yield reading if whole else None
+
+
+def _reads_all(reading: LinearUse, labels: Tensor, found: Interpretation) -> bool:
+    """Whether the inputs of a linear map are a vector's entries in order, wherever it reads."""
+    inputs = labels.movedim(labels.dim() + 1 - len(found.weights[reading.weight].axes), -1)
+    size = found.weights[reading.weight].axes[reading.in_axis].size
+    return bool(inputs.shape[-1] == size and (inputs == torch.arange(size)).all())
 
 
 def writer_of(gains: Sequence[Gain], found: Interpretation) -> LinearUse | None:

@@ -111,7 +111,8 @@ class FoldNorm(Gauge):
                 return self._reader(read, get(name), gain, get)
             if name == read.bias:
                 assert self.bias is not None
-                return get(name) + get(read.weight).movedim(read.axis, -1) @ get(self.bias)
+                constant = get(read.weight).movedim(read.axis, -1) @ get(self.bias)
+                return get(name) + (constant.flatten(1).sum(1) if constant.dim() > 1 else constant)
         folded = get(name)
         for carried in self.others:
             if carried.weight == name:
