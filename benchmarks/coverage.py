@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/coverage.py            # all, two at a time; writes coverage.md
     .venv/bin/python benchmarks/coverage.py llama t5   # some model types or classes, printed
-    .venv/bin/python benchmarks/coverage.py --count 2500   # null directions, too, of copies that are not larger
+    .venv/bin/python benchmarks/coverage.py --count 0  # all, without counting null directions
 
 One class for each model type (causal LM first, then masked LM, seq2seq, image classification, speech, the base model,
 sequence classification), in the smallest copy that its config class accepts. Each is derived from all of its modes, and
@@ -71,8 +71,8 @@ LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
 SMALL = 3000
 """Parameters of copies than which smaller ones are not looked for."""
-COUNTING = 40
-"""Seconds of processor time that this takes at most: a model of long sounds has many numbers to differentiate."""
+COUNTING = 30
+"""Seconds of processor time in which null directions are counted: the best count until then stands."""
 KINDS = ("moved", "fixed", "flat", "open")
 EPSILON = 1e-2
 """What every norm's epsilon is raised to: where it is forgotten, that shows."""
@@ -425,10 +425,12 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("out/coverage.jsonl"))
     parser.add_argument("--report", type=Path, default=Path("benchmarks/coverage.md"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=120, help="seconds of processor time for each class")
+    parser.add_argument("--limit", type=int, default=240, help="seconds of processor time for each class")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB for each class")
     parser.add_argument("--revision", default=_revision(), help="what the rows are kept under")
-    parser.add_argument("--count", type=int, default=0, help="parameters up to which null directions are counted, too")
+    parser.add_argument(
+        "--count", type=int, default=3000, help="parameters up to which null directions are counted, too"
+    )
     parser.add_argument("--only-report", action="store_true", help="measure nothing, write the table again")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
