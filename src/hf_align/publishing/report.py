@@ -24,6 +24,7 @@ from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatist
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
 from hf_align.symmetry.gauges.kernels import LevelKernels
 from hf_align.symmetry.gauges.level_norms import LevelNorm
+from hf_align.symmetry.gauges.linked_gains import LinkedGain
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
 from hf_align.symmetry.gauges.row_means import CentreRows, CentreWriter
@@ -50,7 +51,7 @@ _COLOURS = (
 _APART = 16
 """Units of the chart that two labels must be apart."""
 _GAUGES = {
-    FoldNorm.__name__: "a norm's gain and bias, moved into what reads it",
+    FoldNorm.__name__: "a norm's gain and bias, moved into what reads it, or writes it",
     FoldIntoWriter.__name__: "a gain, moved into what writes it",
     FoldStatistics.__name__: "statistics of a norm, moved into its gain and bias",
     CentreWriter.__name__: "centred, as every norm downstream does",
@@ -62,6 +63,7 @@ _GAUGES = {
     ShearAlongMean.__name__: "scaled along the mean, which only what reads the stream sees",
     LevelKernels.__name__: "kernels of single channels, made as large as what writes these",
     LevelNorm.__name__: "a scale and a constant of a norm that is read along places, moved into what reads it",
+    LinkedGain.__name__: "a scale behind a link, moved into the gain beside it",
     LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
     MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
     ReadConstant.__name__: "what reads a weight and nothing else, moved into its bias",

@@ -18,6 +18,7 @@ from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
 from hf_align.symmetry.gauges.kernels import LevelKernels
 from hf_align.symmetry.gauges.level_norms import LevelNorm
+from hf_align.symmetry.gauges.linked_gains import LinkedGain
 from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
 from hf_align.symmetry.gauges.narrow_values import NarrowReader
 from hf_align.symmetry.gauges.parts import OnParts
@@ -93,8 +94,10 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
     if isinstance(gauge, NarrowReader):
         weight, axis = gauge.writer
         return gauge.centred and spec.shape(weight)[1 - axis] in sizes
-    if isinstance(gauge, (CommonScale, LevelKernels, OnParts, ReadConstant, SeenKeys)):
+    if isinstance(gauge, (CommonScale, LevelKernels, LinkedGain, OnParts, ReadConstant, SeenKeys)):
         return any(size in sizes for name in gauge.targets for size in spec.shape(name))
+    if isinstance(gauge, FoldNorm) and any(spec.shape(c.weight)[c.axis] in sizes for c in gauge.others):
+        return True
     return (
         isinstance(gauge, (FoldNorm, LevelNorm, LevelSpectrum, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes
     )
