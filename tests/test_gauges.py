@@ -29,6 +29,7 @@ from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.linked_gains import LinkedGain
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
 from hf_align.symmetry.gauges.parts import OnParts
+from hf_align.symmetry.gauges.read_streams import ShearStream, ShortenWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.groups import GeneralLinear
@@ -401,3 +402,27 @@ def test_scales_about_free_weights_leave_nothing_open(part: str) -> None:
 def test_a_norm_goes_whole_into_a_convolution_that_alone_reads_its_channels_in_order(part: str, folds: bool) -> None:
     read = {r.weight for g in gauges(part) if isinstance(g, FoldNorm) and g.exclusive and g.centred for r in g.reads}
     assert ("layers.0.mlp.places.weight" in {name.removeprefix("model.") for name in read}) is folds
+
+
+@pytest.mark.parametrize(
+    ("part", "kinds"),
+    [
+        ("Means", {ShearStream}),
+        ("MeansUnbiased", {ShearStream}),
+        ("MeansNarrow", {ShearStream, ShortenWriter}),
+        ("MeansWide", {ShearStream}),
+        ("MeansBeside", {ShearStream}),
+        ("MeansTwice", set()),
+        ("MeansUncentred", set()),
+        ("MeansBent", set()),
+        ("MeansFactor", set()),
+        ("MeansWritten", set()),
+    ],
+)
+def test_a_stream_turns_its_mean_for_a_head_that_alone_sees_it(part: str, kinds: set[type[Gauge]]) -> None:
+    found = [gauge for gauge in gauges(part) if isinstance(gauge, (ShearStream, ShortenWriter))]
+    assert {type(gauge) for gauge in found} == kinds
+    for gauge in found:
+        one(type(gauge), part)
+        if isinstance(gauge, ShortenWriter):
+            assert {name for name, _ in gauge.written} == {"layers.0.mlp.down.weight", "layers.0.mlp.down.bias"}

@@ -61,3 +61,54 @@ class MeansFactorTower(MeansTower):
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         x = super().run(x, positions, seen, cache)
         return x * (1 + torch.tanh(x.mean(-1, keepdim=True)))
+
+
+class Narrow(nn.Module):
+    """A head that sees little of the stream."""
+
+    def __init__(self, config: TowerConfig, size: int) -> None:
+        super().__init__()
+        self.read = nn.Linear(config.hidden_size, size)
+        self.out = nn.Linear(size, config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.gelu(self.read(x)))
+
+
+class NarrowBeside(Narrow):
+    """And more of it behind a norm."""
+
+    def __init__(self, config: TowerConfig, size: int) -> None:
+        super().__init__(config, size)
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.beside = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.beside(self.norm(x))
+
+
+class MeansNarrowTower(MeansTower):
+    kind, size = Narrow, 3
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = self.kind(config, self.size)
+
+
+class MeansWideTower(MeansNarrowTower):
+    size = 64
+
+
+class MeansBesideTower(MeansNarrowTower):
+    kind = NarrowBeside
+
+
+class MeansWrittenTower(MeansTower):
+    """A norm writes into the stream."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.first = nn.LayerNorm(config.hidden_size)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(self.first(x), positions, seen, cache)

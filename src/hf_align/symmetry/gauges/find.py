@@ -25,6 +25,7 @@ from hf_align.symmetry.gauges.mean_moves import moved_means
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.parts import on_wholes, taken_apart
+from hf_align.symmetry.gauges.read_streams import sheared_streams, shortened_writers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
 from hf_align.symmetry.gauges.spectra import level_spectra
@@ -98,6 +99,8 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
     shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
     writers = tuple(_centred_writers(found, means))
+    sheared = {name for g in (*narrow, *shears) for name in g.targets}
+    without_mean = {(w.parameter, w.axis) for w in writers}
     read = tuple(read_constants(found))
     return (
         *statistics,
@@ -115,8 +118,10 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *level_spectra(found, between, gone, shears, means.is_lost_by),
         *writers,
         *centred_rows(found),
-        *shortened_constants(found, kept, taken | moved, {(w.parameter, w.axis) for w in writers}),
+        *sheared_streams(found, means.is_lost_by, sheared),
+        *shortened_constants(found, kept, taken | moved, without_mean),
         *moved_means(found, kept, taken | moved, means.is_lost_by),
+        *shortened_writers(found, means.is_lost_by, without_mean),
         *level_kernels(found),
         *level_lengths(found),
         *turned_tables(found),

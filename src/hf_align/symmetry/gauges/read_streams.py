@@ -1,0 +1,251 @@
+"""Streams that no norm writes, and that linear maps W read as they are.
+
+Where all else is blind to the mean of x, it may become x + 1 uᵀx for any u, as W becomes W (I + 1 uᵀ)⁻¹. And where
+nothing but W sees what a weight A has written, A may write any that W loses: W has fewer outputs than inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.constants import passed_on
+from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, numbered
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
+from hf_align.symmetry.rules.patterns import is_sum, used_only_by
+from hf_align.tracing.ops import Trait, does
+
+_NEARLY_LOST = 1e-8
+"""Of a reader, the share of the mean direction below which it does not see the mean."""
+
+_Along = tuple[str, int]
+"""A weight, and one of its axes."""
+LosesMean = Callable[[fx.Node, fx.Node], bool]
+"""Whether an op is blind to the mean of one of its operands along the last axis."""
+
+
+@dataclass(frozen=True)
+class ShearStream(Gauge):
+    """(I + 1 uᵀ) A replaces what writes x, and W (I + 1 uᵀ)⁻¹ what reads it; nothing else sees the mean of x.
+
+    Of all u, the one for which W 1 has entries of mean square one, and is orthogonal to the rest of W.
+
+    Attributes:
+        writers: each A, and the axis along which it writes x; biases, too.
+        readers: each W, and the axis along which it reads x.
+    """
+
+    writers: tuple[_Along, ...]
+    readers: tuple[_Along, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in (*self.writers, *self.readers))
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        read = _stacked(self.readers, get)
+        means = read.sum(1)
+        if not bool(means.norm() > _NEARLY_LOST * read.norm()):
+            return get(name)
+        length = means.square().mean().sqrt()
+        leaning = means @ read / means.square().sum()
+        row = length * (leaning - leaning.mean()) + (length - 1) / read.shape[1]
+        for weight, axis in self.writers:
+            if name == weight:
+                written = get(name).double()
+                return (written + torch.tensordot(row, written, ([0], [axis])).unsqueeze(axis)).to(get(name).dtype)
+        axis = dict(self.readers)[name]
+        kept = get(name).double().movedim(axis, -1)
+        return (kept - kept.sum(-1, keepdim=True) * row / length).movedim(-1, axis).to(get(name).dtype)
+
+
+@dataclass(frozen=True)
+class ShortenWriter(Gauge):
+    """PA replaces A, P the projection to what W sees, for W alone reads what A writes.
+
+    Attributes:
+        written: A, and the axis along which it writes; its bias, too.
+        readers: each W, and the axis along which it reads.
+        lost: so many rows of W are less all the others, as those of its first output where it has lost their mean.
+    """
+
+    written: tuple[_Along, ...]
+    readers: tuple[_Along, ...]
+    lost: int
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.written)
+
+    def fix(self, name: str, get: Get) -> Tensor:
+        seen = _stacked(self.readers, get)[self.lost :]
+        basis = torch.linalg.qr(seen.mT)[0]
+        axis = dict(self.written)[name]
+        rows = get(name).double().movedim(axis, 0)
+        kept = torch.tensordot(basis, torch.tensordot(basis, rows, ([0], [0])), 1)
+        return kept.movedim(0, axis).to(get(name).dtype)
+
+
+def _stacked(readers: tuple[_Along, ...], get: Get) -> Tensor:
+    """What is read, one row for each output and cell of a kernel."""
+    return torch.cat([get(name).double().movedim(axis, -1).flatten(0, -2) for name, axis in readers])
+
+
+@dataclass(frozen=True)
+class _Fate:
+    """What becomes of something that is written into a stream.
+
+    Attributes:
+        sums: where it meets other terms.
+        blind: whether something else sees it, but not its mean.
+    """
+
+    readings: tuple[LinearUse, ...]
+    sums: tuple[fx.Node, ...]
+    blind: bool
+
+
+class _Streams:
+    """The terms of streams, and their fates."""
+
+    def __init__(self, found: Interpretation, loses_mean: LosesMean) -> None:
+        self.found, self.loses_mean = found, loses_mean
+        self.fates: dict[fx.Node, _Fate | None] = {}
+
+    def fate(self, term: fx.Node) -> _Fate | None:
+        """What becomes of a term; none if something sees its mean that is no linear map, or sees it in parts."""
+        if term not in self.fates:
+            self.fates[term] = self._fate(term)
+        return self.fates[term]
+
+    def _fate(self, term: fx.Node) -> _Fate | None:
+        use, sums = self.found.linear_uses.get(term), list[fx.Node]()
+        shape = term.meta["val"].shape
+        labels = numbered(use) if use is not None else torch.arange(shape[-1]).expand(shape)
+
+        def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+            if is_sum(user):
+                sums.append(user)
+            return None if does(user, Trait.SUBTRACTS) else passed_on(user, node, labels)
+
+        readings, blind = list[LinearUse](), False
+        for end in follow({term: labels}, self.found, goes_on):
+            reading = self.found.linear_uses.get(end.user)
+            if reading is not None and reading.input is end.value:
+                dims = len(self.found.weights[reading.weight].axes)
+                if not _is_whole(end.labels, end.labels.dim() + 1 - dims):
+                    return None
+                readings.append(reading)
+            elif _is_whole(end.labels, -1) and self.loses_mean(end.user, end.value):
+                blind = True
+            else:
+                return None
+        return _Fate(tuple(readings), tuple(dict.fromkeys(sums)), blind)
+
+    def terms(self, node: fx.Node) -> set[fx.Node] | None:
+        """The linear maps, rows of tables and weights that a value is the sum of; none if there is anything else."""
+        names = self.found.program.parameters
+        if node in self.found.linear_uses or node in names:
+            return {node}
+        operands = node.all_input_nodes
+        if does(node, Trait.LOOKS_UP_ROWS):
+            return {node} if operands[0] in names else None
+        moves = does(node, Trait.MOVES | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
+        if not moves and not is_sum(node):
+            return None
+        parts = [self.terms(operand) for operand in operands]
+        return set[fx.Node]().union(*(p for p in parts if p is not None)) if None not in parts else None
+
+    def together(self, reading: LinearUse) -> dict[fx.Node, _Fate] | None:
+        """All terms that meet what a linear map reads, or each other; none if one sees more than it may."""
+        waiting, met = self.terms(reading.input), dict[fx.Node, _Fate]()
+        while waiting:
+            term = waiting.pop()
+            fate = self.fate(term)
+            beside = [self.terms(node) for node in fate.sums] if fate is not None else [None]
+            if fate is None or None in beside:
+                return None
+            met[term] = fate
+            waiting |= {t for terms in beside for t in terms or () if t not in met}
+        return met
+
+    def is_turning(self, reading: LinearUse) -> bool:
+        """Whether norms see what a linear map reads, so that lengths in it are given."""
+        return any(fate.blind for fate in (self.together(reading) or {}).values())
+
+    def written(self, term: fx.Node) -> tuple[_Along, ...]:
+        """The weights of a term, and the axes along which they write."""
+        names, use = self.found.program.parameters, self.found.linear_uses.get(term)
+        if use is not None:
+            return ((use.weight, 1 - use.in_axis), *([(use.bias, 0)] if use.bias is not None else []))
+        name = names[term] if term in names else names[term.all_input_nodes[0]]
+        return ((name, len(self.found.program.shapes[name]) - 1),)
+
+
+def _is_whole(labels: Tensor, axis: int) -> bool:
+    """Whether all entries of a stream lie along an axis, in order, wherever some do."""
+    last = labels.movedim(axis, -1)
+    return bool(((last == torch.arange(last.shape[-1])).all(-1) | (last == NOBODY).all(-1)).all())
+
+
+def sheared_streams(found: Interpretation, loses_mean: LosesMean, taken: Collection[str]) -> Iterator[ShearStream]:
+    """The gauges of all streams whose mean only linear maps see.
+
+    Args:
+        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
+        taken: weights that other gauges of such means have changed.
+    """
+    streams, done = _Streams(found, loses_mean), set[str]()
+    for use in found.linear_uses.values():
+        met = streams.together(use) if use.weight not in done else None
+        if not met or not any(fate.blind for fate in met.values()):
+            continue
+        read = {r for fate in met.values() for r in fate.readings}
+        writers = tuple(sorted({w for term in met for w in streams.written(term)}))
+        readers = tuple(sorted({(r.weight, r.in_axis) for r in read}))
+        gauge = ShearStream(writers, readers)
+        apart = len(set(gauge.targets)) == len(gauge.targets) and not {*taken, *done} & set(gauge.targets)
+        if apart and _are_followed(gauge.targets, {*met, *(r.node for r in read)}, found):
+            done |= set(gauge.targets)
+            yield gauge
+
+
+def _are_followed(names: Collection[str], nodes: Collection[fx.Node], found: Interpretation) -> bool:
+    """Whether weights are only used by some nodes, or are all among them, as what is added itself."""
+    stored = {name for node, name in found.program.parameters.items() if node in nodes}
+    every = all(node in nodes for node, name in found.program.parameters.items() if name in stored)
+    return every and used_only_by(set(names) - stored, nodes, found.program)
+
+
+def shortened_writers(
+    found: Interpretation, loses_mean: LosesMean, centred: Collection[_Along]
+) -> Iterator[ShortenWriter]:
+    """The gauges of all weights of which linear maps lose a part that nothing else sees.
+
+    Args:
+        centred: weights, and the axes along which they have lost their mean.
+    """
+    streams = _Streams(found, loses_mean)
+    for node, use in found.linear_uses.items():
+        fate = streams.fate(node)
+        if fate is None or fate.blind or not fate.readings or not fate.sums or not streams.is_turning(fate.readings[0]):
+            continue
+        readers = tuple(sorted({(r.weight, r.in_axis) for r in fate.readings}))
+        written, rows = streams.written(node), [_rows(*reader, found) for reader in readers]
+        whole = len(readers) == 1 and (readers[0][0], 1 - readers[0][1]) in centred
+        lost = rows[0] // found.program.shapes[readers[0][0]][1 - readers[0][1]] if whole else 0
+        narrow = sum(rows) - lost < found.program.shapes[use.weight][1 - use.in_axis]
+        apart = not {name for name, _ in written} & {name for name, _ in readers}
+        if narrow and apart and used_only_by((name for name, _ in written), {node}, found.program):
+            yield ShortenWriter(written, readers, lost)
+
+
+def _rows(weight: str, axis: int, found: Interpretation) -> int:
+    """How often a weight reads a whole vector along an axis."""
+    shape = found.program.shapes[weight]
+    return math.prod(shape) // shape[axis]
