@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
-from traps import angles, biases, centred, convolved, linked, means, normed, pooled, scales, stored, streams
+from traps import angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
@@ -20,6 +20,7 @@ from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges import row_means
 from hf_align.symmetry.gauges.angle_tables import TurnTable
 from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
+from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.folds import FoldNorm
@@ -36,7 +37,7 @@ from hf_align.symmetry.groups import GeneralLinear
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (angles, biases, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
+_TRAPS = (angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
 
 
 @cache
@@ -313,6 +314,48 @@ def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(
     found = [g for g in gauges(part) if isinstance(g, MoveMean)]
     assert bool(found) == moves
     assert all([t.bias for t in g.taken] == ["head.bias"] for g in found)
+
+
+@pytest.mark.parametrize(
+    ("part", "first", "second"),
+    [
+        ("", ["v"], []),
+        ("Uncentred", ["v"], None),
+        ("Less", [], []),
+        ("Half", [], []),
+        ("Turned", [], []),
+        ("Bent", None, []),
+        ("Kept", ["v"], ["down.bias"]),
+        ("KeptTwice", ["v"], []),
+        ("Again", ["v"], None),
+        ("Doubled", [], []),
+        ("Measured", [], []),
+    ],
+)
+def test_readers_without_bias_carry_what_a_norm_before_them_loses(
+    part: str, first: list[str] | None, second: list[str] | None
+) -> None:
+    found = {g.bias.split(".")[-2]: g for g in gauges(f"Carried{part}") if isinstance(g, CarryBias)}
+    other = {
+        norm: [w.removesuffix(".weight").split(".")[-1] for w, _ in gauge.given]
+        + [".".join(t.bias.split(".")[-2:]) for t in gauge.taken or ()]
+        for norm, gauge in found.items()
+    }
+    assert (other.get("first"), other.get("attn_norm")) == (first, second)
+
+
+@pytest.mark.parametrize("part", ["Carried", "CarriedKept", "CarriedDoubled"])
+def test_a_bias_that_readers_carry_stays_where_it_is_put(part: str) -> None:
+    spec = derive(program(part))
+    once = dict(CanonicalWeights(random_weights(spec, torch.Generator().manual_seed(0)), spec.gauges))
+    again = CanonicalWeights(once, spec.gauges)
+    assert all(torch.allclose(again[name], once[name], atol=1e-9) for name in once)
+
+
+def test_a_bias_stays_where_the_mean_is_hardly_along_what_its_readers_do_not_see() -> None:
+    gauge = CarryBias("gain", "bias", 0.0, (("w", 1),), None)
+    weights = {"gain": torch.tensor([1.0, -1.0]), "bias": torch.tensor([3.0, 4.0]), "w": torch.eye(2)}
+    assert all(torch.equal(CanonicalWeights(weights, (gauge,))[name], w) for name, w in weights.items())
 
 
 @pytest.mark.parametrize(

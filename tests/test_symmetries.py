@@ -21,6 +21,7 @@ from hf_align.symmetry.certificate.certify import Certificate, certify, soundnes
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import Slices
+from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.kept_norms import LevelTable
 from hf_align.symmetry.gauges.level_norms import LevelNorm
@@ -168,6 +169,12 @@ def distilbert() -> PretrainedConfig:
                                max_position_embeddings=10, architectures=["DistilBertForMaskedLM"])  # fmt: skip
 
 
+def rotary_bert(config: str, architecture: str) -> PretrainedConfig:
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,
+                 max_position_embeddings=16, pad_token_id=0, architectures=[architecture])  # fmt: skip
+    return getattr(hf, config)(**sizes)  # type: ignore[no-any-return]
+
+
 def audio() -> PretrainedConfig:
     return hf.Qwen2AudioEncoderConfig(num_mel_bins=3, d_model=8, encoder_layers=1, encoder_attention_heads=2,
                                       encoder_ffn_dim=6, max_source_positions=6,
@@ -260,6 +267,8 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "bert tokens": lambda: bert(architectures=["BertForTokenClassification"], num_labels=9),
     "roberta": roberta,
     "distilbert": distilbert,
+    "nomic bert": lambda: rotary_bert("NomicBertConfig", "NomicBertForMaskedLM"),
+    "gte": lambda: rotary_bert("GteConfig", "GteForMaskedLM"),
     "albert": lambda: hf.AlbertConfig(vocab_size=VOCABULARY, embedding_size=8, hidden_size=8, num_hidden_layers=2,
                                       num_attention_heads=2, intermediate_size=6, max_position_embeddings=10,
                                       architectures=["AlbertForMaskedLM"]),
@@ -529,6 +538,13 @@ def test_epsilon_of_a_norm_may_be_written_as_a_number() -> None:
 
 def test_readers_of_an_average_of_normed_values_are_free_along_the_mean() -> None:
     complete("ijepa")
+
+
+@pytest.mark.parametrize("case", ["gte", "nomic bert"])
+def test_readers_without_bias_carry_constants_of_norms_that_also_go_on(case: str) -> None:
+    spec = complete(case)
+    carried = [g for g in spec.gauges if isinstance(g, CarryBias)]
+    assert [g.taken is None for g in carried] == ([False] if case == "gte" else [True, True])
 
 
 def test_means_are_lost_behind_an_average_of_neighbours() -> None:

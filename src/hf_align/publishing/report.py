@@ -18,6 +18,7 @@ from hf_align.matching.match import Match
 from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
+from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatistics
@@ -56,6 +57,7 @@ _GAUGES = {
     FoldStatistics.__name__: "statistics of a norm, moved into its gain and bias",
     CentreWriter.__name__: "centred, as every norm downstream does",
     CentreRows.__name__: "centred, as every norm downstream does",
+    CarryBias.__name__: "a bias of a norm, as its readers can carry it",
     FreeReader.__name__: "without what it never sees of a norm's output",
     NarrowReader.__name__: "without what it never sees of a value with more entries than dimensions",
     CommonScale.__name__: "a scale that slopes, gates or branches share, moved into what they meet",

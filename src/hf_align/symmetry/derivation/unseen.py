@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.folds import FoldNorm
@@ -81,7 +82,8 @@ def _counts_on_others(gauge: Gauge) -> bool:
     if isinstance(gauge, (FreeReader, LevelTable)):
         return gauge.norm_bias is None
     return isinstance(
-        gauge, (LevelSpectrum, MoveConstant, NarrowReader, OnParts, SeenKeys, ShearAlongMean, ShortenConstant)
+        gauge,
+        (CarryBias, LevelSpectrum, MoveConstant, NarrowReader, OnParts, SeenKeys, ShearAlongMean, ShortenConstant),
     )
 
 
@@ -98,6 +100,5 @@ def _changes_what_is_met(gauge: Gauge, spec: SymmetrySpec, sizes: set[int]) -> b
         return any(size in sizes for name in gauge.targets for size in spec.shape(name))
     if isinstance(gauge, FoldNorm) and any(spec.shape(c.weight)[c.axis] in sizes for c in gauge.others):
         return True
-    return (
-        isinstance(gauge, (FoldNorm, LevelNorm, LevelSpectrum, ShearAlongMean)) and spec.shape(gauge.gain)[-1] in sizes
-    )
+    norms = (CarryBias, FoldNorm, LevelNorm, LevelSpectrum, ShearAlongMean)
+    return isinstance(gauge, norms) and spec.shape(gauge.gain)[-1] in sizes

@@ -6,7 +6,8 @@ Every gauge rewrites single tensors, from a few others, so that a checkpoint is 
 * the gain of a norm moves into its readers, and its bias into theirs; a gain on what one weight writes, into that;
 * a constant that only biases and softmaxes see, such as the bias of keys, of values, or of a norm whose gain stays,
   is dropped, or moves into these;
-* the readers of a norm whose gain stays, or of what a narrower value was mapped to, lose what they never see;
+* the readers of a norm whose gain stays, or of what a narrower value was mapped to, lose what they never see, or carry
+  what its bias gave them;
 * the statistics of a BatchNorm move into its gain and bias;
 * what writes a LayerNorm stream, or a head that is normalised, loses its mean, and so do the readers of its output,
   and what a softmax reads.

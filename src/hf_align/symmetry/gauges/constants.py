@@ -16,9 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.gauges.index_provenance import (
-    NOBODY,
     Use,
     follow,
     moved_alone,
@@ -28,7 +26,7 @@ from hf_align.symmetry.gauges.index_provenance import (
     shown,
     slices_of,
 )
-from hf_align.symmetry.gauges.moves import Constant, MoveConstant, ShortenConstant, Stored, Taken
+from hf_align.symmetry.gauges.moves import Constant, MoveConstant, Stored, Taken
 from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_expanded_as, is_sum, multiplies_by_one, sums_to_one, used_only_by
@@ -42,7 +40,7 @@ Starts = dict[fx.Node, Tensor]
 
 
 @dataclass(frozen=True)
-class _Fate:
+class Fate:
     """What becomes of some entries of a constant at one place: lost if neither taken nor seen.
 
     Attributes:
@@ -74,7 +72,7 @@ def moved_constants(
         gone: biases of norms whose readers have taken them up.
         still: norms that have become sums with a constant: neither gains nor stored statistics are left.
     """
-    ways = _Ways(found, still)
+    ways = Ways(found, still)
     waiting: list[MoveConstant] = []
     left: list[_Left] = []
     for source, starts in sources(found, kept, gone):
@@ -102,7 +100,7 @@ class _Left:
     taken: frozenset[Taken]
 
 
-def _moved_together(left: list[_Left], ways: _Ways) -> Iterator[MoveConstant]:
+def _moved_together(left: list[_Left], ways: Ways) -> Iterator[MoveConstant]:
     """Two constants that the same biases take up, as of layers that share their weights: what one of them loses, the
     other does, too."""
     while left:
@@ -120,7 +118,7 @@ def _moved_together(left: list[_Left], ways: _Ways) -> Iterator[MoveConstant]:
                 break
 
 
-def _moved_onward(left: list[_Left], moving: list[MoveConstant], ways: _Ways) -> Iterator[MoveConstant]:
+def _moved_onward(left: list[_Left], moving: list[MoveConstant], ways: Ways) -> Iterator[MoveConstant]:
     """Constants that only change their place in a sum, but meet one there that moves on, and not to them."""
     known = {c.parameter for gauge in moving for c in (gauge.source, *gauge.alike)}
     for item in left:
@@ -134,34 +132,6 @@ def _moved_onward(left: list[_Left], moving: list[MoveConstant], ways: _Ways) ->
 
 def _size(starts: Starts) -> int:
     return max((int(labels.max()) + 1 for labels in starts.values() if labels.numel()), default=0)
-
-
-def shortened_constants(
-    found: Interpretation, kept: Collection[Constant], gone: Collection[str], centred: Collection[tuple[str, int]]
-) -> Iterator[ShortenConstant]:
-    """The gauges of constants of which a linear map that reads them loses a part.
-
-    Args:
-        kept, gone: as for `moved_constants`.
-        centred: weights, and the axes along which they have lost their mean.
-    """
-    for source, starts in sources(found, kept, gone):
-        readers: set[tuple[str, int, Slices | None]] = set()
-        read, beside = set[int](), set[int]()
-        for use in follow(starts, found, passed_on):
-            reading = found.linear_uses.get(use.user)
-            if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
-                readers.add((reading.weight, reading.in_axis, row_of(reading, use.labels, found)))
-                read |= set(present(use.labels).tolist())
-            else:
-                beside |= set(present(use.labels).tolist())
-        if len(readers) != 1 or read & beside:
-            continue
-        ((weight, axis, row),) = readers
-        outputs = found.weights[weight].axes[1 - axis].size
-        whole = row is not None and all(start != NOBODY for start, _ in row)
-        if row is not None and whole and (weight, 1 - axis) in centred and len(read) >= outputs:
-            yield ShortenConstant(source, slices_of(torch.tensor(sorted(read))), weight, axis, row)
 
 
 def sources(
@@ -226,16 +196,24 @@ def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:
 
 
 def _moved(
-    source: Constant, size: int, fates: list[_Fate], ways: _Ways, onward: Collection[str] = ()
+    source: Constant, size: int, fates: list[Fate], ways: Ways, onward: Collection[str] = ()
 ) -> MoveConstant | None:
     """The entries that nothing sees, and all that takes them up; none if they only change their place in a sum.
 
     Args:
         onward: what meets a constant in a sum, but moves on.
     """
+    free, taken = taken_up(size, fates, ways)
+    lost = any(f.taken is None and bool(free[f.entries].any()) for f in fates)
+    if not (lost or any(t.weight is not None or t.bias in onward for t in taken)):
+        return None
+    return MoveConstant(source, slices_of(free.nonzero()[:, 0]), taken)
+
+
+def taken_up(size: int, fates: list[Fate], ways: Ways) -> tuple[Tensor, tuple[Taken, ...]]:
+    """Which entries of a constant nothing sees, and all that takes them up."""
     met, seen = torch.zeros(2, size, dtype=torch.bool)
-    program = ways.found.program
-    takers: dict[str, list[_Fate]] = defaultdict(list)
+    takers: dict[str, list[Fate]] = defaultdict(list)
     for fate in fates:
         met[fate.entries] = True
         if fate.seen:
@@ -244,18 +222,16 @@ def _moved(
             takers[fate.taken.bias].append(fate)
     for name, alike in takers.items():
         once = sorted(f.at for f in alike if f.at is not None) == sorted(ways.starts[name])
-        if len({f.taken for f in alike}) > 1 or not once or not used_only_by((name,), ways.starts[name], program):
+        alone = used_only_by((name,), ways.starts[name], ways.found.program)
+        if len({f.taken for f in alike}) > 1 or not once or not alone:
             for fate in alike:
                 seen[fate.entries] = True
     free = met & ~seen
-    taken = [alike[0].taken for alike in takers.values() if bool(free[alike[0].entries].any())]
-    lost = any(f.taken is None and bool(free[f.entries].any()) for f in fates)
-    if not (lost or any(t is not None and (t.weight is not None or t.bias in onward) for t in taken)):
-        return None
-    return MoveConstant(source, slices_of(free.nonzero()[:, 0]), tuple(t for t in taken if t is not None))
+    taken = (alike[0] for alike in takers.values() if bool(free[alike[0].entries].any()))
+    return free, tuple(f.taken for f in taken if f.taken is not None)
 
 
-class _Ways:
+class Ways:
     """The ways of constants through a program."""
 
     def __init__(self, found: Interpretation, still: Collection[fx.Node]) -> None:
@@ -313,13 +289,19 @@ class _Ways:
             node, users = user, list(user.users)
 
     def fates(
-        self, starts: Mapping[fx.Node, Tensor], own: Collection[str], *, within: LinearUse | None = None
-    ) -> Iterator[_Fate]:
+        self,
+        starts: Mapping[fx.Node, Tensor],
+        own: Collection[str],
+        *,
+        within: LinearUse | None = None,
+        blind: Collection[fx.Node] = (),
+    ) -> Iterator[Fate]:
         """What becomes of a constant, place by place.
 
         Args:
             own: the parameters that hold it, which cannot take it up.
             within: the reader without bias whose result it is.
+            blind: what changes with it so that it gives the same.
         """
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
@@ -329,14 +311,15 @@ class _Ways:
             return labels if by_one else passed_on(user, node, labels)
 
         for use in follow(starts, self.found, goes_on):
-            yield from self._fates_at(use, own, within)
+            if use.user not in blind:
+                yield from self._fates_at(use, own, within)
 
     def _beside(self, user: fx.Node, node: fx.Node, own: Collection[str]) -> _Bias | None:
         """The bias that a sum brings to a value."""
         biases = [b for a, b in self.arriving[user].items() if a not in (node, user)] if user in self.arriving else []
         return biases[0] if biases and biases[0].name not in own else None
 
-    def _fates_at(self, use: Use, own: Collection[str], within: LinearUse | None) -> Iterator[_Fate]:
+    def _fates_at(self, use: Use, own: Collection[str], within: LinearUse | None) -> Iterator[Fate]:
         entries = present(use.labels)
         reading = self.uses.get(use.user)
         if reading is not None and reading.input is use.value:
@@ -345,20 +328,20 @@ class _Ways:
         if is_sum(use.user) and (bias := self._beside(use.user, use.value, own)) is not None:
             meeting = shown(bias.labels, torch.broadcast_to(use.labels, bias.labels.shape))
             if meeting is not None:
-                yield _Fate(entries, Taken(bias.name, meeting), bias.start)
+                yield Fate(entries, Taken(bias.name, meeting), bias.start)
                 return
-        yield _Fate(entries, seen=not _is_lost(use, self.found.program))
+        yield Fate(entries, seen=not _is_lost(use, self.found.program))
 
     def _read(
         self, reading: LinearUse, labels: Tensor, own: Collection[str], within: LinearUse | None
-    ) -> Iterator[_Fate]:
+    ) -> Iterator[Fate]:
         """What a linear map makes of a constant goes into its bias, or on to where that of a sum is."""
         entries, read = present(labels), row_of(reading, labels, self.found)
         if read is None or within is not None or not {reading.bias, reading.weight}.isdisjoint(own):
-            yield _Fate(entries, seen=True)
+            yield Fate(entries, seen=True)
         elif reading.bias is not None:
             taken = Taken(reading.bias, (), reading.weight, reading.in_axis, read)
-            yield _Fate(entries, taken, reading.node)
+            yield Fate(entries, taken, reading.node)
         else:
             for fate in self.fates({reading.node: numbered(reading)}, own, within=reading):
                 through = fate.taken and replace(fate.taken, weight=reading.weight, axis=reading.in_axis, read=read)

@@ -10,9 +10,10 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.angle_tables import turned_tables
 from hf_align.symmetry.gauges.canonical import Gauge
+from hf_align.symmetry.gauges.carried_biases import carried_biases
 from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constant_queries import read_constants, seen_keys
-from hf_align.symmetry.gauges.constants import moved_constants, shortened_constants
+from hf_align.symmetry.gauges.constants import moved_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
 from hf_align.symmetry.gauges.inputs import folded_inputs
@@ -28,6 +29,7 @@ from hf_align.symmetry.gauges.parts import on_wholes, taken_apart
 from hf_align.symmetry.gauges.read_streams import sheared_streams, shortened_writers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
+from hf_align.symmetry.gauges.shortened_constants import shortened_constants
 from hf_align.symmetry.gauges.spectra import level_spectra
 from hf_align.symmetry.interpreter.spaces import Axis, Kind
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
@@ -110,6 +112,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *linked_gains(found, {f.gains[0].parameter for f in folded}),
         *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases
+        *carried_biases(found, gone, zero, still, means.is_lost_by),  # and these
         *constants,
         *(g for g in readers if g.norm_bias is None),
         *level_norms(found, gone, zero),
