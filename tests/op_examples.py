@@ -383,6 +383,14 @@ call("slice_scatter", lambda x, y: aten.slice_scatter(x, y, 1, 0, 4, 2), X, data
 call(
     "slice_scatter", lambda y: aten.slice_scatter(torch.zeros(3, 4).double(), y, 1, 1, 3), data(3, 2), label="of zeros"
 )
+call(
+    "slice_scatter", lambda y: aten.slice_scatter(torch.zeros(3, 4).double(), y, 1, 2, 4).view(3, 2, 2), data(3, 2),
+    label="of zeros, in blocks",
+)  # fmt: skip
+call(
+    "slice_scatter", lambda y: aten.slice_scatter(torch.eye(3, 4).double(), y, 1, 2, 4).view(3, 2, 2), data(3, 2),
+    label="of constants, in blocks",
+)  # fmt: skip
 call("slice_scatter", lambda y: aten.slice_scatter(numbers(3, 4), y, 1, 1, 3), data(3, 2), label="of constants")
 call("slice_scatter", lambda x: aten.slice_scatter(x, numbers(3, 2), 1, 1, 3), X, label="constants")
 call("unfold", lambda x: aten.unfold(x, 1, 2, 1), X)

@@ -209,6 +209,7 @@ ALLOWED = {
     "one_hot": (S, S),
     "index_put": (GL,),
     "slice_scatter": (GL, GL, GL),
+    "slice_scatter of zeros, in blocks": (GL, GL),
     "pad": (GL, GL),
     "expand": (GL, O1),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from hf_align.symmetry.interpreter.bounds import FIXED, ONES
+from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES
 from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, split_product
 from hf_align.symmetry.interpreter.values import Rows, Value
@@ -207,7 +207,9 @@ def slice_scatter(call: Call) -> Value:
         before, behind = _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
     else:
         _require_blank(call, base, axes, dim)
-        before, behind = fresh(start, FIXED), fresh(call.shape[dim] - stop, FIXED)
+        constant = call.constant(base)
+        beside = (constant.narrow(dim, 0, start), constant.narrow(dim, stop, call.shape[dim] - stop))
+        before, behind = (fresh(c.shape[dim], FIXED if bool(c.any()) else FREE) for c in beside)  # zeros stay zeros
     if step == 1:
         axes[dim] = direct_sum([before, axes[dim], behind])
     return Value(tuple(axes))
