@@ -139,7 +139,7 @@ def test_an_encoder_decoder_writes_too() -> None:
 
 def test_reasons_are_in_words(merged: Path) -> None:
     text = (merged / "report.html").read_text()
-    assert "moved into what reads it: vit.layers.0.attention.q_proj.weight" in text
+    assert "moved into the weights around it: vit.layers.0.attention.q_proj.weight" in text
     assert "FoldNorm" not in text and "fixed by" not in text
 
 

@@ -18,19 +18,6 @@ from hf_align.matching.match import Match
 from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
-from hf_align.symmetry.gauges.carried_biases import CarryBias
-from hf_align.symmetry.gauges.common_scales import CommonScale
-from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
-from hf_align.symmetry.gauges.folds import FoldIntoWriter, FoldNorm, FoldStatistics
-from hf_align.symmetry.gauges.kept_norms import FreeReader, LevelTable
-from hf_align.symmetry.gauges.kernels import LevelKernels
-from hf_align.symmetry.gauges.level_norms import LevelNorm
-from hf_align.symmetry.gauges.linked_gains import LinkedGain
-from hf_align.symmetry.gauges.moves import MoveConstant, ShortenConstant
-from hf_align.symmetry.gauges.narrow_values import NarrowReader
-from hf_align.symmetry.gauges.row_means import CentreRows, CentreWriter
-from hf_align.symmetry.gauges.shears import ShearAlongMean
-from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
 from hf_align.tracing.build import read_config
@@ -51,27 +38,6 @@ _COLOURS = (
 )
 _APART = 16
 """Units of the chart that two labels must be apart."""
-_GAUGES = {
-    FoldNorm.__name__: "a norm's gain and bias, moved into what reads it, or writes it",
-    FoldIntoWriter.__name__: "a gain, moved into what writes it",
-    FoldStatistics.__name__: "statistics of a norm, moved into its gain and bias",
-    CentreWriter.__name__: "centred, as every norm downstream does",
-    CentreRows.__name__: "centred, as every norm downstream does",
-    CarryBias.__name__: "a bias of a norm, as its readers can carry it",
-    FreeReader.__name__: "without what it never sees of a norm's output",
-    NarrowReader.__name__: "without what it never sees of a value with more entries than dimensions",
-    CommonScale.__name__: "a scale that slopes, gates or branches share, moved into what they meet",
-    LevelSpectrum.__name__: "turned until the gain between two streams is the middle one of those that do the same",
-    ShearAlongMean.__name__: "scaled along the mean, which only what reads the stream sees",
-    LevelKernels.__name__: "kernels of single channels, made as large as what writes these",
-    LevelNorm.__name__: "a scale and a constant of a norm that is read along places, moved into what reads it",
-    LinkedGain.__name__: "a scale behind a link, moved into the gain beside it",
-    LevelTable.__name__: "levelled along what the tied head never sees of a norm's output",
-    MoveConstant.__name__: "a constant, dropped where softmax is blind to it, or moved into the biases that see it",
-    ReadConstant.__name__: "what reads a weight and nothing else, moved into its bias",
-    SeenKeys.__name__: "keys without what their one query never sees",
-    ShortenConstant.__name__: "a constant without what the weight that reads it loses",
-}
 _PINNED = "var(--pinned)"
 
 
@@ -326,21 +292,26 @@ def _turns(spec: SymmetrySpec, elements: Mapping[str, Element]) -> dict[str, Any
 
 def _pinned(spec: SymmetrySpec) -> list[tuple[str, str, list[str]]]:
     """(weight, axis, reasons), once for each kind of weight."""
+    said = {type(gauge).__name__: gauge.said for gauge in spec.gauges}
     rows = []
     for kind, name in _representatives(spec.parameters).items():
         rows += [
-            (kind, axis, [_short(reason, name) for reason in why])
+            (kind, axis, [_short(reason, name, said) for reason in why])
             for axis, why in explain(spec, name)["pinned"].items()
         ]
     return rows
 
 
-def _short(reason: str, weight: str) -> str:
-    """A reason in plain words, with no more than two of the weights of other modules that it lists."""
+def _short(reason: str, weight: str, said: Mapping[str, str]) -> str:
+    """A reason in plain words, with no more than two of the weights of other modules that it lists.
+
+    Args:
+        said: of each kind of gauge.
+    """
     if found := re.fullmatch(r"fixed by (\w+): (.*)", reason):
         module = weight.rpartition(".")[0]
         elsewhere = ", ".join(name for name in found[2].split(", ") if name.rpartition(".")[0] != module)
-        reason = f"{_GAUGES.get(found[1], 'a free choice, fixed')}{': ' if elsewhere else ''}{elsewhere}"
+        reason = f"{said[found[1]]}{': ' if elsewhere else ''}{elsewhere}"
     first, *others = reason.split(", ")
     return ", ".join([first, *others[:1]]) + (f" and {len(others) - 1} more" if len(others) > 1 else "")
 

@@ -69,6 +69,9 @@ class TurnTable(Gauge):
     pairs: tuple[tuple[int, int], ...]
     turned: tuple[Turned, ...]
 
+    said = "a table of angles, turned as the weights that meet it allow"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.table, *(n for t in self.turned for n in (t.weight, t.bias) if n is not None))

@@ -16,21 +16,37 @@ Every gauge rewrites single tensors, from a few others, so that a checkpoint is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from hf_align.checkpoints.ondemand import OnDemand
 
 Get = Callable[[str], Tensor]
+Shape = Callable[[str], Sequence[int]]
+"""Of a parameter, by its name."""
 
 
 class Gauge(ABC):
-    """One choice, fixed: new values for `targets`, from the old values of some tensors."""
+    """One choice, fixed: new values for `targets`, from the old values of some tensors.
+
+    Attributes:
+        said: what a report says of a weight that it changes.
+        counts_on_others: whether it may hold only for what others have made canonical: a norm's bias that has left, or
+            constants that readers of such a norm keep.
+    """
+
+    said: str = "a free choice, fixed"
+    counts_on_others: bool = True
 
     @property
     @abstractmethod
     def targets(self) -> tuple[str, ...]: ...
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        """The sizes of the activations that change, and not only the weights around them: a stream's mean, what a norm
+        gives. All sizes of the targets may be, unless a gauge knows better."""
+        return {size for name in self.targets for size in shape(name)}
 
     @abstractmethod
     def fix(self, name: str, get: Get) -> Tensor:

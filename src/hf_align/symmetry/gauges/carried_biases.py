@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.constants import Ways, passed_on, taken_up
 from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, numbered, row_of
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, VectorUse, inverse, norms_that_stay, vector_uses
@@ -46,9 +46,14 @@ class CarryBias(Gauge):
     taken: tuple[Taken, ...] | None
     given: tuple[tuple[str, Taken], ...] = ()
 
+    said = "a bias of a norm, as its readers can carry it"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.bias, *(weight for weight, _ in self.readers), *(t.bias for t in self.taken or ()))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.gain)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         row = inverse(get(self.gain) + self.offset)

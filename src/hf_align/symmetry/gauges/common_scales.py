@@ -60,6 +60,9 @@ class CommonScale(Gauge):
     link: Link
     parts: tuple[Part, ...]
 
+    said = "a scale that slopes, gates or branches share, moved into what they meet"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(part.weight for part in self.parts))

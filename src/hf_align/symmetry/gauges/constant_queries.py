@@ -36,6 +36,9 @@ class ReadConstant(Gauge):
     bias: str
     exclusive: bool
 
+    said = "what reads a weight and nothing else, moved into its bias"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.weight, self.bias, *([self.constant] if self.exclusive else []))
@@ -60,6 +63,8 @@ class SeenKeys(Gauge):
     weight: str
     axis: int
     heads: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+    said = "keys without what their one query never sees"
 
     @property
     def targets(self) -> tuple[str, ...]:

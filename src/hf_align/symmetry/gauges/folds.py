@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.gauges.canonical import Gauge, Get, along
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, along
 from hf_align.symmetry.interpreter.spaces import Axis
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.links import Link
@@ -89,6 +89,9 @@ class FoldNorm(Gauge):
     offset: float = 0.0
     link: Link = Link.SAME
 
+    said = "a norm's gain and bias, moved into the weights around it"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         biases = [r.bias for r in self.reads if r.bias and self.bias]
@@ -99,6 +102,9 @@ class FoldNorm(Gauge):
     def keeps_constants(self) -> bool:
         """Whether a reader without a bias has the constant Wβ in its mean direction, and nothing else there."""
         return self.centred and self.exclusive and self.bias is not None
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.gain)[-1], *(shape(c.weight)[c.axis] for c in self.others)}
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = self.link.read(get(self.gain)) + self.offset
@@ -147,9 +153,15 @@ class FoldIntoWriter(Gauge):
     axis: int
     bias: str | None
 
+    said = "a gain, moved into what writes it"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.gain, self.weight, *([self.bias] if self.bias else []))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.weight)[self.axis]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = get(self.gain).reshape(-1)
@@ -168,9 +180,15 @@ class FoldStatistics(Gauge):
     variance: str
     eps: float
 
+    said = "statistics of a norm, moved into its gain and bias"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.gain, self.bias, self.mean, self.variance)
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return ()
 
     def fix(self, name: str, get: Get) -> Tensor:
         if name == self.mean:

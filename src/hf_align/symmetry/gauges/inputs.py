@@ -40,6 +40,9 @@ class FoldDivisor(Gauge):
     divisor: str
     reads: tuple[Shown, ...]
 
+    said = "what inputs are divided by, moved into what reads them"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.divisor, *(r.weight for r in self.reads))
@@ -60,6 +63,9 @@ class MoveSubtrahend(Gauge):
 
     subtrahend: str
     reads: tuple[tuple[Shown, str], ...]
+
+    said = "what is subtracted from inputs, moved into biases"
+    counts_on_others = False
 
     @property
     def targets(self) -> tuple[str, ...]:

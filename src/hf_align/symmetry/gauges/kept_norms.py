@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
 from hf_align.tracing.ops import Trait, does
@@ -32,9 +32,18 @@ class FreeReader(Gauge):
     norm_bias: str | None
     offset: float
 
+    said = "without what it never sees of a norm's output"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.weight, *([self.bias] if self.bias else []))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return ()
+
+    @property
+    def counts_on_others(self) -> bool:  # type: ignore[override]
+        return self.norm_bias is None
 
     def fix(self, name: str, get: Get) -> Tensor:
         row = inverse(get(self.gain) + self.offset)
@@ -66,10 +75,16 @@ class LevelTable(Gauge):
     offset: float
     paired: tuple[int, str, int] | None = None
 
+    said = "levelled along what the tied head never sees of a norm's output"
+
     @property
     def targets(self) -> tuple[str, ...]:
         beside = [self.paired[1]] if self.paired is not None else []
         return (self.weight, *self.others, *beside, *([self.bias] if self.bias else []))
+
+    @property
+    def counts_on_others(self) -> bool:  # type: ignore[override]
+        return self.norm_bias is None
 
     def fix(self, name: str, get: Get) -> Tensor:
         row = inverse(get(self.gain) + self.offset)

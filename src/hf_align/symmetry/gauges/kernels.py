@@ -58,6 +58,9 @@ class LevelKernels(Gauge):
     kernel: str
     writers: tuple[ChannelWriter, ...]
 
+    said = "kernels of single channels, made as large as what writes these"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.kernel, *(n for w in self.writers for n in (w.weight, w.bias) if n is not None))

@@ -6,13 +6,13 @@ with projections into a space in which texts are held against images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices, along
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices, along
 from hf_align.symmetry.gauges.degrees import cancels
 from hf_align.symmetry.gauges.index_provenance import only_moves, rows_shown, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -43,9 +43,15 @@ class LevelLength(Gauge):
     bias: str | None
     rows: tuple[Slices, ...]
 
+    said = "made as long as nothing that reads it can tell"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.weight, self.bias) if self.bias is not None else (self.weight,)
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.weight)[self.axis]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         weight = get(self.weight).double().movedim(self.axis, 0).flatten(1)

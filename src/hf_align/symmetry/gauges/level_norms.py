@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.folds import Read
 from hf_align.symmetry.gauges.index_provenance import follow
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
@@ -38,11 +38,17 @@ class LevelNorm(Gauge):
     offset: float
     reads: tuple[Read, ...]
 
+    said = "a scale and a constant of a norm that is read along places, moved into what reads it"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         taken = [r.bias for r in self.reads if r.bias is not None and self.levelled is not None]
         norm = (self.gain, self.bias) if self.bias is not None else (self.gain,)
         return (*norm, *(r.weight for r in self.reads), *taken)
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.gain)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = get(self.gain) + self.offset

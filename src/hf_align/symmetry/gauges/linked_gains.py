@@ -29,6 +29,9 @@ class LinkedGain(Gauge):
     link: Link
     gain: str
 
+    said = "a scale behind a link, moved into the gain beside it"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.scale, self.gain)

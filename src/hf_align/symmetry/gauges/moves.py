@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices
 
 
 class Stored(Enum):
@@ -89,9 +90,14 @@ class MoveConstant(Gauge):
     taken: tuple[Taken, ...]
     alike: tuple[Constant, ...] = ()
 
+    said = "a constant, dropped where softmax is blind to it, or moved into the biases that see it"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (*(c.parameter for c in (self.source, *self.alike)), *(t.bias for t in self.taken))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.source.parameter)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         every = self.source.of(get(self.source.parameter))
@@ -113,9 +119,14 @@ class MoveMean(Gauge):
     source: Constant
     taken: tuple[Taken, ...]
 
+    said = "the mean of a constant, moved into the biases that see it"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.source.parameter, *(t.bias for t in self.taken))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.source.parameter)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         every = self.source.of(get(self.source.parameter))
@@ -142,9 +153,14 @@ class ShortenConstant(Gauge):
     axis: int
     read: Slices
 
+    said = "a constant without what the weight that reads it loses"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.source.parameter,)
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.source.parameter)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         stored = get(name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.kept_norms import vector_uses
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
@@ -41,10 +41,16 @@ class NarrowReader(Gauge):
     centred: bool
     reads_no_mean: bool
 
+    said = "without what it never sees of a value with more entries than dimensions"
+
     @property
     def targets(self) -> tuple[str, ...]:
         readers = tuple(weight for weight, _ in self.readers)
         return (self.writer[0], *readers) if self.centred else readers
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        weight, axis = self.writer
+        return {shape(weight)[1 - axis]} if self.centred else ()
 
     def fix(self, name: str, get: Get) -> Tensor:
         weight, axis = self.writer

@@ -37,6 +37,8 @@ class OnParts(Gauge):
     gauge: Gauge
     parts: tuple[Part, ...]
 
+    said = "a weight in one piece, as its parts are"
+
     @property
     def targets(self) -> tuple[str, ...]:
         whole = {part.name: part.weight for part in self.parts}

@@ -43,6 +43,8 @@ class ShearStream(Gauge):
     writers: tuple[_Along, ...]
     readers: tuple[_Along, ...]
 
+    said = "scaled along the mean, which only linear maps see"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(name for name, _ in (*self.writers, *self.readers))
@@ -77,6 +79,8 @@ class ShortenWriter(Gauge):
     written: tuple[_Along, ...]
     readers: tuple[_Along, ...]
     lost: int
+
+    said = "without what the weights that read it lose"
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, reaches, slices_of
 from hf_align.symmetry.interpreter.spaces import Kind
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -23,9 +23,15 @@ class CentreWriter(Gauge):
     parameter: str
     axis: int
 
+    said = "centred, as every norm downstream does"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.parameter,)
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.parameter)[self.axis]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         weight = get(name)
@@ -40,6 +46,9 @@ class CentreRows(Gauge):
     axis: int
     rows: tuple[Slices, ...]
 
+    said = "centred, as every norm downstream does"
+    counts_on_others = False
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.parameter,)
@@ -48,6 +57,9 @@ class CentreRows(Gauge):
         """The entries of each row."""
         for row in self.rows:
             yield torch.cat([torch.arange(start, stop) for start, stop in row])
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.parameter)[self.axis]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         weight = get(name).clone()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.kept_norms import (
     KeptNorm,
     VectorUse,
@@ -58,9 +58,14 @@ class ShearAlongMean(Gauge):
     readers: tuple[tuple[str, int], ...]
     shifted: tuple[tuple[str, int, str, str], ...]
 
+    said = "scaled along the mean, which only what reads the stream sees"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (*(n for n, _ in (*self.writers, *self.readers)), *(bias for *_, bias in self.shifted))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.gain)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         row = inverse(get(self.gain).double() + self.offset)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get, along
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, along
 from hf_align.symmetry.gauges.folds import Carried, carriers
 from hf_align.symmetry.gauges.shears import ShearAlongMean, is_nearly_orthogonal_to_ones
 from hf_align.symmetry.interpreter.spaces import Kind, Space
@@ -48,9 +48,14 @@ class LevelSpectrum(Gauge):
     writers: tuple[tuple[str, int], ...] = ()
     readers: tuple[tuple[str, int], ...] = ()
 
+    said = "turned until the gain between two streams is the middle one of those that do the same"
+
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.gain, *dict.fromkeys(c.weight for c in self.carried))
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return {shape(self.gain)[-1]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         gain = get(self.gain).double() + self.offset
