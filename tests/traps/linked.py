@@ -159,7 +159,33 @@ class WeighedRead(Weighed):
         return super().read(y) + self.down(self.other(y))
 
 
+class Merged(MLP):
+    """Blocks of units are normalised, each by itself with the same gain and bias, and read together."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.norm = nn.LayerNorm(config.intermediate_size // 2)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x).unflatten(-1, (2, -1))).flatten(-2)
+
+
+class MergedBent(Merged):
+    """They are bent before they are read."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().hidden(x))
+
+
+class MergedBeside(Merged):
+    """The first block is bent beside that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(x)
+        return self.down(h) + torch.tanh(h[..., : h.shape[-1] // 2]).sum(-1, keepdim=True)
+
+
 globals().update(towers(__name__, **{
     f"{part.__name__}Tower": part for part in list(globals().values())
-    if isinstance(part, type) and issubclass(part, (Linked, Weighed))
+    if isinstance(part, type) and issubclass(part, (Linked, Weighed, Merged))
 }))  # fmt: skip
