@@ -13,7 +13,9 @@ from torch import Tensor, fx, nn
 
 from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
-from hf_align.symmetry.certificate.random_copy import with_eps, with_tokens
+from hf_align.symmetry.certificate.draws import draws
+from hf_align.symmetry.certificate.null_directions import null_directions
+from hf_align.symmetry.certificate.random_copy import with_eps, with_room, with_tokens
 from hf_align.symmetry.certificate.tangents import _steps, tangents
 from hf_align.symmetry.derivation import derive
 from hf_align.symmetry.gauges import constants
@@ -151,6 +153,36 @@ def test_all_vocabularies_of_one_size_grow_together() -> None:
 def test_tables_of_each_layer_grow_with_the_vocabulary() -> None:
     larger = with_tokens(transformers.Gemma4TextConfig(vocab_size=16, vocab_size_per_layer_input=16), 48)
     assert larger is not None and (larger.vocab_size, larger.vocab_size_per_layer_input) == (48, 48)
+
+
+def test_small_pictures_grow_and_so_do_last_stages_of_one_layer() -> None:
+    larger = with_room(transformers.PvtV2Config(image_size=[8, 8], depths=[1, 1, 1, 1]))
+    assert larger is not None and (larger.image_size, larger.depths) == ([16, 16], [1, 1, 1, 2])
+    assert with_room(transformers.PvtV2Config(image_size=[64, 64], depths=[1, 1, 1, 2])) is None
+    assert with_room(tiny_llama()) is None
+
+
+def test_what_has_no_room_to_grow_is_counted_as_it_is() -> None:
+    def derived(larger: object) -> tuple[object, object]:
+        raise RuntimeError("these sizes do not go together")
+
+    program = trace(tiny_vit(image_size=4))
+    drawn = [*draws(tiny_vit(image_size=4), (program, derive.derive(program)), derived)]  # type: ignore[arg-type]
+    assert all(draw.program is program for draw in drawn)
+
+
+@pytest.mark.slow
+def test_a_query_that_no_input_changes_is_not_the_model_s_own() -> None:
+    """With one layer in the last stage the class token is a weight behind a norm; the model has two."""
+    sizes = dict(hidden_sizes=[8, 8], num_attention_heads=[2, 2], sequence_reduction_ratios=[1, 1], mlp_ratios=[1, 1])
+    config = transformers.PvtConfig(image_size=32, num_encoder_blocks=2, depths=[1, 1], patch_sizes=[4, 2],
+                                    strides=[3, 2], num_labels=9, **sizes,
+                                    architectures=["PvtForImageClassification"])  # fmt: skip
+    for depths, query in ([1, 1], True), ([1, 2], False):
+        config.depths = depths
+        program = trace(with_eps(config, 1e-2))
+        found = null_directions(program, derive.derive(program), torch.Generator().manual_seed(0)).by_parameter()
+        assert any(".self.query.weight" in name and mass > 1 for name, mass in found.items()) is query
 
 
 @pytest.mark.parametrize("index", [(), (3,)])

@@ -1,9 +1,10 @@
 """Random weights at which null directions are counted, until a count is the model's own.
 
 At some weights there are null directions that are gone at almost all others (a ReLU that never opens), and with few
-tokens there are some that are gone with more (on what depends on the token alone, a quadratic form may vanish). So the
+tokens there are some that are gone with more (on what depends on the token alone, a quadratic form may vanish), or with
+larger pictures (attention that falls on a single place sees no more than the product of two maps). So the
 smallest count is the model's own, and it is looked for where the first one leaves open directions: at weights that are
-drawn with more care, then with more tokens, too.
+drawn with more care, then with more tokens and places, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Generator
 from transformers import PretrainedConfig
 
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
-from hf_align.symmetry.certificate.random_copy import MANY_TOKENS, with_tokens
+from hf_align.symmetry.certificate.random_copy import MANY_TOKENS, with_room, with_tokens
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.program import Program
 
@@ -54,13 +55,28 @@ def draws(
 
     Args:
         copy: the program and the spec of the config.
-        derived: those of another config, which has more tokens.
+        derived: those of another config, which is larger.
     """
-    larger = None
     for number in range(_DRAWS):
-        if number == _FEW_TOKENS and (larger := with_tokens(config, MANY_TOKENS)) is not None:
-            copy = derived(larger)
+        if number == _FEW_TOKENS:
+            copy = _larger(config, copy, derived)
         yield Draw(*copy, Generator().manual_seed(seed + number), thorough=number > 0)
+
+
+def _larger(
+    config: PretrainedConfig,
+    copy: tuple[Program, SymmetrySpec],
+    derived: Callable[[PretrainedConfig], tuple[Program, SymmetrySpec]],
+) -> tuple[Program, SymmetrySpec]:
+    """A copy with more tokens, and with more room for pictures where it runs with that."""
+    tokens = with_tokens(config, MANY_TOKENS)
+    room = with_room(tokens or config)
+    if room is not None:
+        try:
+            return derived(room)
+        except Exception:  # sizes that do not go together fail in their own way
+            pass
+    return derived(tokens) if tokens is not None else copy
 
 
 def settled(drawn: Sequence[NullDirections]) -> bool:

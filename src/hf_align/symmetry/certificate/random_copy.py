@@ -21,6 +21,8 @@ from hf_align.tracing.program import Program
 Weights = dict[str, Tensor]
 MANY_TOKENS = 128
 """Of a copy in which some directions seem open: what a block makes of single tokens it can show for so many at most."""
+_SMALL_SIDE = 16
+"""Of pictures: in the last stage of a copy no more than one place may be left of them, which all attention falls on."""
 SIZES = (1.0, 0.5)
 """Of random weights; the second where a model is undecided at the first: from layer to layer rounding grows as weights
 do. Of much smaller ones no unit would reach a limit."""
@@ -51,6 +53,26 @@ def with_tokens(config: PretrainedConfig, tokens: int) -> PretrainedConfig | Non
             if "vocab_size" in name and value == size:
                 setattr(part, name, tokens)
     return larger if few else None
+
+
+def with_room(config: PretrainedConfig) -> PretrainedConfig | None:
+    """A copy with pictures of twice the side where that is small, and two layers in the last of several stages: in the
+    first of them no input may change the only query that is seen. None if neither is so."""
+    larger, changed = copy.deepcopy(config), False
+    for part in parts(larger):
+        for name, value in list(vars(part).items()):
+            sides = [value] if isinstance(value, int) else value
+            if (
+                name in ("image_size", "img_size")
+                and isinstance(sides, (list, tuple))
+                and 0 < max(sides) <= _SMALL_SIDE
+            ):
+                setattr(part, name, 2 * value if isinstance(value, int) else [2 * n for n in sides])
+                changed = True
+            elif name == "depths" and isinstance(value, (list, tuple)) and len(value) > 1 and value[-1] == 1:
+                setattr(part, name, [*value[:-1], 2])
+                changed = True
+    return larger if changed else None
 
 
 def raise_epsilons(program: Program, eps: float) -> Program:
