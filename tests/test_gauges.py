@@ -17,9 +17,10 @@ from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.null_directions import null_directions
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.gauges import row_means
 from hf_align.symmetry.gauges.angle_tables import TurnTable
-from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge
+from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge, Get
 from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
@@ -475,3 +476,23 @@ def test_a_stream_turns_its_mean_for_a_head_that_alone_sees_it(part: str, kinds:
         one(type(gauge), part)
         if isinstance(gauge, ShortenWriter):
             assert {name for name, _ in gauge.written} == {"layers.0.mlp.down.weight", "layers.0.mlp.down.bias"}
+
+
+def test_what_an_unread_weight_may_see_stays_as_it_is() -> None:
+    """An unseen call may add a weight to a stream, or read its mean; of a gauge that says nothing, all may be seen."""
+
+    class Silent(Gauge):
+        targets = ("layers.0.mlp.up.weight",)
+
+        def fix(self, name: str, get: Get) -> torch.Tensor:
+            return get(name)
+
+    spec = derive(program("MeansNarrow"))
+    (sheared,) = (gauge for gauge in spec.gauges if isinstance(gauge, ShearStream))
+    weight, axis = sheared.writers[0]
+    width, (name,) = spec.shape(weight)[axis], Silent.targets
+    spec = replace(spec, gauges=(*spec.gauges, Silent()))
+    for size, gone in ((width, ShearStream), (spec.shape(name)[0], Silent)):
+        unread = next(n for n in spec.parameters if spec.shape(n) == (size,))
+        assert not any(isinstance(gauge, gone) for gauge in without_unseen(replace(spec, unread=(unread,))).gauges)
+    assert without_unseen(spec).gauges == spec.gauges
