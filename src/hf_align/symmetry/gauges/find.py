@@ -182,7 +182,7 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[LinearU
             yield reading
         elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from _terminal_readings(user, found)
-        elif does(user, Trait.MOVES) and user.all_input_nodes == [node]:
+        elif does(user, Trait.MOVES) and user.all_input_nodes == [node] and isinstance(node.meta["val"], Tensor):
             yield from _readings_elsewhere(node, user, found)
         else:
             yield None
