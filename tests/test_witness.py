@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import CLIPConfig, PretrainedConfig
 
 import hf_align
+from hf_align.checkpoints.ondemand import Recalled
 from hf_align.errors import HfAlignError
 from hf_align.jobs import job, witnessing
 from hf_align.jobs.witnessing import moved_model
@@ -33,7 +34,7 @@ from hf_align.witness.calls import WRITTEN, modes
 from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held
 from hf_align.witness.noise import Jittered, changes
-from hf_align.witness.witness import _Trial, hold
+from hf_align.witness.witness import _Trial, hold, hold_all
 
 CPU = torch.device("cpu")
 
@@ -342,6 +343,29 @@ def test_a_run_that_goes_on_still_has_it(
     monkeypatch.setattr(witnessing, "hold_all", killed)
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["witness"]["models"]) == 2
+
+
+def test_what_was_moved_once_is_not_moved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of B, which takes longest; of A only while it is run. Layer by layer nothing stays."""
+    pair = open_pair(*map(str, PAIR))
+    moving = random_elements(pair.spec, torch.Generator().manual_seed(3))
+    made: list[str] = []
+    act = alignment.act
+    monkeypatch.setattr(alignment, "act", lambda weight, name, *rest: (made.append(name), act(weight, name, *rest))[1])
+    for offload in (False, True):
+        aligned = [Recalled(alignment.AlignedWeights(model.weights, pair.spec, moving)) for model in (pair.b, pair.a)]
+        models = [moved_model(called, model, pair, pair.spec, moving, pair.a, Options(), mapping)
+                  for called, model, mapping in zip("BA", (pair.b, pair.a), aligned, strict=True)]  # fmt: skip
+        found = hold_all(models, CPU, offload)
+        assert [held.model for held in found.models] == ["B", "A"]
+        for mapping, model, kept in zip(aligned, (pair.b, pair.a), (not offload, False), strict=True):
+            made.clear()
+            values = dict(mapping)
+            assert len(made) == (0 if kept else len(pair.spec.parameters))
+            expected = alignment.AlignedWeights(model.weights, pair.spec, moving)
+            assert all(torch.equal(value, expected[name]) for name, value in values.items())
+            next(iter(values.values())).zero_()
+            assert all(torch.equal(mapping[name], expected[name]) for name in values)
 
 
 def test_layer_by_layer_it_says_the_same() -> None:

@@ -27,6 +27,22 @@ class OnDemand(OfNames, Mapping[str, Tensor]):
     """Tensors by name, each made by `__getitem__`, which raises KeyError for any other name."""
 
 
+class Recalled(OnDemand):
+    """Weights that are made anew each time they are asked for, but for those that were kept when others made them."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(weights)
+        self._weights = weights
+        self._kept: Mapping[str, Tensor] = {}
+
+    def keep(self, made: Mapping[str, Tensor]) -> None:
+        """Give copies of these from now on, and none of those that were kept before."""
+        self._kept = made
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._kept[name].clone() if name in self._kept else self._weights[name]
+
+
 class Computed(OnDemand):
     """Weights that a function makes, and that are not kept."""
 

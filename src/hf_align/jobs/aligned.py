@@ -89,7 +89,7 @@ class Align(OpenedJob[Basis]):
     def moved(self, match: Basis) -> list[Moved]:
         pair, (found,) = self.models.first, match.matches
         like = pair.layout(pair.b)
-        return [moved_model("B", pair.b, pair, self.models.spec, found.b, like, self.options)]
+        return [moved_model("B", pair.b, pair, self.models.spec, found.b, like, self.options, match.aligned[1])]
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         pair = self.models.first

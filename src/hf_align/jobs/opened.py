@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.hub import Source
-from hf_align.checkpoints.ondemand import Computed
+from hf_align.checkpoints.ondemand import Computed, Recalled
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.jobs.respelling import refitted
@@ -178,14 +178,18 @@ class Basis:
     def weights(self) -> tuple[Weights, ...]:
         """Of all models, tensor by tensor; where nothing depends on a weight of one, it is that of the other."""
         models = self.models.models
-        found: list[Weights] = [model.weights for model in models]
-        if self.matches:
-            device = Devices.choose(self.models.options.device).running
-            found = [AlignedWeights(w, self.models.spec, e, device) for w, e in zip(found, self._elements, strict=True)]
+        found: Sequence[Weights] = self.aligned or [model.weights for model in models]
         return tuple(
             _with_others(weights, model.idle, found[0] if i else found[-1])
             for i, (model, weights) in enumerate(zip(models, found, strict=True))
         )
+
+    @cached_property
+    def aligned(self) -> tuple[Recalled, ...]:
+        """Of all models, what their own weights are moved to; none without a match."""
+        device, spec = Devices.choose(self.models.options.device).running, self.models.spec
+        return tuple(Recalled(AlignedWeights(model.weights, spec, elements, device))
+                     for model, elements in zip(self.models.models, self._elements, strict=False))  # fmt: skip
 
     @property
     def of_first(self) -> Basis:
@@ -199,7 +203,7 @@ class Basis:
 
     @property
     def _elements(self) -> tuple[Elements, ...]:
-        return self.matches[0].a, *(match.b for match in self.matches)
+        return (self.matches[0].a, *(match.b for match in self.matches)) if self.matches else ()
 
     def moved(self, called: Sequence[str] = ()) -> list[Moved]:
         """All models as they are mixed, the first one last; none without a match.
@@ -211,9 +215,10 @@ class Basis:
             return []
         models, pair = self.models.models, self.models.first
         names = called or [model.source.name for model in models]
-        first, *others = zip(names, models, self._elements, strict=True)
-        return [moved_model(name, model, pair, self.models.spec, elements, pair.layout(pair.a), self.models.options)
-                for name, model, elements in (*others, first)]  # fmt: skip
+        spec, like, options = self.models.spec, pair.layout(pair.a), self.models.options
+        first, *others = zip(names, models, self._elements, self.aligned, strict=True)
+        return [moved_model(name, model, pair, spec, elements, like, options, aligned)
+                for name, model, elements, aligned in (*others, first)]  # fmt: skip
 
 
 def _with_others(weights: Weights, idle: frozenset[str], others: Weights) -> Weights:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.ondemand import Recalled
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair
 from hf_align.publishing.provenance import FOLDER
@@ -25,13 +26,21 @@ _KEPT = "witness.json"
 
 
 def moved_model(
-    called: str, model: Model, pair: Pair, spec: SymmetrySpec, elements: Elements, like: Model, options: Options
+    called: str,
+    model: Model,
+    pair: Pair,
+    spec: SymmetrySpec,
+    elements: Elements,
+    like: Model,
+    options: Options,
+    aligned: Recalled | None = None,
 ) -> Moved:
     """A model as it is loaded, and as it will be.
 
     Args:
         called: what messages call it.
         like: the model whose config and dtypes are written, unless the options have another dtype.
+        aligned: what it is moved to, where that is needed again.
     """
 
     def stored(of: Model, name: str) -> torch.dtype:
@@ -43,7 +52,7 @@ def moved_model(
     wide = any(stored(model, name) == torch.float64 for name in model.names.by_memory())
     written = {name: options.torch_dtype or stored(like, name) for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,
-                 torch.float64 if wide else torch.float32, written)  # fmt: skip
+                 torch.float64 if wide else torch.float32, written, aligned)  # fmt: skip
 
 
 def witnessed(moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:

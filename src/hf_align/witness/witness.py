@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.checkpoints.ondemand import Computed, OnDemand
+from hf_align.checkpoints.ondemand import Computed, OnDemand, Recalled
 from hf_align.errors import HfAlignError, first_line
 from hf_align.running.network import Network, Weights
 from hf_align.running.offload import OffloadedNetwork, network_for
@@ -60,6 +60,7 @@ class Moved:
         elements: that move it.
         dtype: that it is run in.
         stored: the dtypes that weights are written in.
+        aligned: what it is moved to, for what is done with it next.
     """
 
     called: str
@@ -70,6 +71,7 @@ class Moved:
     elements: Elements
     dtype: torch.dtype
     stored: Mapping[str, torch.dtype]
+    aligned: Recalled | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,13 +91,22 @@ def hold(moved: Moved, device: torch.device, offload: bool | None = None) -> Hel
         HfAlignError: no inputs are known that it answers.
     """
     with tempfile.TemporaryDirectory(prefix="hf-align-") as folder:
-        return _Trial(moved, device, offload, Path(folder)).held()
+        trial = _Trial(moved, device, offload, Path(folder))
+        held = trial.held()
+        trial.keep()
+        return held
 
 
 def hold_all(models: Sequence[Moved], device: torch.device, offload: bool | None = None) -> Witness:
-    """As `hold`, of one model after another."""
+    """As `hold`, of one model after another; what the first one is moved to stays in memory where it fits, since that
+    has taken longest."""
     kinds = {str(dtype).removeprefix("torch.") for moved in models for dtype in moved.stored.values()}
-    return Witness(tuple(hold(moved, device, offload) for moved in models), tuple(sorted(kinds)))
+    held = list[Held]()
+    for number, moved in reversed([*enumerate(models)]):
+        held.insert(0, hold(moved, device, offload))
+        if moved.aligned is not None and number:
+            moved.aligned.keep({})
+    return Witness(tuple(held), tuple(sorted(kinds)))
 
 
 class OnDisk(OnDemand):
@@ -136,6 +147,11 @@ class _Trial:
         """Made once: moving weights takes longer than running them."""
         aligned = self._in_basis(self._moved.elements)
         return OnDisk(aligned, self._folder) if isinstance(self._written, OffloadedNetwork) else dict(aligned)
+
+    def keep(self) -> None:
+        """Leave what the model is moved to for what is done with it next, if it is in memory."""
+        if self._moved.aligned is not None and isinstance(self._after, dict):
+            self._moved.aligned.keep({name: self._after[name] for name in self._moved.spec.parameters})
 
     def _in_basis(self, elements: Elements) -> Weights:
         spec, weights = self._moved.spec, self._moved.weights
