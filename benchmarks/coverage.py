@@ -71,7 +71,7 @@ LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
 SMALL = 3000
 """Parameters of copies than which smaller ones are not looked for."""
-COUNTING = 30
+COUNTING = 20
 """Seconds of processor time in which null directions are counted: the best count until then stands."""
 KINDS = ("moved", "fixed", "flat", "open")
 EPSILON = 1e-2
