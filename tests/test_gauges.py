@@ -496,3 +496,12 @@ def test_what_an_unread_weight_may_see_stays_as_it_is() -> None:
         unread = next(n for n in spec.parameters if spec.shape(n) == (size,))
         assert not any(isinstance(gauge, gone) for gauge in without_unseen(replace(spec, unread=(unread,))).gauges)
     assert without_unseen(spec).gauges == spec.gauges
+
+
+def test_parts_without_entries_carry_nothing() -> None:
+    """Of DINOv3's tokens, none are registers here."""
+    config = hf.DINOv3ViTConfig(
+        hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
+        num_register_tokens=0, architectures=["DINOv3ViTModel"],
+    )  # fmt: skip
+    assert derive(trace(config)).gauges

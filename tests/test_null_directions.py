@@ -10,6 +10,7 @@ import torch
 from conftest import tiny_bert
 from test_symmetries import CASES, derived, traced
 
+from hf_align.symmetry.certificate import count
 from hf_align.symmetry.certificate import null_directions as counting
 from hf_align.symmetry.certificate.count import Look, looks, telling_looks
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
@@ -140,3 +141,17 @@ def test_canonical_weights_are_their_own_canonical_form(case: str) -> None:
     weights = canonical_weights(traced(case), derived(case), rng())
     again = CanonicalWeights(weights, derived(case).gauges)
     assert max(float((again[name] - weight).abs().max()) for name, weight in weights.items() if weight.numel()) < 1e-12
+
+
+def test_where_an_svd_does_not_converge_another_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of Wav2Vec2's, where many directions have the same effect."""
+    rows = torch.randn(5, 9, generator=rng(), dtype=torch.float64)
+    expected = count.null_space(rows)
+
+    def fails(*_: object, **__: object) -> None:
+        raise torch.linalg.LinAlgError("failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", fails)
+    found = count.null_space(rows)
+    assert found.shape == expected.shape == (4, 9)
+    assert torch.allclose(found.T @ found, expected.T @ expected, atol=1e-12)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import scipy.linalg
 import torch
 from torch import Generator, Tensor
 from torch.fx import Node
@@ -277,7 +278,7 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor]) -> Tensor:
         effects: Jacobians, at one point or at several, [outputs, parameters].
     """
     seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
-    _, sizes, basis = torch.linalg.svd(torch.linalg.qr(seen, mode="r")[1])
+    sizes, basis = _singular(torch.linalg.qr(seen, mode="r")[1])
     return basis[rank(torch.cat([torch.ones(1).to(sizes), sizes])) - 1 :] @ directions
 
 
@@ -288,14 +289,27 @@ def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:
         block = torch.linalg.solve_triangular(factor.T, torch.linalg.qr(block)[0], upper=False)
         block = torch.linalg.solve_triangular(factor, torch.linalg.qr(block)[0], upper=True)
     basis = torch.linalg.qr(block)[0]
-    _, values, vectors = torch.linalg.svd(factor @ basis, full_matrices=False)
+    values, vectors = _singular(factor @ basis)
     return vectors @ basis.T, values
 
 
 def null_space(jacobian: Tensor) -> Tensor:
     """Orthonormal null directions, [nullity, parameters]."""
-    _, s, vh = torch.linalg.svd(torch.linalg.qr(jacobian, mode="r")[1])
+    s, vh = _singular(torch.linalg.qr(jacobian, mode="r")[1])
     return vh[rank(s) :]
+
+
+def _singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The singular values, descending, and all right singular vectors, in rows.
+
+    Divide and conquer need not converge where many values are the same; the older algorithm is slower, and does.
+    """
+    rows = torch.cat([matrix, matrix.new_zeros(max(0, matrix.shape[1] - len(matrix)), matrix.shape[1])])
+    try:
+        return torch.linalg.svd(rows, full_matrices=False)[1:]
+    except RuntimeError:  # LinAlgError, which is not exported
+        _, values, vectors = scipy.linalg.svd(rows.numpy(), full_matrices=False, lapack_driver="gesvd")
+        return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def rank(singular_values: Tensor) -> int:

@@ -54,6 +54,8 @@ def carriers(target: Axis, found: Interpretation) -> Iterator[Carried]:
         for i, axis in enumerate(value.axes):
             start = 0
             for part in axis.segments:
+                if not part.size:
+                    continue
                 before = 1
                 for factor in part.factors:
                     behind = part.size // (before * factor.size)
