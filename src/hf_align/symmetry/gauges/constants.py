@@ -364,11 +364,10 @@ def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
         and (places == [0] or (is_sum(user) and places == [1]))
     ):
         return torch.broadcast_to(labels, shape)
-    if does(user, Trait.AVERAGES):
-        args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double())
-        mean = user.target(*args, **kwargs)  # type: ignore[operator]
-        args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda _: labels.double().square())
-        alike = torch.allclose(mean.square(), user.target(*args, **kwargs), atol=1e-6)  # type: ignore[operator]
+    if does(user, Trait.AVERAGES) and not user.kwargs:
+        mean = user.target(*fx.node.map_arg(user.args, lambda _: labels.double()))  # type: ignore[operator]
+        squares = user.target(*fx.node.map_arg(user.args, lambda _: labels.double().square()))  # type: ignore[operator]
+        alike = torch.allclose(mean.square(), squares, atol=1e-6)
         return mean.round().long() if alike else None
     if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[factors_of(user)[0]]):  # type: ignore[index]
         return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
