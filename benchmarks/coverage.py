@@ -43,7 +43,7 @@ from transformers.models.auto import modeling_auto
 
 from hf_align.errors import first_line
 from hf_align.symmetry.certificate.certify import decided_soundness
-from hf_align.symmetry.certificate.draws import draws, settled
+from hf_align.symmetry.certificate.draws import draws, fewest, settled
 from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
     SIZES,
@@ -222,8 +222,8 @@ def _derived(found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], Sym
 
 
 def _counted(config: PretrainedConfig, copy: tuple[Program, SymmetrySpec]) -> Iterator[NullDirections]:
-    """The null directions, better ones after each other: what is gone at other weights, or with more tokens, is none of
-    the model's."""
+    """The null directions, each count at least as good as the one before it: what is gone at other weights, or with
+    more tokens, is not the model's."""
 
     def derived(larger: PretrainedConfig) -> tuple[Program, SymmetrySpec]:
         modes, spec = _derived(find_modes(build_without_weights(with_eps(larger, EPSILON))))
@@ -232,7 +232,7 @@ def _counted(config: PretrainedConfig, copy: tuple[Program, SymmetrySpec]) -> It
     drawn: list[NullDirections] = []
     for draw in draws(config, copy, derived):
         drawn.append(draw.count())
-        yield min(drawn, key=lambda found: len(found.open))
+        yield fewest(drawn)
         if settled(drawn):
             return
 

@@ -462,6 +462,7 @@ def test_a_norm_goes_whole_into_a_convolution_that_alone_reads_its_channels_in_o
         ("MeansNarrow", {ShearStream, ShortenWriter}),
         ("MeansWide", {ShearStream}),
         ("MeansBeside", {ShearStream}),
+        ("MeansDoubled", set()),
         ("MeansTwice", set()),
         ("MeansUncentred", set()),
         ("MeansBent", set()),

@@ -112,3 +112,18 @@ class MeansWrittenTower(MeansTower):
 
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         return super().run(self.first(x), positions, seen, cache)
+
+
+class Doubled(nn.Linear):
+    """A head that first adds the stream to itself, many times over: there are 2^24 ways through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(24):
+            x = x + x.unsqueeze(0).squeeze(0)
+        return super().forward(x)
+
+
+class MeansDoubledTower(MeansTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Doubled(config.hidden_size, config.vocab_size)

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 from transformers import PretrainedConfig
 
-from hf_align.symmetry.certificate.draws import draws, settled
+from hf_align.symmetry.certificate.draws import draws, fewest, settled
 from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
     SIZES,
@@ -173,16 +173,16 @@ def certify(
             break
         if settled(drawn):
             break
-    fewest = min(drawn, key=lambda found: len(found.open))
+    best = fewest(drawn)
     return Certificate(
         model_type=program.config.model_type,
         max_error=error,
-        moved=len(fewest.moved),
-        fixed=len(fewest.fixed),
-        flat=len(fewest.flat),
-        nullity=fewest.nullity,
-        leak=_leak(fewest.derivatives, fewest.found, torch.Generator().manual_seed(seed)),
-        missing=fewest.by_parameter(),
+        moved=len(best.moved),
+        fixed=len(best.fixed),
+        flat=len(best.flat),
+        nullity=best.nullity,
+        leak=_leak(best.derivatives, best.found, torch.Generator().manual_seed(seed)),
+        missing=best.by_parameter(),
         unknown_ops=tuple(spec.unknown_ops),
         modes=spec.modes,
         unread=spec.unread,

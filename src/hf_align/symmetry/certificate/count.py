@@ -307,7 +307,7 @@ def _singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.cat([matrix, matrix.new_zeros(max(0, matrix.shape[1] - len(matrix)), matrix.shape[1])])
     try:
         return torch.linalg.svd(rows, full_matrices=False)[1:]
-    except RuntimeError:  # LinAlgError, which is not exported
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         _, values, vectors = scipy.linalg.svd(rows.numpy(), full_matrices=False, lapack_driver="gesvd")
         return torch.from_numpy(values), torch.from_numpy(vectors)
 

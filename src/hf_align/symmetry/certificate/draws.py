@@ -16,10 +16,12 @@ from torch import Generator
 from transformers import PretrainedConfig
 
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
-from hf_align.symmetry.certificate.random_copy import MANY_TOKENS, with_room, with_tokens
+from hf_align.symmetry.certificate.random_copy import with_room, with_tokens
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.program import Program
 
+_MANY_TOKENS = 128
+"""Of a copy in which some directions seem open: what a block makes of single tokens it can show for so many at most."""
 _FEW_TOKENS = 2
 """Draws of the copy as it is; all others have more tokens."""
 _DRAWS = 7
@@ -69,7 +71,7 @@ def _larger(
     derived: Callable[[PretrainedConfig], tuple[Program, SymmetrySpec]],
 ) -> tuple[Program, SymmetrySpec]:
     """A copy with more tokens, and with more room for pictures where it runs with that."""
-    tokens = with_tokens(config, MANY_TOKENS)
+    tokens = with_tokens(config, _MANY_TOKENS)
     room = with_room(tokens or config)
     if room is not None:
         try:
@@ -79,7 +81,12 @@ def _larger(
     return derived(tokens) if tokens is not None else copy
 
 
+def fewest(drawn: Sequence[NullDirections]) -> NullDirections:
+    """The count that leaves fewest directions open."""
+    return min(drawn, key=lambda found: len(found.open))
+
+
 def settled(drawn: Sequence[NullDirections]) -> bool:
     """Whether no direction is open, or no further draw is expected to leave fewer."""
-    opens = [len(found.open) for found in drawn]
-    return not min(opens) or opens[_FEW_TOKENS:].count(min(opens)) >= _ALIKE
+    least = len(fewest(drawn).open)
+    return not least or sum(len(found.open) == least for found in drawn[_FEW_TOKENS:]) >= _ALIKE

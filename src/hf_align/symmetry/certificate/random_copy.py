@@ -19,8 +19,6 @@ from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
 Weights = dict[str, Tensor]
-MANY_TOKENS = 128
-"""Of a copy in which some directions seem open: what a block makes of single tokens it can show for so many at most."""
 _SMALL_SIDE = 16
 """Of pictures: in the last stage of a copy no more than one place may be left of them, which all attention falls on."""
 SIZES = (1.0, 0.5)

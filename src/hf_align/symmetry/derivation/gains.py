@@ -14,7 +14,7 @@ from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES_UP_TO_SIGN,
 from hf_align.symmetry.interpreter.call import tie
 from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, Value
-from hf_align.symmetry.rules.links import Link, link_of
+from hf_align.symmetry.rules.gains import link_of_gain
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Evidence
 
@@ -36,7 +36,7 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
         uses[gain.parameter].append(gain)
     for parameter, gains in uses.items():
         target, only_gain = gains[0].target.root, _is_only_gain(parameter, found)
-        alike = len({(g.target.root.space, g.offset, _link(g)) for g in gains}) == 1
+        alike = len({(g.target.root.space, g.offset, link_of_gain(g)) for g in gains}) == 1
         apart = only_gain and alike and not any(target.space is g.source.root.space for g in gains)
         plain = only_gain and all(_is_factor(g) for g in gains)
         writer = writer_of(gains, found) if plain and not any(g.offset or g.through for g in gains) else None
@@ -84,10 +84,6 @@ def _is_only_gain(parameter: str, found: Interpretation) -> bool:
 def _is_factor(gain: Gain) -> bool:
     """Whether nothing but the factor is between source and target (no norm)."""
     return does(gain.node, Trait.MULTIPLIES | Trait.STORED_STATISTICS)
-
-
-def _link(gain: Gain) -> Link | None:
-    return None if gain.through is None else link_of(gain.through)
 
 
 def _writers(gains: Sequence[Gain], found: Interpretation) -> tuple[Carried, ...]:

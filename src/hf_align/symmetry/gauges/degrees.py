@@ -20,11 +20,19 @@ from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does, factors_of
 
+_LARGEST = 2**16
+"""Of powers that are drawn."""
 _SHIFT = 2**30
 """What is added to a power to label an entry: labels below zero are nobody's."""
 
 Powers = dict[fx.Node, Tensor]
 """By value, whole numbers in its shape; all zero where there are none."""
+
+
+def drawn_powers(count: int) -> Tensor:
+    """Powers for so many factors, so that none are the same by chance: they satisfy no equation but those that all
+    powers do."""
+    return torch.randint(1, _LARGEST, (count,), generator=torch.Generator().manual_seed(0))
 
 
 def cancels(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> bool:

@@ -26,14 +26,14 @@ from hf_align.symmetry.gauges.mean_moves import moved_means
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.parts import on_wholes, taken_apart
-from hf_align.symmetry.gauges.read_streams import sheared_streams, shortened_writers
+from hf_align.symmetry.gauges.read_streams import Streams, sheared_streams, shortened_writers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
 from hf_align.symmetry.gauges.shears import shears_along_means
 from hf_align.symmetry.gauges.shortened_constants import shortened_constants
 from hf_align.symmetry.gauges.spectra import level_spectra
 from hf_align.symmetry.interpreter.spaces import Axis, Kind
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, LinearUse, Product, Value, aligned, members
-from hf_align.symmetry.rules.links import Link, link_of
+from hf_align.symmetry.rules.gains import link_of_gain
 from hf_align.symmetry.rules.patterns import (
     centres,
     gives_only_its_shape,
@@ -101,6 +101,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
     shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
     writers = tuple(_centred_writers(found, means))
+    streams = Streams(found, means.is_lost_by)
     sheared = {name for g in (*narrow, *shears) for name in g.targets}
     without_mean = {(w.parameter, w.axis) for w in writers}
     read = tuple(read_constants(found))
@@ -121,10 +122,10 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *level_spectra(found, between, gone, shears, means.is_lost_by),
         *writers,
         *centred_rows(found),
-        *sheared_streams(found, means.is_lost_by, sheared),
+        *sheared_streams(streams, sheared),
         *shortened_constants(found, kept, taken | moved, without_mean),
         *moved_means(found, kept, taken | moved, means.is_lost_by),
-        *shortened_writers(found, means.is_lost_by, without_mean),
+        *shortened_writers(streams, without_mean),
         *level_kernels(found),
         *level_lengths(found),
         *turned_tables(found),
@@ -164,8 +165,7 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
         exclusive = False
     reads = tuple(dict.fromkeys(_read(r, found) for r in read)) if exclusive else ()
     others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
-    link = Link.SAME if gain.through is None else link_of(gain.through) or Link.SAME
-    return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link)
+    return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link_of_gain(gain))
 
 
 def _bias_of(node: fx.Node, found: Interpretation) -> str | None:

@@ -14,14 +14,11 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, along
-from hf_align.symmetry.gauges.degrees import cancels
+from hf_align.symmetry.gauges.degrees import cancels, drawn_powers
 from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, numbered
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import Trait, does
-
-_POWERS = 2**16
-"""Powers of the factors of several channels are drawn below, so that they are not the same by chance."""
 
 _Rows = tuple[int, ...]
 """For each channel, the row that writes it, or nobody's."""
@@ -148,10 +145,9 @@ def _rows(use: LinearUse, nodes: set[fx.Node], found: Interpretation) -> Iterato
 
 
 def _is_unseen(gauge: LevelKernels, found: Interpretation) -> bool:
-    """Whether no output changes with any of the lengths: followed as powers that were drawn, which satisfy by chance no
-    equation but those that all powers do."""
+    """Whether no output changes with any of the lengths, followed as powers that are drawn."""
     written = torch.tensor(_written(gauge.writers))
-    drawn = torch.randint(1, _POWERS, written.shape, generator=torch.Generator().manual_seed(0)) * written
+    drawn = drawn_powers(len(written)) * written
     starts = {}
     for node, name in found.program.parameters.items():
         shape = node.meta["val"].shape

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices, along
-from hf_align.symmetry.gauges.degrees import cancels
+from hf_align.symmetry.gauges.degrees import cancels, drawn_powers
 from hf_align.symmetry.gauges.index_provenance import only_moves, rows_shown, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.links import is_length_of
@@ -23,8 +23,6 @@ _SHORT = 1e-6
 """What shorter rows write may be below the floor that a model puts under lengths."""
 _STEPS = 8
 """Products between what a weight writes and where its length is divided out, at most."""
-_POWERS = 2**16
-"""Powers of the factors of several heads are drawn below, so that they are not the same by chance."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,8 @@ def _together(labels: Tensor) -> list[Tensor]:
 
 
 def _are_unseen(gauge: LevelLength, found: Interpretation) -> bool:
-    """Whether no output changes with any of the lengths: followed as powers that were drawn, which satisfy by chance no
-    equation but those that all powers do."""
-    drawn = 2 * torch.randint(1, _POWERS, (len(gauge.rows),), generator=torch.Generator().manual_seed(0))
+    """Whether no output changes with any of the lengths, followed as powers that are drawn."""
+    drawn = 2 * drawn_powers(len(gauge.rows))
     starts = {}
     for node, name in found.program.parameters.items():
         if name in gauge.targets:

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
-from hf_align.symmetry.gauges.degrees import cancels
+from hf_align.symmetry.gauges.degrees import cancels, drawn_powers
 from hf_align.symmetry.interpreter.values import Interpretation
+from hf_align.symmetry.rules.gains import link_of_gain
 from hf_align.symmetry.rules.links import Link, link_of
 from hf_align.tracing.ops import Trait, does
-
-_POWERS = 2**16
-"""Powers of the factors of several entries are drawn below, so that they are not the same by chance."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,9 @@ def linked_gains(found: Interpretation, gone: Collection[str]) -> Iterator[Linke
     """
     done = set(gone)
     for linked in found.linked_gains:
-        link = link_of(linked.through) if linked.through is not None else None
+        link = link_of_gain(linked)
         for gain in _before(linked.node, found):
-            if link is not None and done.isdisjoint((linked.parameter, gain)):
+            if done.isdisjoint((linked.parameter, gain)):
                 gauge = LinkedGain(linked.parameter, link, gain)
                 if _is_unseen(gauge, found):
                     done |= set(gauge.targets)
@@ -68,14 +66,13 @@ def _before(node: fx.Node, found: Interpretation) -> Iterator[str]:
 
 
 def _is_unseen(gauge: LinkedGain, found: Interpretation) -> bool:
-    """Whether no output changes when any factors of f(s) go over to γ: followed as powers that were drawn, which
-    satisfy by chance no equation but those that all powers do."""
+    """Whether no output changes when any factors of f(s) go over to γ, followed as powers that are drawn."""
     stored = [node for node, name in found.program.parameters.items() if name == gauge.scale]
     gains = [node for node, name in found.program.parameters.items() if name == gauge.gain]
     reads = [user for node in stored for user in node.users]
     size = stored[0].meta["val"].numel()
     if any(link_of(user) is not gauge.link for user in reads) or any(g.meta["val"].numel() != size for g in gains):
         return False
-    drawn = torch.randint(1, _POWERS, (size,), generator=torch.Generator().manual_seed(0))
+    drawn = drawn_powers(size)
     powers = {node: drawn.reshape(node.meta["val"].shape) for node in gains}
     return cancels({**powers, **{node: -drawn.reshape(node.meta["val"].shape) for node in reads}}, found)

@@ -114,8 +114,12 @@ class _Fate:
     blind: bool
 
 
-class _Streams:
-    """The terms of streams, and their fates."""
+class Streams:
+    """The terms of streams, and their fates.
+
+    Args:
+        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
+    """
 
     def __init__(self, found: Interpretation, loses_mean: LosesMean) -> None:
         self.found, self.loses_mean = found, loses_mean
@@ -154,16 +158,23 @@ class _Streams:
     def terms(self, node: fx.Node) -> set[fx.Node] | None:
         """The linear maps, rows of tables and weights that a value is the sum of; none if there is anything else."""
         names = self.found.program.parameters
-        if node in self.found.linear_uses or node in names:
-            return {node}
-        operands = node.all_input_nodes
-        if does(node, Trait.LOOKS_UP_ROWS):
-            return {node} if operands[0] in names else None
-        moves = does(node, Trait.MOVES | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
-        if not moves and not is_sum(node):
-            return None
-        parts = [self.terms(operand) for operand in operands]
-        return set[fx.Node]().union(*(p for p in parts if p is not None)) if None not in parts else None
+        found, seen, waiting = set[fx.Node](), {node}, [node]
+        while waiting:
+            value = waiting.pop()
+            operands = value.all_input_nodes
+            moves = does(value, Trait.MOVES | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
+            if value in self.found.linear_uses or value in names:
+                found.add(value)
+            elif does(value, Trait.LOOKS_UP_ROWS):
+                if operands[0] not in names:
+                    return None
+                found.add(value)
+            elif moves or is_sum(value):
+                waiting += [operand for operand in operands if operand not in seen]
+                seen.update(operands)
+            else:
+                return None
+        return found
 
     def together(self, reading: LinearUse) -> dict[fx.Node, _Fate] | None:
         """All terms that meet what a linear map reads, or each other; none if one sees more than it may."""
@@ -197,14 +208,13 @@ def _is_whole(labels: Tensor, axis: int) -> bool:
     return bool(((last == torch.arange(last.shape[-1])).all(-1) | (last == NOBODY).all(-1)).all())
 
 
-def sheared_streams(found: Interpretation, loses_mean: LosesMean, taken: Collection[str]) -> Iterator[ShearStream]:
+def sheared_streams(streams: Streams, taken: Collection[str]) -> Iterator[ShearStream]:
     """The gauges of all streams whose mean only linear maps see.
 
     Args:
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
         taken: weights that other gauges of such means have changed.
     """
-    streams, done = _Streams(found, loses_mean), set[str]()
+    found, done = streams.found, set[str]()
     for use in found.linear_uses.values():
         met = streams.together(use) if use.weight not in done else None
         if not met or not any(fate.blind for fate in met.values()):
@@ -226,15 +236,13 @@ def _are_followed(names: Collection[str], nodes: Collection[fx.Node], found: Int
     return every and used_only_by(set(names) - stored, nodes, found.program)
 
 
-def shortened_writers(
-    found: Interpretation, loses_mean: LosesMean, centred: Collection[_Along]
-) -> Iterator[ShortenWriter]:
+def shortened_writers(streams: Streams, centred: Collection[_Along]) -> Iterator[ShortenWriter]:
     """The gauges of all weights of which linear maps lose a part that nothing else sees.
 
     Args:
         centred: weights, and the axes along which they have lost their mean.
     """
-    streams = _Streams(found, loses_mean)
+    found = streams.found
     for node, use in found.linear_uses.items():
         fate = streams.fate(node)
         if fate is None or fate.blind or not fate.readings or not fate.sums or not streams.is_turning(fate.readings[0]):

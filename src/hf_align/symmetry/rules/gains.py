@@ -7,7 +7,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.interpreter.call import Call
 from hf_align.symmetry.interpreter.spaces import fresh
 from hf_align.symmetry.interpreter.values import Gain, Value
-from hf_align.symmetry.rules.links import link_of
+from hf_align.symmetry.rules.links import Link, link_of
 from hf_align.tracing.ops import Trait, does
 
 
@@ -50,6 +50,11 @@ def linked_gain(call: Call, left: fx.Node, right: fx.Node) -> Value | None:
             call.found.linked_gains.append(Gain(name, factor.axes[-1], value.axes[-1], target, call.node, through=link))
             return Value((*value.axes[:-1], target))
     return None
+
+
+def link_of_gain(gain: Gain) -> Link:
+    """The link by which a gain is read of its parameter."""
+    return (link_of(gain.through) if gain.through is not None else None) or Link.SAME
 
 
 def _read_through(node: fx.Node, call: Call) -> fx.Node | None:
