@@ -15,7 +15,7 @@ from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.count import missing_directions
 from hf_align.symmetry.certificate.draws import draws
 from hf_align.symmetry.certificate.null_directions import null_directions
-from hf_align.symmetry.certificate.random_copy import with_eps, with_room, with_tokens
+from hf_align.symmetry.certificate.random_copy import raise_epsilons, with_eps, with_room, with_tokens
 from hf_align.symmetry.certificate.tangents import _steps, tangents
 from hf_align.symmetry.derivation import derive
 from hf_align.symmetry.gauges import constants
@@ -183,6 +183,19 @@ def test_a_query_that_no_input_changes_is_not_the_model_s_own() -> None:
         program = trace(with_eps(config, 1e-2))
         found = null_directions(program, derive.derive(program), torch.Generator().manual_seed(0)).by_parameter()
         assert any(".self.query.weight" in name and mass > 1 for name, mass in found.items()) is query
+
+
+def test_an_epsilon_that_is_an_op_s_default_is_raised_like_others() -> None:
+    """BART's norms have PyTorch's epsilon, not the config's: next to it, a stream seems to have a free scale."""
+    config = transformers.BartConfig(
+        vocab_size=23, d_model=8, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=6,
+        max_position_embeddings=16, is_decoder=True, is_encoder_decoder=False, architectures=["BartForCausalLM"],
+    )  # fmt: skip
+    for raised in True, False:
+        program = trace(with_eps(config, 1e-2))
+        program = raise_epsilons(program, 1e-2) if raised else program
+        found = null_directions(program, derive.derive(program), torch.Generator().manual_seed(0))
+        assert len(found.open) == 0 if raised else len(found.open) > 0
 
 
 @pytest.mark.parametrize("index", [(), (3,)])

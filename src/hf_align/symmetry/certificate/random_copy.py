@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.fx import Node
 from transformers import PretrainedConfig
 
 from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.fields import parts
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
@@ -74,11 +76,23 @@ def with_room(config: PretrainedConfig) -> PretrainedConfig | None:
 
 
 def raise_epsilons(program: Program, eps: float) -> Program:
-    """Raise also the epsilons that the modelling code writes as numbers: without, a stream may be scaled at will."""
+    """Raise also the epsilons that the modelling code writes as numbers, or leaves to an op's default: without, a
+    stream may be scaled at will."""
     for node in program.graph.nodes:
+        if does(node, Trait.NORMALISES):
+            node.args = _with_defaults(node, "eps")
         if does(node, Trait.ADDS | Trait.NORMALISES):
             node.args = tuple(eps if isinstance(a, float) and 0 < a < eps else a for a in node.args)
     return program
+
+
+def _with_defaults(node: Node, last: str) -> tuple[Any, ...]:
+    """The arguments of a node, with the op's defaults up to that of this name; as they are where it has none."""
+    arguments = Arguments(node)
+    if last in node.kwargs or not isinstance(arguments.defaults.get(last), float):
+        return node.args
+    left = arguments.names[len(node.args) : arguments.names.index(last) + 1]
+    return (*node.args, *(arguments.defaults[name] for name in left))
 
 
 def lower_limits(program: Program) -> Program:
