@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
-from traps import angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams
+from traps import (
+    abreast,
+    angles,
+    biases,
+    carried,
+    centred,
+    convolved,
+    linked,
+    means,
+    normed,
+    pooled,
+    scales,
+    stored,
+    streams,
+)
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
@@ -24,6 +41,7 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge, Get
 from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
+from hf_align.symmetry.gauges.find import reading_of_all
 from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
@@ -35,10 +53,11 @@ from hf_align.symmetry.gauges.read_streams import ShearStream, ShortenWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.groups import GeneralLinear
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
+_TRAPS = (abreast, angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
 
 
 @cache
@@ -432,7 +451,7 @@ def test_a_gain_goes_into_all_that_writes_what_it_multiplies(part: str, goes: bo
     assert [type(gauge) for gauge in found] == ([FoldNorm] if goes else [])
 
 
-@pytest.mark.parametrize(("part", "goes"), [("Merged", True), ("MergedBent", False), ("MergedBeside", False)])
+@pytest.mark.parametrize(("part", "goes"), [("Abreast", True), ("AbreastBent", False), ("AbreastBeside", False)])
 def test_a_gain_that_blocks_share_goes_into_what_reads_all_of_them(part: str, goes: bool) -> None:
     found = [gauge for gauge in gauges(part) if any(name.endswith("mlp.norm.weight") for name in gauge.targets)]
     assert any(isinstance(gauge, FoldNorm) for gauge in found) == goes
@@ -452,6 +471,38 @@ def test_scales_about_free_weights_leave_nothing_open(part: str) -> None:
 def test_a_norm_goes_whole_into_a_convolution_that_alone_reads_its_channels_in_order(part: str, folds: bool) -> None:
     read = {r.weight for g in gauges(part) if isinstance(g, FoldNorm) and g.exclusive and g.centred for r in g.reads}
     assert ("layers.0.mlp.places.weight" in {name.removeprefix("model.") for name in read}) is folds
+
+
+@pytest.mark.parametrize(
+    ("part", "lies"),
+    [("Abreast", (2, 1)), ("AbreastBiased", (2, 1)), ("AbreastInterleaved", (1, 2)), ("AbreastTwice", (2, 1)),
+     ("AbreastMixed", None), ("AbreastRolled", None), ("AbreastPadded", None), ("AbreastBothWays", None),
+     ("AbreastSeen", None)],
+)  # fmt: skip
+def test_a_norm_goes_whole_into_what_alone_reads_several_of_its_vectors_in_order(
+    part: str, lies: tuple[int, int] | None
+) -> None:
+    folds = [g for g in gauges(part) if isinstance(g, FoldNorm) and g.centred and g.exclusive]
+    assert [(r.before, r.behind) for g in folds for r in g.reads] == ([lies] if lies else [])
+
+
+@pytest.mark.parametrize(
+    ("entries", "lies"),
+    [([0, 1, 2, 3, 4, 5], (2, 1)), ([3, 4, 5, 0, 1, 2], (2, 1)), ([0, 3, 1, 4, 2, 5], (1, 2)), ([0, 1, 2], (1, 1)),
+     ([0, 4, 5, 3, 1, 2], None), ([0, 1, 2, 3, 4, 2], None), ([1, 2, 0, 4, 5, 3], None), ([0, 1, 2, -3, -2, -1], None),
+     ([0, 1], None), ([0, 0, 0, 0, 0, 0], None)],
+)  # fmt: skip
+def test_only_whole_vectors_are_read_together(entries: list[int], lies: tuple[int, int] | None) -> None:
+    axes = [SimpleNamespace(size=4), SimpleNamespace(size=len(entries))]
+    found = cast("Interpretation", SimpleNamespace(weights={"w": SimpleNamespace(axes=axes)}))
+    reading = reading_of_all(LinearUse(Mock(), Mock(), "w", 1, None), torch.tensor([entries, entries]), 3, found)
+    assert (reading and (reading.before, reading.behind)) == lies
+
+
+@pytest.mark.parametrize("part", ["Abreast", "AbreastInterleaved", "AbreastBiased"])
+def test_what_reads_several_vectors_at_once_leaves_nothing_open(part: str) -> None:
+    raised, rng = raise_epsilons(program(part), 0.01), torch.Generator().manual_seed(0)
+    assert not len(null_directions(raised, derive(raised), rng).open)
 
 
 @pytest.mark.parametrize(

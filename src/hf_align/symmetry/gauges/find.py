@@ -85,7 +85,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         for g in folds
         if g.keeps_constants
         for r in g.reads
-        if not r.bias and _is_matrix(r.weight, found)
+        if not r.bias and r.before == r.behind == 1 and _is_matrix(r.weight, found)
     }
     taken = {g.bias for g in folds if g.exclusive and g.bias}
     gone_gains = {g.node for f in folded for g in f.gains}
@@ -146,10 +146,19 @@ def _is_matrix(weight: str, found: Interpretation) -> bool:
     return len(found.weights[weight].axes) == 2
 
 
-def _read(reading: LinearUse, found: Interpretation) -> Read:
-    """What a linear reader reads; its bias takes no constant up where a convolution also reads the padding."""
-    takes = _is_matrix(reading.weight, found) or not pads(reading.node)
-    return Read(reading.weight, reading.in_axis, reading.bias if takes else None)
+@dataclass(frozen=True)
+class Reading:
+    """A linear reader of normalised vectors, and how it reads several of them at once (`Read`)."""
+
+    use: LinearUse
+    before: int = 1
+    behind: int = 1
+
+    def read(self, found: Interpretation) -> Read:
+        """What it reads; its bias takes no constant up where a convolution also reads the padding."""
+        use = self.use
+        takes = _is_matrix(use.weight, found) or not pads(use.node)
+        return Read(use.weight, use.in_axis, use.bias if takes else None, self.before, self.behind)
 
 
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
@@ -159,11 +168,13 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     bias = biases.pop()
     readings = [r for node in nodes for r in _terminal_readings(node, found)]
     read = [r for r in readings if r is not None]
-    names = {name for r in read for name in (r.weight, r.bias)}
-    exclusive = None not in readings and not biases and used_only_by(names, {r.node for r in read}, found.program)
-    if bias is not None and not centred and not all(_is_matrix(r.weight, found) for r in read):
+    names = {name for r in read for name in (r.use.weight, r.use.bias)}
+    exclusive = None not in readings and not biases and used_only_by(names, {r.use.node for r in read}, found.program)
+    if len({(r.use.weight, r.before, r.behind) for r in read}) > len({r.use.weight for r in read}):
         exclusive = False
-    reads = tuple(dict.fromkeys(_read(r, found) for r in read)) if exclusive else ()
+    if bias is not None and not centred and not all(_is_matrix(r.use.weight, found) for r in read):
+        exclusive = False
+    reads = tuple(dict.fromkeys(r.read(found) for r in read)) if exclusive else ()
     others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link_of_gain(gain))
 
@@ -174,12 +185,12 @@ def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
     return found.values[bias].parameter if isinstance(bias, fx.Node) else None
 
 
-def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[LinearUse | None]:
+def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
     """The linear readers of vectors along the last axis, behind ops that only move them; None for all else."""
     for user in node.users:
         reading = found.linear_uses.get(user)
         if reading is not None and reading.input is node:
-            yield reading
+            yield Reading(reading)
         elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from _terminal_readings(user, found)
         elif does(user, Trait.MOVES) and user.all_input_nodes == [node] and isinstance(node.meta["val"], Tensor):
@@ -188,24 +199,38 @@ def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[LinearU
             yield None
 
 
-def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[LinearUse | None]:
-    """The same for what one op shows of vectors whose entries it lays along another axis."""
-    size = node.meta["val"].shape[-1]
-    labels = moved_alone(user, node, torch.arange(size).expand(node.meta["val"].shape), found)
+def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
+    """The same for what one op shows of vectors whose entries it lays along another axis, or several side by side."""
+    shape = node.meta["val"].shape
+    labels = moved_alone(user, node, torch.arange(shape.numel()).reshape(shape), found)
     if labels is None:
         yield None
         return
     for use in follow({user: labels}, found):
         reading = found.linear_uses.get(use.user)
-        whole = reading is not None and reading.input is use.value and _reads_all(reading, use.labels, found)
-        yield reading if whole else None
+        reads = reading is not None and reading.input is use.value
+        yield reading_of_all(reading, use.labels, shape[-1], found) if reads and reading is not None else None
 
 
-def _reads_all(reading: LinearUse, labels: Tensor, found: Interpretation) -> bool:
-    """Whether the inputs of a linear map are a vector's entries in order, wherever it reads."""
+def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpretation) -> Reading | None:
+    """How the inputs of a linear map are vectors' entries in order, each of them whole, and alike wherever it reads.
+
+    Args:
+        labels: entries of all vectors by number, one vector after the other; below zero where there is none.
+        size: of a vector.
+    """
     inputs = labels.movedim(labels.dim() + 1 - len(found.weights[reading.weight].axes), -1)
-    size = found.weights[reading.weight].axes[reading.in_axis].size
-    return bool(inputs.shape[-1] == size and (inputs == torch.arange(size)).all())
+    count = found.weights[reading.weight].axes[reading.in_axis].size
+    if inputs.shape[-1] != count or not inputs.numel() or count % size or bool((inputs < 0).any()):
+        return None
+    first = inputs.reshape(-1, count)[0] % size
+    behind = int((first != 0).nonzero()[0]) if bool(first.any()) else count
+    if not behind or count % (size * behind):
+        return None
+    parts = inputs.unflatten(-1, (count // (size * behind), size, behind))
+    in_order = bool((parts % size == torch.arange(size)[:, None]).all())
+    whole = bool((parts // size == (parts // size)[..., :1, :]).all())
+    return Reading(reading, parts.shape[-3], behind) if in_order and whole else None
 
 
 def writer_of(gains: Sequence[Gain], found: Interpretation) -> LinearUse | None:

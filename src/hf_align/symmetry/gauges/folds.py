@@ -18,11 +18,27 @@ from hf_align.symmetry.rules.links import Link
 
 @dataclass(frozen=True)
 class Read:
-    """A weight that reads a normalised value along `axis`, and the bias added to what it reads."""
+    """A weight that reads normalised vectors along `axis`, and the bias added to what it reads.
+
+    Attributes:
+        before, behind: of several vectors that it reads at once (patches that are merged), how many follow each other,
+            and how many are interleaved.
+    """
 
     weight: str
     axis: int
     bias: str | None
+    before: int = 1
+    behind: int = 1
+
+    def spread(self, vector: Tensor) -> Tensor:
+        """What all inputs read where each of the vectors is this one."""
+        return vector.repeat_interleave(self.behind).repeat(self.before)
+
+    def centred(self, weight: Tensor) -> Tensor:
+        """The weight without its mean along each of the vectors."""
+        parts = weight.movedim(self.axis, -1).unflatten(-1, (self.before, -1, self.behind))
+        return (parts - parts.mean(-2, keepdim=True)).flatten(-3).movedim(-1, self.axis)
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,8 @@ class FoldNorm(Gauge):
 
     LayerNorm's normalised value n has mean zero, so a reader's mean along the axis is free. Where a reader has no
     bias of its own to take Wβ up, it is stored there: with β = 1/√d · 1 and Wγ centred, the mean direction of W
-    contributes exactly Wβ to the output and nothing else.
+    contributes exactly Wβ to the output and nothing else. Of a reader of several such vectors at once, the mean along
+    each of them is free, and they store the constant in equal shares.
 
     Attributes:
         exclusive: the reads are all that ever happens to the normalised value; else β stays, as β/γ.
@@ -119,7 +136,7 @@ class FoldNorm(Gauge):
                 return self._reader(read, get(name), gain, get)
             if name == read.bias:
                 assert self.bias is not None
-                constant = get(read.weight).movedim(read.axis, -1) @ get(self.bias)
+                constant = get(read.weight).movedim(read.axis, -1) @ read.spread(get(self.bias))
                 return get(name) + (constant.flatten(1).sum(1) if constant.dim() > 1 else constant)
         folded = get(name)
         for carried in self.others:
@@ -136,14 +153,14 @@ class FoldNorm(Gauge):
         return torch.full_like(bias, 1 / math.sqrt(len(bias)) if carried else 0.0)
 
     def _reader(self, read: Read, weight: Tensor, gain: Tensor, get: Get) -> Tensor:
-        folded = along(weight, read.axis, gain)
+        folded = along(weight, read.axis, read.spread(gain))
         if not (self.centred and self.exclusive):
             return folded
-        folded = folded - folded.mean(read.axis, keepdim=True)
+        folded = read.centred(folded)
         if self.bias is None or read.bias is not None:
             return folded
-        constant = weight.movedim(read.axis, -1) @ get(self.bias)
-        return folded + constant.unsqueeze(read.axis) / math.sqrt(weight.shape[read.axis])
+        constant = weight.movedim(read.axis, -1) @ read.spread(get(self.bias))
+        return folded + constant.unsqueeze(read.axis) * (math.sqrt(len(gain)) / weight.shape[read.axis])
 
 
 @dataclass(frozen=True)
