@@ -94,3 +94,20 @@ def test_runs_that_are_counted_from_behind_are_replaced_in_many_copies_at_once(r
         expected = x.clone()
         expected[:, slice(*run)] = sign * y[:, : expected[:, slice(*run)].shape[1]]
         torch.testing.assert_close(result, weights["readers.0"] @ expected.flatten())
+
+
+def test_numbers_are_told_apart_in_many_copies_at_once() -> None:
+    def told(x: Tensor) -> Tensor:
+        return torch.ops.aten.one_hot(x.argmax(1), 4) * x
+
+    program = trace_op(OpExample("", told, (Data((3, 4)),), ""))
+    weights, u = random_weights(derive(program), torch.Generator().manual_seed(0)), torch.ones(3, dtype=torch.float64)
+    both = torch.stack([weights["written.0"], -weights["written.0"]])
+
+    def run(w: Tensor) -> Tensor:
+        return execute(program, {**weights, "written.0": w}, {"u": u})
+
+    found = torch.func.vmap(lambda w: torch.func.vjp(run, w)[0])(both)
+    for sign, result in zip((1, -1), found, strict=True):
+        x = sign * (weights["written.0"] @ u).view(3, 4)
+        torch.testing.assert_close(result, weights["readers.0"] @ (torch.eye(4).double()[x.argmax(1)] * x).flatten())

@@ -37,7 +37,7 @@ from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.gauges import row_means
 from hf_align.symmetry.gauges.angle_tables import TurnTable
-from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge, Get
+from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge, Get, Slices
 from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
@@ -188,6 +188,17 @@ def test_a_gate_goes_into_what_writes_through_it_if_all_of_that_does(part: str, 
     assert (gauge is not None) == opens
     if isinstance(gauge, CommonScale):
         assert {part.weight.rsplit("mlp.", 1)[1] for part in gauge.parts} == {"open", "down.weight", "down.bias"}
+
+
+@pytest.mark.parametrize(
+    ("part", "found"),
+    [("Dials", [((0, 1),), ((1, 2),)]), ("DialsCrossed", [None]), ("DialsAdded", []), ("DialsBeside", [])],
+)
+def test_numbers_of_one_vector_go_one_by_one_if_they_are_read_so(part: str, found: list[Slices | None]) -> None:
+    scales = [g for g in gauges(part) if isinstance(g, CommonScale)]
+    assert [g.entries for g in scales] == found
+    if part == "Dials":
+        assert [[p.entries for p in g.parts if p.power > 0] for g in scales] == [[((0, 12),)], [((12, 24),)]]
 
 
 def test_a_gate_of_either_sign_is_opened_as_far_and_a_closed_one_leaves_nothing() -> None:

@@ -222,6 +222,46 @@ class TapsSized(Taps):
         return super().hidden(x) * self.kernel.weight.square().mean()
 
 
+class Dials(MLP):
+    """Two numbers in one vector: each multiplies one half of what is written, behind a number that all of it has."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.mix = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
+        self.dials = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (self.mix(x) * self.length(x)).chunk(2, -1)
+        one, other = self.dials.unbind(0)
+        return torch.sigmoid(first * one) - torch.tanh(second * other)
+
+    def length(self, x: Tensor) -> Tensor:
+        return torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1)
+
+
+class DialsBeside(Dials):
+    """Both halves are also seen without their numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.sigmoid(self.mix(x)).chunk(2, -1)[0] + self.mix(x).tanh().chunk(2, -1)[1]
+
+
+class DialsCrossed(Dials):
+    """Each number meets a half, and the first one the other half as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (self.mix(x) * self.length(x)).chunk(2, -1)
+        one, other = self.dials.unbind(0)
+        return torch.sigmoid(first * one) - torch.tanh(second * other) + torch.sigmoid(second * one + 1)
+
+
+class DialsAdded(Dials):
+    """The numbers are also added to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.dials.sum().sigmoid()
+
+
 for _part in list(globals().values()):
     if isinstance(_part, type) and issubclass(_part, MLP) and _part is not MLP:
         _name = f"{_part.__name__}Tower"

@@ -1,13 +1,14 @@
 """Scales that whole values share: v(sθ) = s v(θ) for some weights θ, and W/s for the map W that reads v.
 
 The slopes of an activation, or what a recurrence writes beside what passes it by, have one factor in common that no
-single unit has. So has a gate, one number that multiplies what a linear map writes.
+single unit has. So has a gate, one number that multiplies what a linear map writes, and so has each of several numbers
+that are stored as one vector and read one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices
 from hf_align.symmetry.gauges.degrees import cancels
-from hf_align.symmetry.gauges.index_provenance import moved, numbered, only_moves, present, slices_of
+from hf_align.symmetry.gauges.index_provenance import follow, moved, numbered, only_moves, present, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.links import Link, link_of
-from hf_align.symmetry.rules.patterns import gives_only_its_shape
+from hf_align.symmetry.rules.patterns import gives_only_its_shape, scales
 from hf_align.tracing.ops import Trait, does
 
 _TRIED = 32
@@ -51,7 +52,8 @@ class Part:
 
 @dataclass(frozen=True)
 class CommonScale(Gauge):
-    """θ/l replaces θ, and lW replaces W, so that f(u) for the numbers u of one of the θ has a mean square of one.
+    """θ/l replaces θ, and lW replaces W, so that f(u) for the numbers u of one of the θ, or a few of them, has a mean
+    square of one.
 
     Where f cannot be that large, as a gate's tanh, the one number u becomes one itself, whatever its sign.
     """
@@ -59,6 +61,7 @@ class CommonScale(Gauge):
     unit: str
     link: Link
     parts: tuple[Part, ...]
+    entries: Slices | None = None
 
     said = "a scale that slopes, gates or branches share, moved into what they meet"
     counts_on_others = False
@@ -68,7 +71,10 @@ class CommonScale(Gauge):
         return tuple(dict.fromkeys(part.weight for part in self.parts))
 
     def fix(self, name: str, get: Get) -> Tensor:
-        read = self.link.read(get(self.unit).double())
+        unit = get(self.unit).double()
+        if self.entries is not None:
+            unit = torch.cat([unit[start:stop] for start, stop in self.entries])
+        read = self.link.read(unit)
         if self.link is Link.TANH:
             length = read.sum() / self.link.read(torch.ones_like(read).sum())
             if name == self.unit:
@@ -99,28 +105,30 @@ def common_scales(found: Interpretation, gone: Collection[str]) -> Iterator[Comm
             size = shape.numel()
             if name in taken or not size or size not in (1, *shape[-1:]) or (link is Link.TANH and size > 1):
                 continue
-            parts = next((p for p in _shared(name, link, found) if _is_sound(p, found)), None)
-            if parts is not None:
-                yield CommonScale(name, link, tuple(sorted(parts, key=str)))
-                taken |= {part.weight for part in parts if part.power < 0}
+            for own in (*_one_by_one(Part(name, -1, link), size, found), Part(name, -1, link)):
+                if own.entries is None and name in taken:  # one by one
+                    continue
+                parts = next((p for p in _shared(own, found) if _is_sound(p, found)), None)
+                if parts is not None:
+                    yield CommonScale(name, link, tuple(sorted(parts, key=str)), own.entries)
+                    taken |= {part.weight for part in parts if part.power < 0}
 
 
 Shares = frozenset[Part]
 """One way to multiply a value by a factor."""
 
 
-def _shared(unit: str, link: Link, found: Interpretation) -> Iterator[Shares]:
-    """Ways in which a factor of a weight may go elsewhere: into what writes the values that it multiplies, or into what
+def _shared(own: Part, found: Interpretation) -> Iterator[Shares]:
+    """Ways in which a factor of a part may go elsewhere: into what writes the values that it multiplies, or into what
     reads the products. Whether the outputs stay is not known yet."""
-    own = Part(unit, -1, link)
-    reads = [view for read in _reads(own, found) for view in _views(read)]
+    reads = [view for read in _reads(own, found) for view in _shows(own, read, found)]
     users = {u for read in reads for u in read.users if u not in reads}
     if not any(does(user, Trait.MULTIPLIES) for user in users):
         return
     if all(does(user, Trait.MULTIPLIES) for user in users):
         others = [a for user in users for a in user.args if isinstance(a, fx.Node) and a not in reads]
         yield from _together([_ways(a, 1, found, frozenset()) for a in others], own)
-    if link is not Link.TANH:
+    if own.link is not Link.TANH:
         behind = _behind(reads, found)
         if behind is not None:
             yield from _together(behind, own)
@@ -172,7 +180,9 @@ def _ways(value: fx.Node, power: int, found: Interpretation, marked: frozenset[f
     if does(value, Trait.MULTIPLIES | Trait.CONTRACTS):
         return [way for a in operands for way in _ways(a, power, found, marked)][:_TRIED]
     if len(operands) == 1 and (does(value, Trait.MOVES | Trait.DIVIDES | Trait.FILLS) or _is_linear(value)):
-        return _ways(operands[0], power, found, marked)
+        shows = does(value, Trait.MOVES) and isinstance(value.meta["val"], Tensor)
+        scaled = _written(value, power, found, through_scales=True) if shows else None
+        return [*([scaled] if scaled else []), *_ways(operands[0], power, found, marked)]
     return []
 
 
@@ -196,24 +206,36 @@ def _before_moves(node: fx.Node) -> fx.Node:
     return node
 
 
-def _written(value: fx.Node, power: int, found: Interpretation) -> Shares | None:
-    """The outputs of a linear map that a value shows, and nothing else."""
+def _written(value: fx.Node, power: int, found: Interpretation, through_scales: bool = False) -> Shares | None:
+    """The outputs of a linear map that a value shows, and nothing else.
+
+    Args:
+        through_scales: whether each vector of outputs may be multiplied by a number.
+    """
     steps, node = list[fx.Node](), value
     while node not in found.linear_uses:
-        if not only_moves(node, node.all_input_nodes[:1], found):
+        scaled = [a for a in node.all_input_nodes if through_scales and _scaled(node, a)]
+        if not scaled and not only_moves(node, node.all_input_nodes[:1], found):
             return None
         steps.append(node)
-        node = node.all_input_nodes[0]
+        node = (scaled or node.all_input_nodes)[0]
     reading = found.linear_uses[node]
     labels = {node: numbered(reading)}
-    for step in reversed(steps):
-        if step not in labels:
+    for step, before in zip(reversed(steps), [node, *reversed(steps)], strict=False):
+        if _scaled(step, before):
+            labels[step] = labels[before]
+        elif step not in labels:
             labels.update(moved(step, labels, found))
     if len(found.weights[reading.weight].axes) != 2:
         return None
     entries = slices_of(present(labels[value]))
     parts = [Part(reading.weight, power, axis=1 - reading.in_axis, entries=entries)]
     return frozenset((*parts, *([Part(reading.bias, power, entries=entries)] if reading.bias is not None else [])))
+
+
+def _scaled(user: fx.Node, node: fx.Node) -> bool:
+    """Whether an op multiplies each vector along the last axis of a value by a number."""
+    return scales(user, node) and user.meta["val"].shape == node.meta["val"].shape
 
 
 def _reads(part: Part, found: Interpretation) -> list[fx.Node]:
@@ -224,6 +246,28 @@ def _reads(part: Part, found: Interpretation) -> list[fx.Node]:
     views = [view for node in stored for view in _views(node)]
     users = [user for view in views for user in view.users if user not in views]
     return users if all(link_of(user) is part.link for user in users) else []
+
+
+def _one_by_one(whole: Part, size: int, found: Interpretation) -> list[Part]:
+    """The entries of a vector, if no use of it shows more than one of them."""
+    shown = [labels for read in _reads(whole, found) for labels in _entries(read, found).values()] if size > 1 else []
+    apart = bool(shown) and all(bool((labels == labels.flatten()[0]).all()) for labels in shown)
+    return [replace(whole, entries=((i, i + 1),)) for i in range(size)] if apart else []
+
+
+def _entries(read: fx.Node, found: Interpretation) -> dict[fx.Node, Tensor]:
+    """Values that show entries of a vector, by number, to ops that do more than to move them."""
+    shape = read.meta["val"].shape
+    numbers = torch.arange(shape.numel()).reshape(shape)
+    return {use.value: use.labels for use in follow({read: numbers}, found) if use.labels.numel()}
+
+
+def _shows(part: Part, read: fx.Node, found: Interpretation) -> list[fx.Node]:
+    """The values that show what is read of a part, and nothing else."""
+    if part.entries is None:
+        return _views(read)
+    ((entry, _),) = part.entries
+    return [value for value, labels in _entries(read, found).items() if bool((labels == entry).all())]
 
 
 def _views(node: fx.Node) -> list[fx.Node]:

@@ -236,6 +236,12 @@ def one_hot(call: Call) -> Value:
     return Value((*numbers.axes, fresh(size, FIXED)))
 
 
+@runs("one_hot")
+def _is_number(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Without a look at the numbers, so that many copies run at once."""
+    return (args[0].unsqueeze(-1) == torch.arange(node.meta["val"].shape[-1], device=args[0].device)).long()
+
+
 @rule("index_put", "index_put_", harmless="accumulate", traits=Trait.PUTS_ENTRIES)
 @rule("select_scatter", harmless="index", traits=Trait.REPLACES)
 @rule("masked_scatter", traits=Trait.PUTS_IN_ORDER)
