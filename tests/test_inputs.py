@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_align.tracing.example import Example
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.inputs import examples, media
 from hf_align.tracing.trace import trace
 
 
@@ -94,6 +94,20 @@ CASES: dict[str, tuple[Asks, dict[str, Any]]] = {
 def test_what_is_asked_for_together_is_offered(case: str) -> None:
     model, wanted = CASES[case]
     assert wanted in shapes(model)
+
+
+class WithLayout(Asks):
+    """Of text and patches, with what says where these lie."""
+
+    def forward(
+        self, input_ids: Tensor, pixel_values: Tensor, spatial_shapes: Tensor, pixel_attention_mask: Tensor
+    ) -> None: ...
+
+
+def test_media_come_first_with_what_says_where_they_lie() -> None:
+    model = cast(PreTrainedModel, WithLayout(image_token_id=4))
+    taken = [given.keys() for *_, given in media(model) if given.keys() <= model.forward.__annotations__.keys()]
+    assert taken[0] == {"pixel_values", "spatial_shapes", "pixel_attention_mask"}
 
 
 @pytest.mark.parametrize(("source", "target"), [(11, 17), (17, 11)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.small.answers import media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
@@ -144,6 +146,29 @@ def test_a_place_for_images_is_a_token() -> None:
     config = shrink(default("blip-2", "Blip2Model"))
     assert config.image_token_index is not None
     run_on_zeros(build_without_weights(config))
+
+
+class OfPatches(PretrainedConfig):
+    """Calls the token of an image otherwise, and has something in between after a layer."""
+
+    model_type = "of-patches"
+    attribute_map: ClassVar[dict[str, str]] = {"image_token_id": "image_patch_id"}
+
+    def __init__(self, **rest: Any) -> None:
+        plain = {"vocab_size": 1000, "image_patch_id": 900, "num_hidden_layers": 12, "insert_layer_id": 6}
+        super().__init__(**plain | rest)
+
+
+def test_a_place_for_images_that_has_another_name_is_a_token_too() -> None:
+    config = shrink(OfPatches())
+    assert config.image_patch_id < config.vocab_size
+    assert announcing_tokens(config).tolist() == [config.image_patch_id]
+
+
+@pytest.mark.parametrize("make", [shrink, shallow])
+def test_what_comes_after_a_layer_still_comes_between_two(make: Callable[[PretrainedConfig], PretrainedConfig]) -> None:
+    assert make(OfPatches()).insert_layer_id == 0
+    assert make(OfPatches(insert_layer_id=1)).insert_layer_id == 1
 
 
 def test_a_backbone_keeps_the_stages_that_are_read() -> None:

@@ -16,10 +16,12 @@ class Example:
     Attributes:
         arguments: by name. Floating point tensors and token ids are free; everything else is part of the question.
         tokens: for the names of token ids, the ids that may occur, [ids].
+        rows_of_one: rows of token ids that make up one text: those of a sound may have one for each codebook.
     """
 
     arguments: dict[str, Any]
     tokens: dict[str, Tensor]
+    rows_of_one: int = 1
 
     def is_free(self, name: str) -> bool:
         value = self.arguments[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,10 +69,15 @@ def _allowed_tokens(config: PretrainedConfig) -> Tensor:
 def announcing_tokens(config: PretrainedConfig) -> Tensor:
     """Ids that every table has and that announce another modality."""
     announcing = {
-        v for c in parts(config) for k, v in vars(c).items()
+        v for c in parts(config) for k, v in {**vars(c), **_other_names(c)}.items()
         if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)
     }  # fmt: skip
     return torch.tensor([i for i in range(_table(config)) if i in announcing], dtype=torch.long)
+
+
+def _other_names(config: PretrainedConfig) -> dict[str, Any]:
+    """The fields that a config has another name for, by that name."""
+    return {name: getattr(config, field, None) for name, field in (config.attribute_map or {}).items()}
 
 
 def _table(config: PretrainedConfig) -> int:
@@ -101,7 +106,8 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
             names = [
                 n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
             ]
-            yield Example(arguments, dict.fromkeys(names, allowed))
+            of_one = max([1, *(len(arguments[name]) // batch for name in names)])
+            yield Example(arguments, dict.fromkeys(names, allowed), of_one)
 
 
 def reader(model: PreTrainedModel, batch: int, length: int) -> Reader:
@@ -176,6 +182,9 @@ def _rare(read: Reader) -> Iterator[dict[str, Tensor]]:
     width = read.number("hidden_size", default=8)
     image = {"pixel_values": read.floats(channels, *_sides(read))}
     plain = {"input_ids": read.ids(read.length)}
+    books = replace(read, batch=read.batch * read.number("num_codebooks", default=1))
+    if books.batch > read.batch:
+        yield {"input_ids": books.ids(read.length)}
     seen = read.number("visual_feat_dim", default=width), read.number("visual_pos_dim", default=4)
     yield {**plain, "visual_feats": read.floats(5, seen[0]), "visual_pos": read.floats(5, seen[1])}
     yield {
@@ -295,8 +304,9 @@ def _pictures(read: Reader) -> Iterator[dict[str, Tensor]]:
 
 
 def _with_grids_first(candidates: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """A model that takes the grid of an image's patches answers nothing else."""
-    return sorted(candidates, key=lambda arguments: not any("grid" in name for name in arguments))
+    """A model that takes the grid of an image's patches answers nothing else, nor one that takes what else says where
+    they lie."""
+    return sorted(candidates, key=lambda arguments: (not any("grid" in name for name in arguments), -len(arguments)))
 
 
 def _waves(read: Reader) -> Iterator[dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor, fx
 
@@ -39,7 +40,7 @@ def within_tables(example: Example, graph: fx.Graph, arguments: Mapping[fx.Node,
                 tokens[name] = tokens[name][tokens[name] < table.meta["val"].shape[0]]
     fewer = {name: allowed for name, allowed in tokens.items() if len(allowed) < len(example.tokens[name])}
     given = {n: fewer[n][t % len(fewer[n])] if n in fewer else t for n, t in example.arguments.items()}
-    return Example(given, tokens) if fewer else example
+    return replace(example, arguments=given, tokens=tokens) if fewer else example
 
 
 def _lookups(node: fx.Node) -> Iterator[tuple[int, object]]:

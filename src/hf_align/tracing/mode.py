@@ -77,6 +77,7 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
         return None
     before = next(iter(example.tokens))
     texts, extent = example.arguments[before].shape
+    rows *= example.rows_of_one
     extents = {example.arguments[n].shape[1] for n in example.tokens if n in example.arguments}
     sizes_of = {old: length if old == extent else max(2, length - extent + old) for old in extents}
     arguments = {}
@@ -95,7 +96,7 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
                 return None
             arguments[name] = kept.expand(sizes) if value.numel() else value
     made = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in arguments.items()}
-    return Example(made, example.tokens)
+    return replace(example, arguments=made)
 
 
 def cut(example: Example, length: int) -> Example | None:
@@ -105,7 +106,7 @@ def cut(example: Example, length: int) -> Example | None:
         return None
     masks = [v for v in example.arguments.values() if isinstance(v, Tensor) and not v.is_floating_point()]
     kept = _kept(masks, whole, length)
-    return Example({n: _cut(v, whole, kept) for n, v in example.arguments.items()}, example.tokens)
+    return replace(example, arguments={n: _cut(v, whole, kept) for n, v in example.arguments.items()})
 
 
 def _kept(masks: Sequence[Tensor], whole: int, length: int) -> Tensor:
@@ -157,12 +158,12 @@ def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
     whole, plain = mode.extent[1], not (mode.adds or mode.goes_on or mode.part)
     if length >= whole or not (mode.example.tokens or mode.announced):
         return None
-    given = Example({**mode.example.arguments, **dict(mode.extra)}, mode.example.tokens)
+    given = replace(mode.example, arguments={**mode.example.arguments, **dict(mode.extra)})
     shorter = (at_length(given, length, 1) if plain else None) or cut(given, length)
     if shorter is None:
         return None
     extra = tuple((n, shorter.arguments[n]) for n, _ in mode.extra)
-    example = Example({n: shorter.arguments[n] for n in mode.example.arguments}, mode.example.tokens)
+    example = replace(mode.example, arguments={n: shorter.arguments[n] for n in mode.example.arguments})
     return at_its_length(replace(mode, example=example, extra=extra))
 
 
@@ -172,10 +173,10 @@ def at_its_length(mode: Mode) -> Mode:
 
 
 def extent(example: Example) -> tuple[int, int]:
-    """Rows, and tokens of each."""
+    """Texts, and tokens of each."""
     tensors = [t for t in example.arguments.values() if isinstance(t, Tensor)]
     tokens = next((example.arguments[n] for n in ("input_ids", *example.tokens) if n in example.arguments), tensors[0])
-    return tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1
+    return tokens.shape[0] // example.rows_of_one, tokens.shape[1] if tokens.dim() > 1 else 1
 
 
 def extent_of(name: str, example: Example) -> tuple[int, int]:

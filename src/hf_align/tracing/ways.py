@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.tracing.documented import OF_TEXT, announced_media, documented_width
+from hf_align.tracing.documented import OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
@@ -29,6 +30,9 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 """Config fields that may say how wide the states of another encoder are; any width of a weight may be it."""
 _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
+
+
+_MASKED = re.compile("(position|(?<=_)input)_ids$")
 
 
 def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
@@ -103,13 +107,15 @@ def together(
 
 
 def _with(model: PreTrainedModel, base: Example, more: Mapping[str, Any]) -> Example:
-    """A call with more arguments; with a mask beside positions: without one, texts that start anew are kept apart."""
+    """A call with more arguments; with a mask beside positions: without one, texts that start anew are kept apart.
+    Beside a text of its own, too, which may count for nothing without."""
     asked, masks = inspect.signature(model.forward).parameters, dict[str, Tensor]()
     for name in more:
-        mask = name.replace("position_ids", "attention_mask")
+        mask = _MASKED.sub("attention_mask", name)
         if mask in asked and mask != name:
             masks[mask] = torch.ones(extent_of(name, base), dtype=torch.long)
-    return Example({**masks, **base.arguments, **more}, base.tokens)
+    texts = {n: ids for n in more if _is_text(n) for ids in list(base.tokens.values())[:1]}
+    return replace(base, arguments={**masks, **base.arguments, **more}, tokens={**base.tokens, **texts})
 
 
 def try_parts(
@@ -189,11 +195,18 @@ def _known(model: PreTrainedModel, name: str, base: Example, extents: Sequence[i
     if name.endswith("type_ids"):
         kinds = read.number("type_vocab_size", default=2)
         return iter([(torch.arange(length) % max(1, kinds)).expand(rows, length).contiguous()])
+    if _is_text(name):
+        return itertools.chain([read.ids(length)], documented(model, name, base))
     if name == "encoder_hidden_states":
         widths = [read.number(n, default=0) for n in _WIDTHS_OF_STATES]
         widths += sorted({p.shape[-1] for p in model.parameters() if p.dim() == 2})
         return (read.floats(5, width) for width in dict.fromkeys(widths) if width)
     return None
+
+
+def _is_text(name: str) -> bool:
+    """Whether an argument is a text besides the first one."""
+    return name.endswith("_input_ids")
 
 
 def padded(rows: int, length: int) -> Tensor:

@@ -7,6 +7,7 @@ nowhere else: nothing that is derived depends on it, a field that is not known j
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
@@ -27,6 +28,8 @@ from hf_align.tracing.small.field_roles import (
     TINY,
     Sizes,
 )
+
+_NUMBER_OF_A_LAYER = re.compile(r"layer_(id|idx|index)$")
 
 
 def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> PretrainedConfig:
@@ -209,7 +212,8 @@ def _sized(value: Any, size: int, name: str) -> Any:
 
 
 def _few_layers(fields: dict[str, Any], layers: int, before: Mapping[str, Any] | None = None) -> None:
-    """Cut the depths, and with them every list that has an entry for each layer."""
+    """Cut the depths, and with them every list that has an entry for each layer. A layer after which something comes
+    in between stays one that others follow."""
     before = before or dict(fields)
     depths = {v for k, v in before.items() if k in LAYERS and isinstance(v, int) and not isinstance(v, bool)}
     for key, value in before.items():
@@ -217,6 +221,8 @@ def _few_layers(fields: dict[str, Any], layers: int, before: Mapping[str, Any] |
             fields[key] = min(value, layers)
         elif isinstance(value, (list, tuple)) and key in fields and len(value) in depths and len(value) > layers:
             fields[key] = _one_of_each(list(fields[key]), layers)
+        elif _NUMBER_OF_A_LAYER.search(str(key)) and type(value) is int and value >= layers:
+            fields[key] = max(0, layers - 2)
 
 
 def _fit_rope(fields: dict[str, Any], sizes: Sizes) -> None:
@@ -293,7 +299,7 @@ def _fill(fields: dict[str, Any], sizes: Sizes) -> None:
               "default_language": "en_XX", "head_dim": sizes.head_dim, "moe_intermediate_size": sizes.expert_hidden,
               "num_attention_heads": sizes.heads, "n_routed_experts": sizes.experts, "num_experts_per_tok": 2,
               "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "context_length": 8, "image_token_index": 4,
-              "video_token_index": 4, "audio_token_id": 4}  # fmt: skip
+              "video_token_index": 4, "audio_token_id": 4, "image_token_id": 4, "video_token_id": 5}  # fmt: skip
     for key, value in needed.items():
         if key in fields and fields[key] is None and not (key == "head_dim" and "kv_lora_rank" in fields):
             fields[key] = value
@@ -325,7 +331,7 @@ def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
     last = vocabulary - 1
     for group in _nested(fields):
         for key, value in group.items():
-            if not str(key).endswith(("token_id", "token_index", "token_idx")):
+            if not str(key).endswith(("token_id", "token_index", "token_idx", "patch_id")):
                 continue
             if isinstance(value, int) and value >= vocabulary:
                 group[key] = last
