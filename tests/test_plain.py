@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.errors import CheckpointError
-from hf_align.jobs import plain
+from hf_align.jobs import lacking, plain
 from hf_align.jobs.job import Asked
 from hf_align.settings.options import Options
 
@@ -183,17 +183,51 @@ def test_a_config_that_asks_for_other_weights_than_are_stored_counts(
     assert said in found.out + found.err
 
 
-@pytest.mark.parametrize("lost", ["lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
-def test_what_both_lack_is_named(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The result would be loaded with weights that are drawn at random, as both models would."""
+@pytest.mark.parametrize(("lost", "gained", "config", "said"), [
+    ("lm_head.weight", (), {}, "both models lack lm_head.weight of their architecture"),
+    ("model.norm.weight", (), {}, "both models lack model.norm.weight of their architecture"),
+    ("layers.1.mlp.up_proj", (), {}, "both models lack model.layers.1.mlp.up_proj.weight of their architecture"),
+    ("mlp.down_proj", (), {}, "lack model.layers.0.mlp.down_proj.weight and 2 more weights of their architecture"),
+    ("nothing", ("model.extra.weight",), {}, "hold model.extra.weight that their architecture does not have"),
+    ("nothing", ("model.rotary_emb.inv_freq",), {}, None),
+    ("nothing", (), {"hidden_size": 60}, "other sizes in both models than their config.json says: [512, 128], not"),
+    ("nothing", (), {"num_hidden_layers": 4}, "lack model.layers.3.input_layernorm.weight and 8 more weights"),
+    ("nothing", (), {"num_hidden_layers": 2}, "hold model.layers.2.input_layernorm.weight and 8 more tensors"),
+])  # fmt: skip
+def test_what_is_not_the_architecture_of_both_is_named(
+    lost: str, gained: tuple[str, ...], config: dict[str, int], said: str | None, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The result would be loaded with weights that are drawn at random, as both models would, or not at all."""
     for n in "01":
         shutil.copytree(LLAMA / n, tmp_path / n)
-        stored = load_file(tmp_path / n / SINGLE)
-        save_file({name: t for name, t in stored.items() if name != lost}, tmp_path / n / SINGLE)
+        stored = load_file(tmp_path / n / SINGLE) | dict.fromkeys(gained, torch.ones(4))
+        save_file({name: t for name, t in stored.items() if lost not in name}, tmp_path / n / SINGLE)
+        own = json.loads((tmp_path / n / "config.json").read_text())
+        (tmp_path / n / "config.json").write_text(json.dumps({**own, "_name_or_path": n, **config}))
     for again in range(2):  # the second time no modelling code is asked
         options = ["-o", tmp_path / f"out{again}", "-q", "--match", "none", "--method", "linear"]
-        assert run("merge", tmp_path / "0", tmp_path / "1", *options) == 0
-        assert f"both models lack {lost} of their architecture" in " ".join(capsys.readouterr().out.split())
+        with pytest.MonkeyPatch.context() as patch:
+            if again:
+                patch.setattr(subprocess, "Popen", None)
+            assert run("merge", tmp_path / f"{again}", tmp_path / f"{1 - again}", *options) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "architecture" not in printed and "sizes" not in printed if said is None else said in printed
+
+
+def test_nothing_is_loaded_from_where_a_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("open('loaded', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ALIGN_CACHE", "off")
+    report = plain.merge(str(LLAMA / "0"), str(LLAMA / "1"), tmp_path / "out", asked())
+    assert report is not None and not report.notes and not (tmp_path / "loaded").exists()
+
+
+def test_who_cannot_be_asked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lacking, "_ASK", "raise SystemExit(1)")
+    monkeypatch.setenv("HF_ALIGN_CACHE", "off")
+    report = plain.merge(str(LLAMA / "0"), str(LLAMA / "1"), tmp_path / "out", asked())
+    assert report is not None and "its code cannot be asked" in report.notes[-1]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -206,7 +240,7 @@ def test_of_whole_and_tied_models_nothing_lacks(
 
 
 def test_code_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    pair = [model(tmp_path / f"{n}", {"0.w": noise(n, 4), "1.b": noise(n, 4)}) for n in range(2)]
+    pair = [model(tmp_path / f"{n}", {"w": noise(n, 4)}) for n in range(2)]
     report = plain.merge(*pair, tmp_path / "out", asked())
     assert report is not None and "its code cannot be loaded" in report.notes[-1]
 

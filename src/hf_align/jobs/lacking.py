@@ -1,84 +1,96 @@
-"""Weights of an architecture that none of the checkpoints of a plain merge stores.
+"""What the architecture of two checkpoints that are merged as they are asks for, and neither stores; and what it does
+not ask for, and both store.
 
-Only the modelling code knows them, and loading it takes longer than many such merges. So it is asked where names and
-shapes look as if something were missing, and what it says is kept for the next merge of checkpoints that store the
-same.
+Only the modelling code knows, and loading it takes longer than many such merges. So another process asks it while the
+tensors are written, and what it says is kept for the next merge of checkpoints that store the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
-from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.checkpoint import NAMES, Checkpoint, TensorInfo, bytes_of
 from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import HfAlignError
 from hf_align.runtime.kept import keep, kept_folder
 
-TIED = "tie_word_embeddings"
-"""The field of a config that says whether the head is the table of embeddings."""
+NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
+"""What is noted in a config when a model is saved, whatever it is."""
+_UNKNOWN = "it is not known whether both models lack weights of their architecture"
+_ASK = "import sys; sys.path[:] = filter(None, sys.path); from hf_align.jobs.lacking import answer; answer()"
+"""Whatever lies in the folder where a command is given is no module of it."""
 
 
-def said_of_lacking(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
-    """One sentence if something is missing, or if that is not known; none if all is there, or nothing looks otherwise.
+@contextmanager
+def asked_of_code(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> Iterator[Callable[[], list[str]]]:
+    """Begin to ask; what is given waits for a sentence for each thing that is wrong, or one that it is not known.
 
     Args:
         folder: of the config, and of modelling code that a model brings along.
         stored: the tensors that are merged, and that a checkpoint of such a model should have.
     """
-    config = own_json(folder, "config.json") or {}
-    if not (_uneven(stored) or _headless(config, stored) or _normless(stored)):
-        return []
+    layout = {name: (NAMES[stored.info(name).dtype], stored.info(name).shape) for name in stored}
     kept = kept_folder()
-    path = None if kept is None else kept / "lacking" / f"{_key(folder, stored, trust_remote_code)}.json"
+    path = None if kept is None else kept / "lacking" / f"{_key(folder, layout, trust_remote_code)}.json"
+    if (found := _kept(path)) is not None:
+        yield lambda: found
+        return
+    paths = os.pathsep.join(filter(None, sys.path))
+    with TemporaryFile("w+") as asked:
+        json.dump([str(folder), trust_remote_code, layout], asked)
+        asked.seek(0)
+        process = subprocess.Popen([sys.executable, "-c", _ASK], text=True, stdin=asked, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+        with process:
+            try:
+                yield lambda: _heard(process, path)
+            finally:
+                process.kill()
+
+
+def _kept(path: Path | None) -> list[str] | None:
     with suppress(OSError, ValueError):
         if path is not None and isinstance(found := json.loads(path.read_bytes()), list):
             return [str(said) for said in found]
-    said = _said(folder, stored, trust_remote_code=trust_remote_code)
+    return None
+
+
+def _heard(process: subprocess.Popen[str], path: Path | None) -> list[str]:
+    out, _ = process.communicate()
+    if process.returncode:
+        return [f"{_UNKNOWN}: its code cannot be asked"]
     if path is not None:
-        keep(path, json.dumps(said).encode())
-    return said
+        keep(path, out.encode())
+    return [str(said) for said in json.loads(out)]
 
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
-"""Of a layer in its stack."""
+def answer() -> None:
+    """Of the process that asks the modelling code: read a question, and write what there is to say."""
+    folder, trust_remote_code, layout = json.load(sys.stdin)
+    out, sys.stdout = sys.stdout, sys.stderr  # modelling code may print
+    infos = {name: _info(*described) for name, described in layout.items()}
+    found = _said(Path(folder), Checkpoint(Path(folder), infos), trust_remote_code=trust_remote_code)
+    json.dump(found, out)
 
 
-def _uneven(names: Iterable[str]) -> bool:
-    """Whether some layer has no weight of a name that another layer of its stack has."""
-    layers, having = defaultdict[str, set[str]](set), defaultdict[tuple[str, str], set[str]](set)
-    for name in names:
-        for number in _NUMBER.finditer(name):
-            stack, rest = name[: number.start()], name[number.end() :]
-            layers[stack].add(number.group())
-            having[stack, rest].add(number.group())
-    return any(numbers != layers[stack] for (stack, _), numbers in having.items())
-
-
-def _headless(config: Mapping[str, object], stored: Checkpoint) -> bool:
-    """Whether a head that is not tied to the embeddings has no place: but one weight has a row for each token."""
-    if config.get(TIED) is not False:
-        return False
-    shapes = [stored.info(name).shape for name in stored]
-    return sum(len(shape) == 2 and config.get("vocab_size") in shape for shape in shapes) == 1
-
-
-def _normless(stored: Checkpoint) -> bool:
-    """Whether there are layers, and no vector in front of them or behind, as the gain of a last norm is."""
-    inside = [_NUMBER.search(name) is not None for name in stored]
-    return any(inside) and not any(
-        len(stored.info(name).shape) == 1 for name, layer in zip(stored, inside, strict=True) if not layer
-    )
+def _info(dtype: str, shape: Sequence[int]) -> TensorInfo:
+    found = next(dtype_ for dtype_, name in NAMES.items() if name == dtype)
+    return TensorInfo(found, tuple(shape), bytes_of(tuple(shape), found), "")
 
 
 def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[str]:
-    from hf_align.checkpoints.naming import match_names
+    from hf_align.checkpoints.naming import NamedWeights, match_names
     from hf_align.tracing.budget import Budget, within
     from hf_align.tracing.build import build_without_weights, inventory, read_config
 
@@ -86,19 +98,41 @@ def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[
         with within(Budget.of_stored(len(stored), stored.entries_in_all), folder.name):
             model = build_without_weights(read_config(folder, trust_remote_code=trust_remote_code))
         found = inventory(model)
-        missing = [n for n in match_names(model, stored, found.ties, {}).missing if n in found.shapes]
     except HfAlignError:
-        return ["it is not known whether both models lack weights of their architecture: its code cannot be loaded"]
-    if not missing:
-        return []
-    more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
-    return [f"both models lack {missing[0]}{more} of their architecture, and so does the result: "
-            "they are drawn at random when it is loaded"]  # fmt: skip
+        return [f"{_UNKNOWN}: its code cannot be loaded"]
+    try:
+        names = match_names(model, stored, found.ties, {})
+    except HfAlignError as error:
+        return [f"what both models store is not what their architecture loads: {error}"]
+    weights, said = NamedWeights(stored, names), []
+    if missing := [name for name in names.missing if name in found.shapes]:
+        said.append(f"both models lack {_all(missing, 'weights')} of their architecture, and so does the result: "
+                    "they are drawn at random when it is loaded")  # fmt: skip
+    if foreign := [name for name in names.unused if not _is_ignored(name, model)]:
+        said.append(f"both models hold {_all(foreign, 'tensors')} that their architecture does not have: they are "
+                    "mixed like all others, and nothing reads them when the result is loaded")  # fmt: skip
+    other = [name for name in found.shapes.keys() & weights.keys() if weights.stored(name).shape != found.shapes[name]]
+    if other:
+        name = min(other)
+        said.append(f"{_all(sorted(other), 'weights')} have other sizes in both models than their config.json says: "
+                    f"{list(weights.stored(name).shape)}, not {list(found.shapes[name])}; "
+                    "the result cannot be loaded as it is")  # fmt: skip
+    return said
 
 
-def _key(folder: Path, stored: Checkpoint, trust_remote_code: bool) -> str:
+def _all(names: Sequence[str], things: str) -> str:
+    return names[0] + (f" and {len(names) - 1} more {things}" if len(names) > 1 else "")
+
+
+def _is_ignored(name: str, model: Any) -> bool:
+    """Whether a class says itself that older checkpoints of it have such a tensor, as transformers asks it."""
+    patterns: Iterable[str] = model._keys_to_ignore_on_load_unexpected or ()
+    return any(re.search(pattern, name) for pattern in (*patterns, r"rotary_emb\.inv_freq"))
+
+
+def _key(folder: Path, *asked: object) -> str:
     """What stands for all that the answer depends on."""
     code = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.glob("*.py") if f.is_file()}
-    shapes: Mapping[str, tuple[int, ...]] = {name: stored.info(name).shape for name in stored}
-    facts = [version("transformers"), version("hf-align"), own_json(folder, "config.json"), code, shapes]
-    return hashlib.sha256(json.dumps([*facts, trust_remote_code], sort_keys=True).encode()).hexdigest()
+    config = {key: value for key, value in (own_json(folder, "config.json") or {}).items() if key not in NOTED}
+    facts = [version("transformers"), version("hf-align"), config, code, asked]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

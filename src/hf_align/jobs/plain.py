@@ -1,6 +1,7 @@
 """Merging two checkpoints as they are: without alignment no basis need be known, so no model is traced.
 
-Only where their configs differ, or something looks as if it lacked, must the modelling code say whether that matters.
+Only where their configs differ must the modelling code say first whether that matters; whether the tensors are those of
+the architecture, another process asks it while they are written.
 Entry belongs to entry wherever both store the same tensors, also where it would fuse or rename them. Methods that look
 at one entry at a time are computed in slices that fit into a processor's cache, in several threads, from the files of
 the inputs into their place in the file of the output.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source
 from hf_align.errors import CheckpointError
 from hf_align.jobs.job import Asked, Draft, Job, run
-from hf_align.jobs.lacking import TIED, said_of_lacking
+from hf_align.jobs.lacking import NOTED, asked_of_code
 from hf_align.jobs.outcome import Report
 from hf_align.merging.tensors import ELEMENTWISE, TENSORWISE
 from hf_align.settings.options import Options
 
 SLICE = 2**19
 """Entries at a time: two inputs and an output in bfloat16 are 3 MiB."""
-_NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
-"""What is noted in a config when a model is saved, whatever it is."""
+_TIED = "tie_word_embeddings"
+"""The field of a config that says whether the head is the table of embeddings."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Same:
             return None
         if not same_vocabulary(folders):
             return None
-        if configs[0].get(TIED) != configs[1].get(TIED):
+        if configs[0].get(_TIED) != configs[1].get(_TIED):
             return None
         first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
         try:
@@ -114,9 +115,14 @@ class Same:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(Job[None]):
-    """A merge whose alignment is the identity: it needs no basis."""
+    """A merge whose alignment is the identity: it needs no basis.
+
+    Attributes:
+        said: what its modelling code says of the tensors, which is asked while they are written.
+    """
 
     same: Same
+    said: list[str] = field(default_factory=list)
 
     def match(self, claim: Claim) -> None:
         """There is nothing to match."""
@@ -128,9 +134,16 @@ class Plain(Job[None]):
             same.b.drop_when_read([n for n in same.b if same.b.info(n).dtype.is_floating_point])
         return same.source(self.options)
 
+    def write(self, claim: Claim, match: None) -> None:
+        if not claim.processes.leads:
+            return super().write(claim, match)
+        stored, trusted = self.same.a, self.options.trust_remote_code
+        with asked_of_code(stored.folder, stored, trust_remote_code=trusted) as said:
+            super().write(claim, match)
+            self.said.extend(said())
+
     def report(self, output: Path, match: None) -> Report:
-        named = renamed_tokens([source.folder for source in self.sources])
-        named += said_of_lacking(self.same.a.folder, self.same.a, trust_remote_code=self.options.trust_remote_code)
+        named = renamed_tokens([source.folder for source in self.sources]) + self.said
         named += [doubt for source in self.sources for doubt in source.doubts]
         return Report(str(output), str(self.same.config.get("model_type")), notes=named)
 
@@ -223,7 +236,7 @@ def _layout(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], bool]]:
 def _described(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """What a config says of the architecture, and the modelling code beside it."""
     code = {file.name: file.read_bytes() for file in folder.glob("*.py") if file.is_file()}
-    return {key: value for key, value in config.items() if key not in _NOTED}, code
+    return {key: value for key, value in config.items() if key not in NOTED}, code
 
 
 def _same_weights(
