@@ -24,6 +24,7 @@ from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import NOT_ASKED, mended, vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode, extent, extent_of
+from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
                      "d_model", "n_embd")  # fmt: skip
@@ -51,11 +52,19 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     for name, sure, values in _arguments(model, model.forward, base, extents):
         if name in in_texts:
             continue
-        modes = (Mode(f"{main} with {name}", _with(model, base, {name: value}), sure=sure, adds=((name, i),))
-                 for i, value in enumerate(values))  # fmt: skip
+        modes = (Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value}), sure=sure,
+                      adds=((name, i),)) for i, value in enumerate(values))  # fmt: skip
         (_first_that_runs if sure else _first_guess_that_runs)(model, modes, attempt)
+    for name in inspect.signature(model.forward).parameters:
+        if name not in base.arguments and not NOT_ASKED.search(name):
+            for value in scalars(model.forward, model, base, name):
+                attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
     if has_text:
         try_media(model, attempt)
+
+
+def _said(name: str, value: Any) -> str:
+    return name if isinstance(value, (Tensor, bool)) else f"{name} = {value!r}"
 
 
 def try_media(model: PreTrainedModel, attempt: Attempt) -> None:
@@ -168,10 +177,11 @@ def _arguments(
     """The optional arguments of a function besides what it is given, each with values that it may want, and whether
     their meaning is known."""
     for name, parameter in inspect.signature(forward).parameters.items():
+        flag = isinstance(parameter.default, bool) or is_said(parameter, bool)
         optional = parameter.default is None or isinstance(parameter.default, bool)
         if name in base.arguments or not optional or NOT_ASKED.search(name):
             continue
-        if isinstance(parameter.default, bool):
+        if flag:
             yield name, False, iter([not parameter.default])
         elif parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
             known = _known(model, name, base, extents)

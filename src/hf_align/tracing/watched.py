@@ -1,0 +1,70 @@
+"""Arguments of `forward` that are words or numbers: which values of one matter is seen by watching what it is compared
+with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hf_align.tracing.example import Example
+
+Scalar = str | int
+_MOST = 4
+"""Values of one argument that are tried."""
+_KINDS = (str, int)
+
+
+def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
+    """The values that modelling code compares an optional argument with, less what it is by default; of a number, the
+    next one too.
+
+    Args:
+        call: runs the model.
+    """
+    parameter = inspect.signature(forward).parameters[name]
+    kind = next((k for k in _KINDS if type(parameter.default) is k or is_said(parameter, k)), None)
+    if kind is None:
+        return
+    seen = list[Scalar]()
+    start = kind() if parameter.default is None else parameter.default
+    try:
+        with torch.no_grad():
+            call(**base.arguments, **{name: _watched(start, seen)})
+    except Exception:  # whatever a model says of a value that it does not know: it has compared it before
+        pass
+    more = [value for found in seen for value in ((found, found + 1) if isinstance(found, int) else (found,))]
+    yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
+
+
+def is_said(parameter: inspect.Parameter, kind: type) -> bool:
+    """Whether an argument that is not given by default is said to be of a kind, and of no other."""
+    said = str(parameter.annotation).replace(" ", "")
+    return parameter.default is None and said in (f"{kind.__name__}|None", f"Optional[{kind.__name__}]",
+                                                  f"typing.Optional[{kind.__name__}]")  # fmt: skip
+
+
+def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
+    """The value, which notes what it is compared with."""
+    kind = type(value)
+
+    def noting(name: str) -> Callable[[Any, Any], Any]:
+        plain = getattr(kind, name)
+
+        def compare(self: Any, other: Any) -> Any:
+            if type(other) is kind:
+                seen.append(other)
+            return plain(self, other)
+
+        return compare
+
+    def truth(self: Any) -> bool:
+        if kind is int:
+            seen.append(0)
+        return bool(kind(self))
+
+    methods = {f"__{name}__": noting(f"__{name}__") for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+    made: Scalar = type(kind.__name__, (kind,), {**methods, "__bool__": truth, "__hash__": kind.__hash__})(value)
+    return made

@@ -1,0 +1,39 @@
+"""Values of words and numbers are seen by what modelling code compares them with."""
+
+import typing
+from typing import Any
+
+from hf_align.tracing.example import Example
+from hf_align.tracing.watched import scalars
+
+
+def forward(
+    task: str = "plain",
+    mode: typing.Optional[str] = None,  # noqa: UP045
+    level: int | None = None,
+    count: int = 0,
+    cache: dict[str, int] | None = None,
+    deep: bool = False,
+) -> None:
+    _ = task == "bent", task in ("wide", "plain"), mode != "far"
+    if (level is not None and level > 7) or count:
+        raise ValueError("no such level")
+
+
+def found(name: str, **given: Any) -> list[str | int]:
+    return list(scalars(forward, forward, Example(given, {}), name))
+
+
+def test_what_is_compared_is_tried() -> None:
+    assert found("task") == ["bent", "wide"]
+    assert found("mode") == ["far"]
+    assert found("level") == [7, 8]
+    assert found("count") == [1]
+
+
+def test_what_is_no_word_and_no_number_is_not_watched() -> None:
+    assert found("cache") == [] and found("deep") == []
+
+
+def test_what_does_not_run_is_no_fault() -> None:
+    assert found("task", unknown=1) == []

@@ -1,0 +1,234 @@
+"""Decoders that do something else where an argument asks for it that is no tensor; and some whose norms, or reads of
+weights, are written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .tower import MLP, Attention, Block, Tower, TowerConfig
+
+
+class _Bending(Tower):
+    """The stream is bent before the first layer."""
+
+    bends = False
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if self.bends else x, positions, seen, cache)
+
+    def called(self, bends: bool, **kwargs: Any) -> CausalLMOutputWithPast:
+        self.bends = bends
+        try:
+            return Tower.forward(self, **kwargs)
+        finally:
+            self.bends = False
+
+
+class ADict(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                extras: dict[str, Tensor] | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(
+            extras is not None,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class AList(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                extras: list[Tensor] | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(
+            extras is not None and len(extras) > 1,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class AFlagOrNone(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                bend: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(
+            bool(bend),
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class AWord(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                task: str = "plain") -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(
+            task == "bent",
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class AWordOrNone(_Bending):
+    """Which words there are is not said, and two of them do different things."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                task: str | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        if task not in (None, "plain", "bent"):
+            raise ValueError(f"no such task: {task}")
+        return self.called(
+            task == "bent",
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class Above(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                level: int = 0) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(
+            level > 7,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class ANumber(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                level: int = 0) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(
+            level == 3,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class Detached(MLP):
+    """Weights are read through `.data`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (
+            functional.linear(torch.tanh(self.hidden(x)), self.down.weight.data)
+            + x @ self.gate.weight.data.T @ self.up.weight.detach()
+        )
+
+
+class _ByHand(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    def normed(self, x: Tensor) -> Tensor:
+        y = x - x.mean(-1, keepdim=True)
+        return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normed(x) * self.weight + self.bias
+
+
+class _Alpha(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.normed(x) * self.weight, self.bias, alpha=2)
+
+
+class _AlphaFirst(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.bias, self.normed(x) * self.weight, alpha=2)
+
+
+class _Signed(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normed(x) * self.weight.abs() + self.bias
+
+
+class _Position(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        return self.normed(x) * self.weight + self.bias * steps
+
+
+class _PartMean(_ByHand):
+    def normed(self, x: Tensor) -> Tensor:
+        y = x - x[..., :-1].mean(-1, keepdim=True)
+        return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)
+
+
+class _Rounded(_ByHand):
+    def normed(self, x: Tensor) -> Tensor:
+        return super().normed(x).to(torch.bfloat16).to(x.dtype)
+
+
+class _Clamped(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normed(x) * self.weight.clamp(max=1.0) + self.bias
+
+
+class _Mixed(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.lerp(self.bias.expand_as(x), self.normed(x) * self.weight, 0.5)
+
+
+class _Cmul(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, self.normed(x), self.weight, value=0.5)
+
+
+class Behind(Block):
+    norm: type[nn.Module] = _ByHand
+
+    def __init__(self, config: TowerConfig, index: int, attention: type[Attention], mlp: type[MLP]) -> None:
+        super().__init__(config, index, attention, mlp)
+        self.first, self.attn_norm, self.mlp_norm = (self.norm(config.hidden_size) for _ in range(3))
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.first(x)
+        x = self.attn_norm(x + self.attn(x, positions, seen, cache))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class Before(Behind):
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), positions, seen, cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def _tower(name: str, **parts: Any) -> type[Tower]:
+    return type(name, (Tower,), {**parts, "__module__": __name__})
+
+
+BY_HAND = []
+for _norm in (_ByHand, _Alpha, _AlphaFirst, _Signed, _Position, _PartMean, _Rounded, _Clamped, _Mixed, _Cmul):
+    for _block in (Behind, Before):
+        _name = f"{_block.__name__}{_norm.__name__}"
+        globals()[_name] = type(_name, (_block,), {"norm": _norm, "__module__": __name__})
+        globals()[f"{_name}Tower"] = _tower(f"{_name}Tower", block=globals()[_name])
+        BY_HAND.append(f"{_name}Tower")
+DetachedTower = _tower("DetachedTower", mlp=Detached)
