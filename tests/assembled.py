@@ -104,9 +104,11 @@ class Attention(nn.Module):
         inner, shared = (plan["head"] * n for n in (plan["heads"], plan["shared"]))
         if plan["fused"] == "none":
             self.q = nn.Linear(width, inner, bias=plan["bias"])
-            self.k = nn.Linear(width, shared, bias=plan["bias"])
+            if latent := plan.get("latent", 0):  # what keys and values are read from
+                self.down, self.down_norm = nn.Linear(width, latent, bias=plan["bias"]), Norm(latent, plan["norm"])
+            self.k = nn.Linear(latent or width, shared, bias=plan["bias"])
             if not plan["keys are values"]:
-                self.v = nn.Linear(width, shared, bias=plan["bias"])
+                self.v = nn.Linear(latent or width, shared, bias=plan["bias"])
         else:
             self.qkv = nn.Linear(width, 3 * inner, bias=plan["bias"])
         self.o = nn.Linear(inner, width, bias=plan["out bias"])
@@ -145,8 +147,9 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> list[Tensor]:
         heads, size = self.plan["heads"], self.plan["head"]
         if self.plan["fused"] == "none":
-            q, k = self.q(x), self.k(x)
-            v = k if self.plan["keys are values"] else self.v(x)
+            read = self.down_norm(self.down(x)) if self.plan.get("latent", 0) else x
+            q, k = self.q(x), self.k(read)
+            v = k if self.plan["keys are values"] else self.v(read)
             if self.plan["qk norm"] == "all":
                 q, k = self.q_norm(q), self.k_norm(k)
             parts = [t.unflatten(-1, (-1, size)).transpose(1, 2) for t in (q, k, v)]

@@ -70,6 +70,7 @@ def attentions(draw: Any) -> Plan:
         "alibi": _rarely(draw, True, False), "causal": draw(st.sampled_from((True, True, False))),
         "window": _rarely(draw, draw(st.sampled_from((3, 5, 10))), 0),
         "shares": draw(st.sampled_from(("softmax", "softmax", "softmax", "sigmoid", "relu", "linear"))),
+        "latent": draw(st.sampled_from((0, 0, 3, 5))) if fused == "none" else 0,
     }  # fmt: skip
 
 
