@@ -593,7 +593,7 @@ def test_layer_norm_written_out_leaves_rotations_that_fix_ones() -> None:
     assert group(sound("cohere"), "embed_tokens.weight", 1) == OrthogonalFixingOnesUpToSign(8)
 
 
-@pytest.mark.slow  # counted on seven copies; "deberta absolute" is the quick one of those with norms written out
+@pytest.mark.slow  # counted on several copies; "deberta absolute" is the quick one of those with norms written out
 def test_layer_norm_written_out_is_complete() -> None:
     complete("cohere")
 
