@@ -462,7 +462,7 @@ def test_a_gain_goes_into_all_that_writes_what_it_multiplies(part: str, goes: bo
     assert [type(gauge) for gauge in found] == ([FoldNorm] if goes else [])
 
 
-@pytest.mark.parametrize(("part", "goes"), [("Abreast", True), ("AbreastBent", False), ("AbreastBeside", False)])
+@pytest.mark.parametrize(("part", "goes"), [("Merged", True), ("MergedBent", False), ("MergedBeside", False)])
 def test_a_gain_that_blocks_share_goes_into_what_reads_all_of_them(part: str, goes: bool) -> None:
     found = [gauge for gauge in gauges(part) if any(name.endswith("mlp.norm.weight") for name in gauge.targets)]
     assert any(isinstance(gauge, FoldNorm) for gauge in found) == goes

@@ -22,8 +22,8 @@ from hf_align.symmetry.groups import Permutation
 from hf_align.tracing import trace as tracing
 from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
-from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.program import Program
+from hf_align.tracing.tokens import announcing_tokens
 from hf_align.tracing.trace import trace_call
 
 WORDS, WIDTH, HIDDEN, EXPERTS, CHOSEN = 13, 6, 5, 4, 2

@@ -13,7 +13,6 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
-from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.small.answers import media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
@@ -25,6 +24,7 @@ from hf_align.tracing.small.shrink import (
     with_all_stages,
     with_arguments_of_parts,
 )
+from hf_align.tracing.tokens import announcing_tokens
 
 
 def parameters(config: PretrainedConfig) -> int:

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
-from hf_align.tracing.inputs import Reader, announcing_tokens, media, reader
+from hf_align.tracing.inputs import Reader, media, reader
 from hf_align.tracing.mode import extent
+from hf_align.tracing.tokens import announcing_tokens
 
 _DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILINE)
 OF_TEXT = ("input_ids", "attention_mask")

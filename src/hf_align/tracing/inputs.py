@@ -18,8 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleModel
-
-_MODALITIES = ("image", "audio", "video", "vision", "speech")
+from hf_align.tracing.tokens import text_tokens
 
 
 @dataclass(frozen=True)
@@ -55,34 +54,9 @@ class Reader:
 
     def ids(self, length: int) -> Tensor:
         """Distinct neighbours, and the largest id last, where some models look for the end of the text."""
-        allowed = _allowed_tokens(self.config)
+        allowed = text_tokens(self.config)
         row = allowed[torch.arange(length) % len(allowed)]
         return row.expand(self.batch, length).contiguous()
-
-
-def _allowed_tokens(config: PretrainedConfig) -> Tensor:
-    """Ids that every table has and that stand for text: those that announce another modality come with its data."""
-    announcing = {*announcing_tokens(config).tolist()}
-    return torch.tensor([i for i in range(_table(config)) if i not in announcing] or [0])
-
-
-def announcing_tokens(config: PretrainedConfig) -> Tensor:
-    """Ids that every table has and that announce another modality."""
-    announcing = {
-        v for c in parts(config) for k, v in {**vars(c), **_other_names(c)}.items()
-        if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)
-    }  # fmt: skip
-    return torch.tensor([i for i in range(_table(config)) if i in announcing], dtype=torch.long)
-
-
-def _other_names(config: PretrainedConfig) -> dict[str, Any]:
-    """The fields that a config has another name for, by that name."""
-    return {name: getattr(config, field, None) for name, field in (config.attribute_map or {}).items()}
-
-
-def _table(config: PretrainedConfig) -> int:
-    sizes = (getattr(c, "vocab_size", None) for c in parts(config))
-    return min((s for s in sizes if isinstance(s, int) and s > 1), default=2)
 
 
 def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Example]:
@@ -99,7 +73,7 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
     positions = [getattr(c, n, None) for c in parts(model.config) for n in ("max_position_embeddings", "n_positions")]
     length = min([length, *(p for p in positions if isinstance(p, int) and p > 2)])
     read = reader(model, batch, length)
-    allowed = _allowed_tokens(model.config)
+    allowed = text_tokens(model.config)
     main = getattr(model, "main_input_name", "input_ids")
     for arguments in _candidates(read, main if isinstance(main, str) else main[0]):
         if arguments and needed <= arguments.keys() <= read.parameters:

@@ -25,12 +25,12 @@ from transformers import PreTrainedModel
 from hf_align.errors import first_line
 from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
-from hf_align.tracing.inputs import announcing_tokens
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.planned import EACH, Kind, Planned
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import behaviour_of
 from hf_align.tracing.state import left_as_found
+from hf_align.tracing.tokens import announcing_tokens
 
 logger = logging.getLogger(__name__)
 LARGEST = 20_000_000

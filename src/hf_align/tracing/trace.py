@@ -27,7 +27,7 @@ from hf_align.tracing.build import build_without_weights, canonical_names, inven
 from hf_align.tracing.constants import evaluate_constants
 from hf_align.tracing.example import Example
 from hf_align.tracing.frames import line
-from hf_align.tracing.inputs import announcing_tokens, examples
+from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
 from hf_align.tracing.memory import with_reshapes
@@ -39,6 +39,7 @@ from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record, v
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import left_as_found
+from hf_align.tracing.tokens import announcing_tokens
 
 logger = logging.getLogger(__name__)
 _MEASURED: MutableMapping[PreTrainedModel, Measured] = WeakKeyDictionary()

@@ -15,16 +15,16 @@ from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
 from hf_align.tracing.execute import run
 from hf_align.tracing.program import Program, upstream
 
-_OUTPUTS_MIXED = 10
-"""Combinations of the outputs at one position that the count looks at: no more are independent of each other there
-than the model is wide."""
+_OUTPUTS_MIXED = 4
+"""Combinations of the outputs at one position that the count looks at: more of them see less that is new than others of
+another context do, and cost as much."""
 _FEW = 4
 """Contexts after which it is asked whether some weights are still unread."""
 _CLEAR = 1e-10
 """Far above the rounding of zero, relative to the largest of the spectrum."""
 _LEAST = 1e-17
 """Of the longest column's squared length: what rounding leaves of zero in float64, squared."""
-_ITERATIONS = 8
+_ITERATIONS = 4
 """Of inverse iteration: each divides what is left of other directions by the square of their gap."""
 _BLOCK = 32
 """Directions that inverse iteration looks at together."""
@@ -175,7 +175,7 @@ def _jacobian(program: Program, weights: Weights, result: Node, look: Look, rng:
         return torch.func.vmap(derivative, chunk_size=at_once)(torch.eye(len(shown)).double())
 
     contexts = [random_inputs(program, rng) for _ in range(look.contexts)]
-    return torch.cat([*_each(at, contexts, (mixes,), at_once // (_rows(result, look.wanted) + 1))])
+    return torch.cat([*in_each(at, contexts, (mixes,), at_once // (_rows(result, look.wanted) + 1))])
 
 
 def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -> Tensor:
@@ -196,12 +196,12 @@ def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -
     at_once = 1 + _NUMBERS // _numbers(program.graph.nodes)
     while contexts > 0 and not found[able].all():
         few = [random_inputs(program, rng) for _ in range(min(contexts, _FEW))]
-        found |= torch.stack([*_each(at, few, (), at_once)]).ne(0).any(0)
+        found |= torch.stack([*in_each(at, few, (), at_once)]).ne(0).any(0)
         contexts -= _FEW
     return found & able
 
 
-def _each(
+def in_each(
     at: Callable[..., Tensor], contexts: Sequence[Mapping[str, Tensor]], more: tuple[Tensor, ...], at_once: int
 ) -> Iterator[Tensor]:
     """What a function says of each context, of as many at once as can be.
@@ -232,7 +232,7 @@ def _noise_at_readers(program: Program, values: Mapping[Node, object]) -> Tensor
     return total
 
 
-def missing_directions(jacobian: Tensor, known: Tensor, most: float = math.inf) -> Tensor:
+def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
     """The null directions that are orthogonal to the known ones.
 
     Zero is below the widest gap in the spectrum. No whole spectrum is needed: with the known directions made long, the
@@ -240,7 +240,6 @@ def missing_directions(jacobian: Tensor, known: Tensor, most: float = math.inf) 
 
     Args:
         known: null directions, orthonormal, [known, parameters].
-        most: no more are looked for than the first number that is at least as large.
 
     Returns:
         orthonormal, [missing, parameters].
@@ -260,7 +259,7 @@ def missing_directions(jacobian: Tensor, known: Tensor, most: float = math.inf) 
             return found
         above = rank(torch.cat([length[None], values, zero[None]])) - 1
         found = torch.cat([found, null[above:]])
-        if above or len(found) >= min(most, len(factor)):
+        if above or len(found) >= len(factor):
             return found
         factor = torch.linalg.qr(torch.cat([factor, length * null]), mode="r")[1]
         wanted = _LARGE_BLOCK

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Generator
 from transformers import PretrainedConfig
 
+from hf_align.symmetry.certificate.kinks import kinks
 from hf_align.symmetry.certificate.null_directions import NullDirections, null_directions
 from hf_align.symmetry.certificate.random_copy import with_room, with_tokens
 from hf_align.symmetry.spec import SymmetrySpec
@@ -23,7 +24,7 @@ from hf_align.tracing.program import Program
 _MANY_TOKENS = 128
 """Of a copy in which some directions seem open: what a block makes of single tokens it can show for so many at most."""
 _FEW_TOKENS = 2
-"""Draws of the copy as it is; all others have more tokens."""
+"""Draws of a copy as it is at most; all others have more tokens."""
 _DRAWS = 7
 _ALIKE = 3
 """As many draws that all leave the fewest open directions settle that these are the model's own."""
@@ -59,8 +60,9 @@ def draws(
         copy: the program and the spec of the config.
         derived: those of another config, which is larger.
     """
+    few = _FEW_TOKENS if kinks(copy[0]) else 1  # where nothing has a kink, care draws the same weights
     for number in range(_DRAWS):
-        if number == _FEW_TOKENS:
+        if number == few:
             copy = _larger(config, copy, derived)
         yield Draw(*copy, Generator().manual_seed(seed + number), thorough=number > 0)
 
@@ -89,4 +91,4 @@ def fewest(drawn: Sequence[NullDirections]) -> NullDirections:
 def settled(drawn: Sequence[NullDirections]) -> bool:
     """Whether no direction is open, or no further draw is expected to leave fewer."""
     least = len(fewest(drawn).open)
-    return not least or sum(len(found.open) == least for found in drawn[_FEW_TOKENS:]) >= _ALIKE
+    return not least or sum(len(found.open) == least for found in drawn[1:]) >= _ALIKE

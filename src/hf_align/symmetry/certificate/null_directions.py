@@ -7,7 +7,6 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,12 +40,8 @@ _INDEPENDENT = 1e-9
 """Far above what rounding leaves of a direction less its part in the span of others."""
 _CONTEXTS = 64
 """In which all rows of tables are looked up: a direction that moves others, too, has an effect without them."""
-_SHARE = 1.2
+_SHARE = 1.1
 """Outputs that a first look at the weights sees, for each direction in which they may have an effect."""
-_MANY = 32
-"""Directions without an effect that a first look leaves where it has not seen enough outputs."""
-_MORE = 0.6
-"""How many more are looked at then."""
 _AGAIN = 2.0
 """Outputs that are looked at again, for each direction that had none."""
 _SKETCH = 64
@@ -128,12 +123,7 @@ def _beyond(program: Program, weights: Weights, known: Tensor, read: Tensor, rng
         *looks(program, sizes, 1, most=1),
     ]
     derivatives = _of_read(jacobian(program, weights, first, rng), read)
-    rest = _others(derivatives, known, _MANY)
-    if len(rest) >= _MANY:
-        looks_more = telling_looks(program, _MORE, most=most)
-        derivatives = torch.cat([derivatives, _of_read(jacobian(program, weights, looks_more, rng), read)])
-        rest = _others(derivatives, known)
-    before = None
+    rest, before = _others(derivatives, known), None
     while len(rest) and len(rest) != before:
         again = looks(program, sizes, _AGAIN, spare=1, most=len(rest))
         more, before = jacobian(program, weights, again, rng), len(rest)
@@ -169,10 +159,10 @@ def _means(program: Program, spec: SymmetrySpec, rng: Generator) -> Iterator[Wei
         yield {name: (a[name] + b[name]) / 2 for name in a}
 
 
-def _others(derivatives: Tensor, known: Tensor, most: float = math.inf) -> Tensor:
+def _others(derivatives: Tensor, known: Tensor) -> Tensor:
     """The null directions that are orthogonal to the known ones; these need not be null where a rule is wrong."""
     if are_null(known, derivatives):
-        return missing_directions(derivatives, known, most)
+        return missing_directions(derivatives, known)
     null = null_space(derivatives)
     return beside(known, null)
 

@@ -170,6 +170,8 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     read = [r for r in readings if r is not None]
     names = {name for r in read for name in (r.use.weight, r.use.bias)}
     exclusive = None not in readings and not biases and used_only_by(names, {r.use.node for r in read}, found.program)
+    if not all(_is_along_last(g, found) for g in folding.gains):
+        exclusive = False
     if len({(r.use.weight, r.before, r.behind) for r in read}) > len({r.use.weight for r in read}):
         exclusive = False
     if bias is not None and not centred and not all(_is_matrix(r.use.weight, found) for r in read):
@@ -177,6 +179,12 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     reads = tuple(dict.fromkeys(r.read(found) for r in read)) if exclusive else ()
     others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link_of_gain(gain))
+
+
+def _is_along_last(gain: Gain, found: Interpretation) -> bool:
+    """Whether what a gain multiplies are vectors along the last axis, as their readers here take them."""
+    value = found.values[gain.node]
+    return bool(value.axes) and value.axes[-1] == gain.target
 
 
 def _bias_of(node: fx.Node, found: Interpretation) -> str | None:

@@ -1,0 +1,38 @@
+"""Token ids: which of them stand for text, and which announce a picture, a sound or a video."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from hf_align.tracing.fields import parts
+
+_MODALITIES = ("image", "audio", "video", "vision", "speech")
+
+
+def text_tokens(config: PretrainedConfig) -> Tensor:
+    """Ids that every table has and that stand for text: those that announce another modality come with its data."""
+    announcing = {*announcing_tokens(config).tolist()}
+    return torch.tensor([i for i in range(_table(config)) if i not in announcing] or [0])
+
+
+def announcing_tokens(config: PretrainedConfig) -> Tensor:
+    """Ids that every table has and that announce another modality."""
+    announcing = {
+        v for c in parts(config) for k, v in {**vars(c), **_other_names(c)}.items()
+        if k.endswith(("token_id", "token_index")) and k.startswith(_MODALITIES) and isinstance(v, int)
+    }  # fmt: skip
+    return torch.tensor([i for i in range(_table(config)) if i in announcing], dtype=torch.long)
+
+
+def _other_names(config: PretrainedConfig) -> dict[str, Any]:
+    """The fields that a config has another name for, by that name."""
+    return {name: getattr(config, field, None) for name, field in (config.attribute_map or {}).items()}
+
+
+def _table(config: PretrainedConfig) -> int:
+    sizes = (getattr(c, "vocab_size", None) for c in parts(config))
+    return min((s for s in sizes if isinstance(s, int) and s > 1), default=2)
