@@ -258,11 +258,13 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
         if values[-1] > _CLEAR * length:
             return found
         above = rank(torch.cat([length[None], values, zero[None]])) - 1
-        found = torch.cat([found, null[above:]])
-        if above or len(found) >= len(factor):
+        null = null[above:]
+        found = torch.cat([found, null])
+        if not len(null) or len(found) >= len(factor):
             return found
+        # Also where some of the block are not null: of many null directions, rounding may leave it only a part.
         factor = torch.linalg.qr(torch.cat([factor, length * null]), mode="r")[1]
-        wanted = _LARGE_BLOCK
+        wanted = wanted if above else _LARGE_BLOCK
 
 
 def are_null(directions: Tensor, jacobian: Tensor) -> bool:
