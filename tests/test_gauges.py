@@ -20,6 +20,7 @@ from traps import (
     centred,
     convolved,
     linked,
+    masked,
     means,
     normed,
     pooled,
@@ -44,6 +45,7 @@ from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.find import reading_of_all
 from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
+from hf_align.symmetry.gauges.kept_norms import FreeReader
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.linked_gains import LinkedGain
@@ -58,6 +60,7 @@ from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
 _TRAPS = (abreast, angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
+_TRAPS = (angles, biases, carried, centred, convolved, linked, masked, means, normed, pooled, scales, stored, streams)
 
 
 @cache
@@ -126,6 +129,19 @@ def test_a_constant_goes_through_groups_of_channels_that_read_one_place(part: st
 def test_the_bias_of_a_norm_over_channels_goes_into_what_reads_one_place(part: str, moves: bool) -> None:
     found = [g for g in gauges(part) if isinstance(g, MoveConstant) and g.source.parameter.endswith("mlp.norm.bias")]
     assert [t.bias.endswith("places.bias") for g in found for t in g.taken] == [True] * moves
+
+
+@pytest.mark.parametrize(
+    ("part", "moves", "frees"),
+    [("", True, True), ("Clamped", False, False), ("Otherwise", False, False), ("Partly", False, False),
+     ("Total", False, False), ("Rounded", False, False), ("Wide", True, False)],
+)  # fmt: skip
+def test_what_reads_a_mean_by_factors_reads_constants_whole_only_if_these_sum_to_one(
+    part: str, moves: bool, frees: bool
+) -> None:
+    found = gauges(f"Masked{part}")
+    assert any(isinstance(g, MoveConstant) and g.source.parameter == "pooled.bias" for g in found) == moves
+    assert any(isinstance(g, FreeReader) and g.weight == "read.weight" for g in found) == frees
 
 
 def test_elements_do_not_differ_over_a_space_that_stands_twice_in_one_product() -> None:

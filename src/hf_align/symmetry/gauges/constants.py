@@ -26,6 +26,7 @@ from hf_align.symmetry.gauges.index_provenance import (
     shown,
     slices_of,
 )
+from hf_align.symmetry.gauges.masked_means import is_in_masked_mean
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, Stored, Taken
 from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -364,14 +365,22 @@ def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
         and (places == [0] or (is_sum(user) and places == [1]))
     ):
         return torch.broadcast_to(labels, shape)
-    if does(user, Trait.AVERAGES) and not user.kwargs:
-        mean = user.target(*fx.node.map_arg(user.args, lambda _: labels.double()))  # type: ignore[operator]
-        squares = user.target(*fx.node.map_arg(user.args, lambda _: labels.double().square()))  # type: ignore[operator]
-        alike = torch.allclose(mean.square(), squares, atol=1e-6)
-        return mean.round().long() if alike else None
+    masked = is_in_masked_mean(user, node)
+    if (does(user, Trait.AVERAGES) and not user.kwargs) or (masked and does(user, Trait.TOTALS)):
+        count, total, squares = (_over_places(user, labels.double() ** power) for power in range(3))
+        mean = total / count
+        return mean.round().long() if torch.allclose(mean.square(), squares / count, atol=1e-6) else None
+    if masked:
+        return torch.broadcast_to(labels, shape)
     if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[factors_of(user)[0]]):  # type: ignore[index]
         return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
     return None
+
+
+def _over_places(user: fx.Node, value: Tensor) -> Tensor:
+    """What an op that sums or averages over places makes of a value."""
+    summed: Tensor = user.target(*fx.node.map_arg(user.args, lambda _: value))  # type: ignore[operator]
+    return summed
 
 
 def _is_right_factor(node: fx.Node, user: fx.Node) -> bool:

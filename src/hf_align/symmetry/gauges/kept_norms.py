@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
+from hf_align.symmetry.gauges.masked_means import is_in_masked_mean
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
-from hf_align.symmetry.rules.patterns import is_centred, is_sum, keeps_last, multiplies_by_one, used_only_by
+from hf_align.symmetry.rules.patterns import is_centred, is_sum, keeps_last, multiplies_by_one, scales, used_only_by
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
@@ -176,6 +177,8 @@ def _passes(user: fx.Node, node: fx.Node, program: Program) -> bool:
     """Whether every vector along the last axis of the result is one of the value, or a mean of such."""
     if multiplies_by_one(user, node, program):
         return True
+    if not does(user, Trait.SAME) and is_in_masked_mean(user, node):
+        return keeps_last(user) if does(user, Trait.TOTALS) else scales(user, node)
     return does(user, Trait.MOVES | Trait.AVERAGES) and user.all_input_nodes[0] is node and keeps_last(user)
 
 

@@ -23,7 +23,7 @@ def keeps_last(node: fx.Node) -> bool:
         return bool(len(at) < before.dim() if isinstance(at, (list, tuple)) else at % before.dim() < before.dim() - 1)
     if op_name(node) == "permute":
         return node.args[1][-1] in (-1, before.dim() - 1)  # type: ignore[index, operator]
-    if does(node, Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES) or op_name(node) in ("select", "mean"):
+    if does(node, Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES) or op_name(node) in ("select", "mean", "sum"):
         dims = [d for a in node.args[1:3] for d in (a if isinstance(a, (list, tuple)) else [a])]
         moved = {
             int(d) % max(before.dim(), after.dim()) for d in dims if isinstance(d, int) and not isinstance(d, bool)
