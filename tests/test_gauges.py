@@ -19,6 +19,7 @@ from traps import (
     carried,
     centred,
     convolved,
+    learned,
     linked,
     masked,
     means,
@@ -44,6 +45,7 @@ from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
 from hf_align.symmetry.gauges.find import reading_of_all
 from hf_align.symmetry.gauges.folds import FoldNorm
+from hf_align.symmetry.gauges.free_scores import FreeScores
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.kept_norms import FreeReader
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
@@ -61,6 +63,22 @@ from hf_align.tracing.trace import trace
 
 _TRAPS = (abreast, angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
 _TRAPS = (angles, biases, carried, centred, convolved, linked, masked, means, normed, pooled, scales, stored, streams)
+_TRAPS = (
+    angles,
+    biases,
+    carried,
+    centred,
+    convolved,
+    learned,
+    linked,
+    masked,
+    means,
+    normed,
+    pooled,
+    scales,
+    stored,
+    streams,
+)
 
 
 @cache
@@ -142,6 +160,29 @@ def test_what_reads_a_mean_by_factors_reads_constants_whole_only_if_these_sum_to
     found = gauges(f"Masked{part}")
     assert any(isinstance(g, MoveConstant) and g.source.parameter == "pooled.bias" for g in found) == moves
     assert any(isinstance(g, FreeReader) and g.weight == "read.weight" for g in found) == frees
+
+
+@pytest.mark.parametrize(
+    ("part", "frees"),
+    [("", True), ("Biased", True), ("Uncentred", False), ("Padded", False), ("Wider", False), ("Narrow", False),
+     ("Bent", False), ("Across", False), ("Beside", False), ("Twice", False)],
+)  # fmt: skip
+def test_scores_lose_what_a_softmax_over_places_never_sees_of_a_norm(part: str, frees: bool) -> None:
+    assert (one(FreeScores, f"Learned{part}") is not None) == frees
+    gauges(f"Learned{part}")
+
+
+def test_scores_stay_as_they_are_where_the_map_before_them_or_the_gain_loses_something() -> None:
+    gauge = one(FreeScores, "Learned")
+    assert isinstance(gauge, FreeScores)
+    first = torch.tensor([[2.0, 1], [1, 2], [1, -1], [1, 1]]).unsqueeze(-1)
+    weights = {gauge.weight: torch.ones(3, 4, 1), gauge.first: first, gauge.gain: torch.ones(4)}
+    changed = [gauge.fix(gauge.weight, weights.__getitem__)]
+    for name in gauge.first, gauge.gain:
+        lost = weights[name].clone()
+        lost[2] = 0
+        changed.append(gauge.fix(gauge.weight, {**weights, name: lost}.__getitem__))
+    assert [torch.equal(after, weights[gauge.weight]) for after in changed] == [False, True, True]
 
 
 def test_elements_do_not_differ_over_a_space_that_stands_twice_in_one_product() -> None:

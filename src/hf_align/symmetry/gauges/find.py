@@ -15,9 +15,10 @@ from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constant_queries import read_constants, seen_keys
 from hf_align.symmetry.gauges.constants import moved_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
+from hf_align.symmetry.gauges.free_scores import free_scores
 from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
 from hf_align.symmetry.gauges.inputs import folded_inputs
-from hf_align.symmetry.gauges.kept_norms import kept_norms
+from hf_align.symmetry.gauges.kept_norms import kept_norms, norms_that_stay
 from hf_align.symmetry.gauges.kernels import level_kernels
 from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
@@ -116,6 +117,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *carried_biases(found, gone, zero, still, means.is_lost_by),  # and these
         *constants,
         *(g for g in readers if g.norm_bias is None),
+        *free_scores(norms_that_stay(found, gone, zero), found),
         *level_norms(found, gone, zero),
         *narrow,
         *shears,
