@@ -152,7 +152,7 @@ def test_the_bias_of_a_norm_over_channels_goes_into_what_reads_one_place(part: s
 @pytest.mark.parametrize(
     ("part", "moves", "frees"),
     [("", True, True), ("Clamped", False, False), ("Otherwise", False, False), ("Partly", False, False),
-     ("Total", False, False), ("Rounded", False, False), ("Wide", True, False)],
+     ("Total", False, False), ("Rounded", False, False), ("Itself", False, False), ("Wide", True, False)],
 )  # fmt: skip
 def test_what_reads_a_mean_by_factors_reads_constants_whole_only_if_these_sum_to_one(
     part: str, moves: bool, frees: bool

@@ -73,3 +73,10 @@ class MaskedWideTower(MaskedTower):
 
     def pool(self, x: Tensor, factors: Tensor) -> Tensor:
         return self.read((x * factors).sum(1, keepdim=True) / factors.sum(1, keepdim=True))
+
+
+class MaskedItselfTower(MaskedTower):
+    """A constant changes the factors as well."""
+
+    def pool(self, x: Tensor, factors: Tensor) -> Tensor:
+        return self.read((x * x).sum(1, keepdim=True) / x.sum(1, keepdim=True))
