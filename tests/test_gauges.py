@@ -61,9 +61,8 @@ from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (abreast, angles, biases, carried, centred, convolved, linked, means, normed, pooled, scales, stored, streams)
-_TRAPS = (angles, biases, carried, centred, convolved, linked, masked, means, normed, pooled, scales, stored, streams)
 _TRAPS = (
+    abreast,
     angles,
     biases,
     carried,
