@@ -131,3 +131,19 @@ true, "bias": true, "offset": 0.0}, "head bias": true, "softcap": false, "tied":
 
 def test_an_argument_and_a_length_of_which_each_alone_does_no_harm() -> None:
     assert outcome(SEGMENTS_AND_PARITY) == "kept"
+
+
+ONE_SPACE_IN_TWO_BLOCKS: Plan = json.loads("""
+{"width": 8, "layers": [[{"part": {"is": "shifted", "bias": false}, "before": {"kind": "rms", "gain": true, "bias":
+false, "offset": 0.0}, "after": null, "last": null, "join": "product", "above": 0, "parity": false, "at": "all"},
+{"part": {"is": "mlp", "hidden": 6, "bias": false, "activation": "gelu", "gated": "none", "reordered": "none", "norm":
+null, "inner": false, "out bias": false, "back": false}, "before": null, "after": null, "last": {"kind": "groups",
+"gain": false, "bias": false, "offset": 0.0}, "join": "add", "above": 0, "parity": false, "at": "all"}]], "order":
+[0, 0], "apart": false, "skips": {}, "positions": false, "segments": false, "scale": 1.0, "mixture": false, "norm":
+{"kind": "rms", "gain": false, "bias": false, "offset": 0.0}, "head bias": false, "softcap": false, "tied": false}
+""")
+"""A stream is multiplied by a map of its halves, each of which the other half takes the place of."""
+
+
+def test_a_product_of_another_structure_than_its_factors_stands_still() -> None:
+    assert outcome(ONE_SPACE_IN_TWO_BLOCKS) == "kept"

@@ -185,6 +185,7 @@ def refine(relations: list[Relation]) -> None:
             try:
                 for x, y in itertools.combinations(axes, 2):
                     _correspond(x, y)
+                _require_one_structure(*axes)
             except SpaceMismatchError as mismatch:
                 relations.remove(relation)
                 for axis in axes:
@@ -198,6 +199,20 @@ def _correspond(left: Axis, right: Axis) -> None:
         pair_atoms(left, right, _mould)
         if before == (len(left.atoms), len(right.atoms)):
             return
+
+
+def _require_one_structure(result: Axis, left: Axis, right: Axis) -> None:
+    """Refuse where a result meets a factor in other atoms than the factors meet each other in: (1 + 1) ⊗ n is as large
+    as n + n, and shows n once."""
+
+    def atoms(other: Axis) -> tuple[list[int], int]:
+        met: list[Axis] = []
+        pair_atoms(left, other, lambda x, _: met.append(x.root))
+        turning = [x.space.serial for x in met if x.size > 1 and not x.space.bound.fixed]
+        return turning, sum(x.size for x in met)
+
+    if atoms(right) != atoms(result):
+        raise SpaceMismatchError("a product has another structure than its factors")
 
 
 def _mould(left: Axis, right: Axis) -> None:
