@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -183,6 +184,13 @@ def test_a_config_that_asks_for_other_weights_than_are_stored_counts(
     assert said in found.out + found.err
 
 
+@pytest.fixture
+def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a command: modelling code is asked in another process, and nothing is kept."""
+    monkeypatch.setattr(lacking, "_LOADED", "nowhere")
+    monkeypatch.setenv("HF_ALIGN_CACHE", "off")
+
+
 @pytest.mark.parametrize(("lost", "gained", "config", "said"), [
     ("lm_head.weight", (), {}, "both models lack lm_head.weight of their architecture"),
     ("model.norm.weight", (), {}, "both models lack model.norm.weight of their architecture"),
@@ -210,22 +218,39 @@ def test_what_is_not_the_architecture_of_both_is_named(
         with pytest.MonkeyPatch.context() as patch:
             if again:
                 patch.setattr(subprocess, "Popen", None)
+                patch.setattr(lacking, "_said", None)
             assert run("merge", tmp_path / f"{again}", tmp_path / f"{1 - again}", *options) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert "architecture" not in printed and "sizes" not in printed if said is None else said in printed
 
 
+@pytest.mark.usefixtures("not_loaded")
+def test_another_process_says_what_is_not_the_architecture(tmp_path: Path) -> None:
+    for n in "01":
+        shutil.copytree(LLAMA / n, tmp_path / n)
+        stored = load_file(tmp_path / n / SINGLE)
+        save_file({name: t for name, t in stored.items() if "mlp.down_proj" not in name}, tmp_path / n / SINGLE)
+    report = plain.merge(str(tmp_path / "0"), str(tmp_path / "1"), tmp_path / "out", asked())
+    assert report is not None and "both models lack model.layers.0.mlp.down_proj.weight" in report.notes[-1]
+
+
+@pytest.mark.usefixtures("not_loaded")
 def test_nothing_is_loaded_from_where_a_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("open('loaded', 'w')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_ALIGN_CACHE", "off")
     report = plain.merge(str(LLAMA / "0"), str(LLAMA / "1"), tmp_path / "out", asked())
     assert report is not None and not report.notes and not (tmp_path / "loaded").exists()
 
 
-def test_who_cannot_be_asked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lacking, "_ASK", "raise SystemExit(1)")
-    monkeypatch.setenv("HF_ALIGN_CACHE", "off")
+@pytest.mark.parametrize("where", ["elsewhere", "here"])
+def test_who_cannot_be_asked_is_named(where: str, tmp_path: Path, request: pytest.FixtureRequest,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    if where == "elsewhere":
+        request.getfixturevalue("not_loaded")
+        monkeypatch.setattr(lacking, "_ASK", "raise SystemExit(1)")
+    else:
+        monkeypatch.setenv("HF_ALIGN_CACHE", "off")
+        monkeypatch.setattr(lacking, "_said", Mock(side_effect=RecursionError))
     report = plain.merge(str(LLAMA / "0"), str(LLAMA / "1"), tmp_path / "out", asked())
     assert report is not None and "its code cannot be asked" in report.notes[-1]
 

@@ -1,8 +1,9 @@
 """What the architecture of two checkpoints that are merged as they are asks for, and neither stores; and what it does
 not ask for, and both store.
 
-Only the modelling code knows, and loading it takes longer than many such merges. So another process asks it while the
-tensors are written, and what it says is kept for the next merge of checkpoints that store the same.
+Only the modelling code knows, and loading it takes longer than many such merges. So where it is not loaded anyway,
+another process asks it while the tensors are written, and what it says is kept for the next merge of checkpoints that
+store the same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from hf_align.runtime.kept import keep, kept_folder
 
 NOTED = ("transformers_version", "dtype", "torch_dtype", "_name_or_path")
 """What is noted in a config when a model is saved, whatever it is."""
+_LOADED = "hf_align.tracing.build"
+"""Where this is loaded, as in a notebook, so is what takes long to load."""
 _UNKNOWN = "it is not known whether both models lack weights of their architecture"
+_NO_ANSWER = f"{_UNKNOWN}: its code cannot be asked"
 _ASK = "import sys; sys.path[:] = filter(None, sys.path); from hf_align.jobs.lacking import answer; answer()"
 """Whatever lies in the folder where a command is given is no module of it."""
 
@@ -45,6 +49,9 @@ def asked_of_code(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) 
     path = None if kept is None else kept / "lacking" / f"{_key(folder, layout, trust_remote_code)}.json"
     if (found := _kept(path)) is not None:
         yield lambda: found
+        return
+    if _LOADED in sys.modules:
+        yield lambda: _heard_here(folder, stored, path, trust_remote_code=trust_remote_code)
         return
     paths = os.pathsep.join(filter(None, sys.path))
     with TemporaryFile("w+") as asked:
@@ -69,10 +76,21 @@ def _kept(path: Path | None) -> list[str] | None:
 def _heard(process: subprocess.Popen[str], path: Path | None) -> list[str]:
     out, _ = process.communicate()
     if process.returncode:
-        return [f"{_UNKNOWN}: its code cannot be asked"]
+        return [_NO_ANSWER]
+    return _noted([str(said) for said in json.loads(out)], path)
+
+
+def _heard_here(folder: Path, stored: Checkpoint, path: Path | None, *, trust_remote_code: bool) -> list[str]:
+    try:
+        return _noted(_said(folder, stored, trust_remote_code=trust_remote_code), path)
+    except Exception:  # modelling code fails in its own ways
+        return [_NO_ANSWER]
+
+
+def _noted(said: list[str], path: Path | None) -> list[str]:
     if path is not None:
-        keep(path, out.encode())
-    return [str(said) for said in json.loads(out)]
+        keep(path, json.dumps(said).encode())
+    return said
 
 
 def answer() -> None:
