@@ -259,22 +259,23 @@ def _arrange(block: Block, tree: HeadFamily, view: Tensor) -> tuple[str | None, 
     return inner, view.reshape(*view.shape[:3], -1)
 
 
-def _inner_cross(space: str, pairs: list[Pairs], order: Tensor | None) -> dict[Power, Tensor]:
-    """[h, h', n, n'] by power, sub-heads paired by `order` [h, h', g]."""
+def _summed(space: str, pairs: list[Pairs], term: Callable[[Pairs], Tensor]) -> dict[Power, Tensor]:
+    """The sum of a term of every pair in which an inner space lies, by power."""
     total: dict[Power, Tensor] = {}
     for p in pairs:
         if p.inner == space:
-            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + _paired(p, order)
+            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + term(p)
     return total
+
+
+def _inner_cross(space: str, pairs: list[Pairs], order: Tensor | None) -> dict[Power, Tensor]:
+    """[h, h', n, n'] by power, sub-heads paired by `order` [h, h', g]."""
+    return _summed(space, pairs, lambda p: _paired(p, order))
 
 
 def _leaf_cross(space: str, pairs: list[Pairs]) -> dict[Power, Tensor]:
     """[h, h', g, g', n, n'] by power."""
-    total: dict[Power, Tensor] = {}
-    for p in pairs:
-        if p.inner == space:
-            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + p.fit
-    return total
+    return _summed(space, pairs, lambda p: p.fit)
 
 
 def _leaf_fit(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs]) -> Tensor:
@@ -308,7 +309,7 @@ def likest_circuits(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], or
         if isinstance(group, ScaledPermutation) or not group.has_gauge or fit.keys() != {PRIMAL, DUAL}:
             total = total + group.score(fit)
             continue
-        a, b = (_size(group, _inner_grams(space, pairs, side)) for side in (0, 1))
+        a, b = (_sizes(group, space, pairs, side) for side in (0, 1))
         total = total + _common(group, fit) / (a[:, None] * b).clamp_min(1e-300).sqrt()
     return total
 
@@ -331,17 +332,9 @@ def _common(group: Group, fit: Mapping[Power, Tensor]) -> Tensor:
     return (group.algebra(fit[PRIMAL]) * fit[DUAL]).sum((-1, -2))
 
 
-def _size(group: Group, grams: Mapping[Power, Tensor]) -> Tensor:
-    """The norm of the circuit of each head [h]."""
-    return _common(group, grams).sqrt()
-
-
-def _inner_grams(space: str, pairs: list[Pairs], side: int) -> dict[Power, Tensor]:
-    total: dict[Power, Tensor] = {}
-    for p in pairs:
-        if p.inner == space:
-            total[p.power] = total.get(p.power, torch.zeros((), dtype=torch.float64)) + p.gram(side)
-    return total
+def _sizes(group: Group, space: str, pairs: list[Pairs], side: int) -> Tensor:
+    """The norm of the circuit of each head of A, or of B [h]."""
+    return _common(group, _summed(space, pairs, lambda p: p.gram(side))).sqrt()
 
 
 def _best_orders(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], pairing: Pairing) -> Tensor:
