@@ -14,10 +14,10 @@ from typing import Any
 from torch import distributed
 
 from hf_align.cli.app import main as hf_align
-from hf_align.matching import anchors, balanced, cross, weights
+from hf_align.matching import anchors, balanced, cross, solver
 
 COUNTED = {
-    "steps": (weights._Solver, "one"),
+    "steps": (solver.Solver, "_one"),
     "stream": (anchors, "_image"),
     "products": (cross, "_sum_over"),
     "gauges": (balanced, "balance"),
