@@ -29,10 +29,14 @@ def spaces_of(step: Step) -> Collection[str]:
     return step.spaces if isinstance(step, HeadFamily) else (step,)
 
 
+def weights_of(spec: SymmetrySpec, step: Step) -> set[str]:
+    """The parameters that a step moves."""
+    return {name for space in spaces_of(step) for name in spec.uses(space)}
+
+
 def of_step(spec: SymmetrySpec, step: Step) -> int:
     """The most bytes of solving a step: copies of its largest weight, and its cross matrices."""
-    names = {name for space in spaces_of(step) for name in spec.uses(space)}
-    weights = max((math.prod(spec.shape(name)) for name in names), default=0)
+    weights = max((math.prod(spec.shape(name)) for name in weights_of(spec, step)), default=0)
     return (_WEIGHTS * weights + _crosses(spec, step)) * _DOUBLE
 
 
@@ -43,7 +47,7 @@ def _crosses(spec: SymmetrySpec, step: Step) -> int:
         copies = powers + max(powers + _TERM, _SOLVING)  # the sum so far, and that of a part or what solves it
         return copies * spec.spaces[step].size ** 2 * math.prod(spec.index_shape(step))
     at_once = min(spec.spaces[step.heads].size ** 2, pairs_at_once(spec, step))
-    laid_out = sum(math.prod(spec.shape(name)) for name in {n for s in step.spaces for n in spec.uses(s)})
+    laid_out = sum(math.prod(spec.shape(name)) for name in weights_of(spec, step))
     return (_TERM + _SOLVING) * at_once * numbers_of_pair(spec, step) + laid_out
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_align.matching.cross import Weights, cross, nearest
-from hf_align.symmetry.action import Elements, act
+from hf_align.matching.cross import Weights, cross, inner_product, nearest
+from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -47,8 +47,5 @@ def unless_worse(
 ) -> dict[str, Element]:
     """New elements, or none if they lower the agreement of the weights that they move."""
     names = dict.fromkeys(name for space in found for name in spec.uses(space))
-
-    def agreement(used: Elements) -> float:
-        return sum(float((a[n] * act(b[n], n, spec, used)).sum(dtype=torch.float64)) for n in names)
-
-    return dict(found) if agreement({**elements, **found}) >= agreement(elements) else {}
+    before, after = (inner_product(spec, a, b, used, only=names) for used in (elements, {**elements, **found}))
+    return dict(found) if after >= before else {}

@@ -14,7 +14,7 @@ from hf_align.matching.anchors import anchored
 from hf_align.matching.cross import Weights, cross, inner_product, nearest
 from hf_align.matching.head_families import HeadFamily
 from hf_align.matching.heads import Pairing, best_fit, match_heads
-from hf_align.matching.memory import Step, at_once, spaces_of
+from hf_align.matching.memory import Step, at_once, spaces_of, weights_of
 from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.tables import Tables
 from hf_align.matching.turns import match_turns, signed_beside
@@ -81,7 +81,7 @@ class Solver:
 
     def _moved_whole(self, step: Step) -> set[str]:
         """The weights of a step if it moves every entry of each once, so that its products are all there is of them."""
-        names = {name for space in spaces_of(step) for name in self.spec.uses(space)}
+        names = weights_of(self.spec, step)
         for name in names:
             moved = [b for b in self.spec.blocks(name) if [m.space for m in b.moves].count(str(step)) == 1]
             if sum(math.prod(f.size for f in b.factors) for b in moved) != math.prod(self.spec.shape(name)):

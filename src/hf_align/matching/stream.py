@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hf_align.matching.anchors import anchored
 from hf_align.matching.head_families import HeadFamily, head_families
 from hf_align.symmetry.spec import SymmetrySpec
@@ -9,21 +11,18 @@ from hf_align.symmetry.spec import SymmetrySpec
 
 def residual(spec: SymmetrySpec) -> str | None:
     """The space that most weights carry, not with heads and not only towards interfaces: the residual stream."""
-    wide = [s for s in alone(spec, head_families(spec)) if _meets_others(spec, s)]
-    return wide[0] if wide else None
+    return next(_meeting_others(spec), None)
 
 
 def streams(spec: SymmetrySpec) -> list[str]:
     """The residual stream, and those of other towers: what a table connects to an interface of the model."""
-    first = residual(spec)
-    others = [
-        s for s in alone(spec, head_families(spec)) if s != first and _meets_others(spec, s) and _has_table(spec, s)
-    ]
-    return others if first is None else [first, *others]
+    wide = list(_meeting_others(spec))
+    return [s for s in wide if s == wide[0] or _has_table(spec, s)]
 
 
-def _meets_others(spec: SymmetrySpec, space: str) -> bool:
-    return len(spec.uses(space)) > len(anchored(spec, space))
+def _meeting_others(spec: SymmetrySpec) -> Iterator[str]:
+    """Of the spaces that move by themselves those that meet other spaces, of most weights first."""
+    return (s for s in alone(spec, head_families(spec)) if len(spec.uses(s)) > len(anchored(spec, s)))
 
 
 def _has_table(spec: SymmetrySpec, space: str) -> bool:

@@ -22,7 +22,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights
 from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
-from hf_align.matching.memory import Step, room, spaces_of
+from hf_align.matching.memory import Step, room, spaces_of, weights_of
 from hf_align.matching.metric import weighted
 from hf_align.matching.recurrent import meets_itself
 from hf_align.matching.solver import Solution, Solver
@@ -173,13 +173,9 @@ def _differ(x: Tensor, y: Tensor) -> bool:
     return float((x - y).square().sum()) > _STILL * float(y.square().sum())
 
 
-def _weights(spec: SymmetrySpec, step: Step) -> set[str]:
-    return {name for space in spaces_of(step) for name in spec.uses(space)}
-
-
 def _neighbours(spec: SymmetrySpec, steps: list[Step]) -> dict[Step, set[Step]]:
     """Whose best elements change where those of a step do: who meets it in a weight, and itself if it meets itself."""
-    weights = {step: _weights(spec, step) for step in steps}
+    weights = {step: weights_of(spec, step) for step in steps}
     return {
         step: {other for other in steps if weights[step] & weights[other]
                and (other != step or any(meets_itself(spec, s) for s in spaces_of(step)))}
@@ -193,7 +189,7 @@ def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:
     run: list[Step] = []
     carried: set[str] = set()
     for step in steps:
-        weights = _weights(spec, step)
+        weights = weights_of(spec, step)
         if run and carried & weights:
             yield run
             run, carried = [], set()
