@@ -30,8 +30,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.cli.app import main
 from hf_align.matching.balanced import Balanced
+from hf_align.matching.descent import Progress
 from hf_align.matching.match import Match
-from hf_align.matching.weights import Progress, match_weights
+from hf_align.matching.weights import match_weights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class
 

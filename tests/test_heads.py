@@ -205,7 +205,7 @@ def test_each_of_two_streams_starts_from_its_tables() -> None:
     rng = torch.Generator().manual_seed(0)
     a, drawn = random_weights(spec, rng), random_elements(spec, rng)
     models = Balanced.of(spec, a, dict(AlignedWeights(a, spec, drawn)))
-    found = start_streams(spec, models.a, models.b, products_of_tables(spec, models.a, models.b))
+    found = start_streams(models, products_of_tables(models))
     assert len(found) == len(streams(spec)) == 2
     centred = torch.eye(8, dtype=torch.float64) - 1 / 8  # of centred weights, what is done to their mean is open
     for stream, element in found.items():

@@ -119,7 +119,7 @@ def test_what_is_said_of_the_objective_is_the_objective(family: str, pairs: dict
     spec = pairs[family].spec
     models = Balanced.of(spec, *in_float64(pairs[family], spec))
     said: list[float] = []
-    found, _ = descend(spec, models.a, models.b, {}, progress=lambda _, value: said.append(value))
+    found, _ = descend(models, {}, progress=lambda _, value: said.append(value))
     assert said[-1] == pytest.approx(inner_product(spec, models.a, models.b, found), rel=1e-5)
 
 
@@ -140,7 +140,7 @@ def test_only_what_has_a_neighbour_that_moved_is_solved_again(
 
     monkeypatch.setattr(Solver, "solve", counting)
     alone = {s: e for s, e in found.items() if s != residual(spec)}
-    again, sweeps = descend(spec, models.a, models.b, alone, still={str(residual(spec))})
+    again, sweeps = descend(models, alone, still={str(residual(spec))})
     # Nothing else meets: each is solved once, and no second sweep asks for any.
     assert sweeps == 1 and sum(solved) == len(steps_of(spec, {str(residual(spec))}))
     assert again.keys() >= alone.keys()

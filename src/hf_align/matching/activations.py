@@ -35,7 +35,7 @@ def match_activations(models: Balanced, moments: Mapping[Site, Moments]) -> tupl
     scale = math.sqrt(_SHARE * _size(a, b) / _size(models.a, models.b))
     both = replace(models.spec, parameters={**models.spec.parameters, **spec.parameters})
     ours, theirs = (_beside(w, scale, f) for w, f in ((models.a, a), (models.b, b)))
-    return descend(both, ours, theirs, {}, device=models.device)
+    return descend(replace(models, spec=both, models=(ours, theirs)), {})
 
 
 def _beside(weights: Weights, scale: float, features: Weights) -> Weights:

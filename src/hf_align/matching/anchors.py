@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, nearest
-from hf_align.runtime.devices import CPU
-from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import Block, SymmetrySpec
@@ -39,24 +38,16 @@ def anchored(spec: SymmetrySpec, space: str) -> list[str]:
     return [name for name in spec.uses(space) if meets_nothing_else(name)]
 
 
-def start(
-    spec: SymmetrySpec,
-    space: str,
-    a: Weights,
-    b: Weights,
-    points: Mapping[Power, Tensor],
-    processes: Processes = ALONE,
-    device: torch.device = CPU,
-) -> Element:
+def start(models: Balanced, space: str, points: Mapping[Power, Tensor]) -> Element:
     """The element that fits the anchors best, and their images under circuits where the anchors leave it open.
 
     Args:
         points: what the anchors say, cross matrices [n, n] by power.
     """
-    group = spec.group(space)
-    if not isinstance(group, ScaledPermutation) and _rows(spec, space) < group.size:
-        points = {PRIMAL: _extend(spec, space, a, b, torch.stack(list(points.values())).sum(0), processes)}
-    return processes.by_the_first(lambda: nearest(group, points, device))
+    group = models.spec.group(space)
+    if not isinstance(group, ScaledPermutation) and _rows(models.spec, space) < group.size:
+        points = {PRIMAL: _extend(models, space, torch.stack(list(points.values())).sum(0))}
+    return models.processes.by_the_first(lambda: nearest(group, points, models.device))
 
 
 def _rows(spec: SymmetrySpec, space: str) -> int:
@@ -64,16 +55,16 @@ def _rows(spec: SymmetrySpec, space: str) -> int:
     return sum(math.prod(spec.shape(name)) for name in anchored(spec, space)) // spec.spaces[space].size
 
 
-def _extend(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, processes: Processes) -> Tensor:
+def _extend(models: Balanced, space: str, points: Tensor) -> Tensor:
     """points + ε images + ε² images of images …, each scaled to the size of the points.
 
     Circuits are computed again in each round: of all layers together they may be larger than the models.
     """
     total, images = points, points
-    inner = [s for s in spec.spaces if s != space and spec.spaces[s].group is not None]
+    inner = [name for name, s in models.spec.spaces.items() if name != space and s.group is not None]
     for step in range(_ROUNDS):
         seen: Tensor | None = None
-        for image in processes.in_order(inner, functools.partial(_image, spec, space, a, b, images)):
+        for image in models.processes.in_order(inner, functools.partial(_image, models, space, images)):
             if image is not None:
                 seen = image if seen is None else seen + image
         if seen is None:
@@ -83,13 +74,14 @@ def _extend(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tens
     return total
 
 
-def _image(spec: SymmetrySpec, space: str, a: Weights, b: Weights, points: Tensor, inner: str) -> Tensor | None:
+def _image(models: Balanced, space: str, points: Tensor, inner: str) -> Tensor | None:
     """What the circuits through an inner space make of points, both ways; None where there are none.
 
     In float32, for it is most of the work and only says where to start.
     """
     seen: Tensor | None = None
-    for x, y in zip(_circuits(spec, space, inner, a), _circuits(spec, space, inner, b), strict=True):
+    of_a, of_b = (_circuits(models.spec, space, inner, weights) for weights in (models.a, models.b))
+    for x, y in zip(of_a, of_b, strict=True):
         points = points.to(x)
         image = x @ points @ y.T + x.T @ points @ y
         seen = image if seen is None else seen + image

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hf_align.matching.anchors import anchored
-from hf_align.matching.cross import Weights, cross, inner_product, nearest
+from hf_align.matching.balanced import Balanced
+from hf_align.matching.cross import cross, inner_product, nearest
 from hf_align.matching.head_families import HeadFamily
 from hf_align.matching.heads import Pairing, best_fit, match_heads
 from hf_align.matching.memory import Step, at_once, spaces_of, weights_of
@@ -47,20 +47,21 @@ class Solver:
         most: bytes for steps side by side.
     """
 
-    spec: SymmetrySpec
-    a: Weights
-    b: Weights
+    models: Balanced
     tables: Tables
     pairing: Pairing
-    processes: Processes
-    device: torch.device
     most: int
+
+    @property
+    def spec(self) -> SymmetrySpec:
+        """That of the models."""
+        return self.models.spec
 
     def solve(self, together: list[Step], elements: Elements) -> Sequence[Solution]:
         """Steps that do not see each other; by itself, the products of one are shared out."""
         if len(together) == 1 and isinstance(space := together[0], str) and self._is_plain(space):
-            matrices = self._products(space, elements, self.processes)
-            return [self.processes.by_the_first(lambda: self._nearest(space, matrices))]
+            matrices = self._products(space, elements, self.models.processes)
+            return [self.models.processes.by_the_first(lambda: self._nearest(space, matrices))]
 
         def solved(own: Sequence[Step]) -> list[Solution]:
             at_a_time = at_once(self.spec, together, self.most)
@@ -69,14 +70,14 @@ class Solver:
             with ThreadPoolExecutor(at_a_time) as threads:
                 return list(threads.map(lambda step: self._one(step, elements), own))
 
-        return self.processes.spread(together, lambda step: _work(self.spec, step), solved) if together else []
+        return self.models.processes.spread(together, lambda step: _work(self.spec, step), solved) if together else []
 
     def objective(self, elements: Elements, last: Sequence[Step], solved: Mapping[Step, Solution]) -> float:
         """⟨A, gB⟩ over all weights; most of it is known where the products of the last step told it."""
         told = {step: agreement for step in last if (agreement := solved[step].agreement) is not None}
         known = {name for step in told for name in self._moved_whole(step)}
         others = [name for name in self.spec.parameters if name not in known]
-        rest = inner_product(self.spec, self.a, self.b, elements, self.processes, others)
+        rest = inner_product(self.spec, self.models.a, self.models.b, elements, self.models.processes, others)
         return rest + (sum(told.values()) if known else 0.0)
 
     def _moved_whole(self, step: Step) -> set[str]:
@@ -94,16 +95,17 @@ class Solver:
 
     def _one(self, step: Step, elements: Elements) -> Solution:
         """The best elements of a step, all others held; of spaces that meet themselves, better ones."""
+        spec, a, b = self.spec, self.models.a, self.models.b
         if isinstance(step, HeadFamily):
-            found = match_heads(self.spec, step, self.a, self.b, elements, self.pairing)
-            all_told = not step.meeting and not any(meets_itself(self.spec, s) for s in step.spaces)
+            found = match_heads(spec, step, a, b, elements, self.pairing)
+            all_told = not step.meeting and not any(meets_itself(spec, s) for s in step.spaces)
             if all_told or self.pairing is not best_fit:
                 return Solution(found)
-            return Solution(unless_worse(self.spec, found, self.a, self.b, elements))
-        if signed_beside(self.spec, step):
-            return Solution(match_turns(self.spec, step, self.a, self.b, elements))
-        if meets_itself(self.spec, step):
-            return Solution({step: nearest_step(self.spec, step, self.a, self.b, elements, self.device)})
+            return Solution(unless_worse(spec, found, a, b, elements))
+        if signed_beside(spec, step):
+            return Solution(match_turns(spec, step, a, b, elements))
+        if meets_itself(spec, step):
+            return Solution({step: nearest_step(spec, step, a, b, elements, self.models.device)})
         return self._nearest(step, self._products(step, elements))
 
     def _products(self, space: str, elements: Elements, processes: Processes = ALONE) -> dict[Power, Tensor]:
@@ -111,11 +113,11 @@ class Solver:
         known = self.tables.get(space, {})
         tables = anchored(self.spec, space) if known else []
         names = [name for name in self.spec.uses(space) if name not in tables]
-        found = cross(self.spec, space, self.a, self.b, elements, names, processes)
+        found = cross(self.spec, space, self.models.a, self.models.b, elements, names, processes)
         return {**known, **{p: m.add_(known[p]) if p in known else m for p, m in found.items()}}
 
     def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Solution:
-        element = nearest(self.spec.group(space), matrices, self.device)
+        element = nearest(self.spec.group(space), matrices, self.models.device)
         return Solution({space: element}, float(fit(element, matrices).sum()))
 
 

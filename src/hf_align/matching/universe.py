@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import Weights, inner_product
+from hf_align.matching.descent import Progress
 from hf_align.matching.metric import weighted
-from hf_align.matching.tables import products_of_tables
-from hf_align.matching.weights import Progress, descend, start_streams
+from hf_align.matching.weights import descend
 from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
 
@@ -62,27 +63,24 @@ def match_universe(models: Balanced, progress: Progress | None = None) -> tuple[
         if length - best <= _CONVERGED * length:
             break
         best = length
-        elements = [descend(models.spec, mean, m, e, processes=models.processes, device=models.device)[0]
+        elements = [descend(replace(models, models=(mean, m)), e)[0]
                     for m, e in zip(models.models, elements, strict=True)]  # fmt: skip
     return elements, rounds
 
 
 def _from_medoid(models: Balanced) -> list[dict[str, Element]]:
     """Each model matched to the one that agrees best with all others."""
-    spec, processes, device = models.spec, models.processes, models.device
     pairs = list(itertools.combinations(range(len(models.models)), 2))
     found: dict[tuple[int, int], dict[str, Element]] = {}
     agreement = [0.0] * len(models.models)
     for i, j in pairs:
-        a, b = models.models[i], models.models[j]
-        tables = products_of_tables(spec, a, b, processes)
-        first = start_streams(spec, a, b, tables, processes, device)
-        found[i, j], _ = descend(spec, a, b, first, tables, processes=processes, device=device)
-        value = inner_product(spec, a, b, found[i, j], processes)
+        pair = replace(models, models=(models.models[i], models.models[j]))
+        found[i, j], _ = descend(pair)
+        value = inner_product(pair.spec, pair.a, pair.b, found[i, j], pair.processes)
         agreement[i] += value
         agreement[j] += value
     centre = max(range(len(models.models)), key=lambda i: agreement[i])
     return [
-        {} if i == centre else found[centre, i] if centre < i else inverse(spec, found[i, centre])
+        {} if i == centre else found[centre, i] if centre < i else inverse(models.spec, found[i, centre])
         for i in range(len(models.models))
     ]

@@ -10,7 +10,7 @@ residual stream, the weights are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cache, partial
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights
+from hf_align.matching.descent import Progress
 from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
 from hf_align.matching.memory import Step, room, spaces_of, weights_of
@@ -28,8 +28,6 @@ from hf_align.matching.recurrent import meets_itself
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import alone
 from hf_align.matching.tables import Tables, products_of_tables
-from hf_align.runtime.devices import CPU
-from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import PRIMAL, Element
 from hf_align.symmetry.spec import SymmetrySpec
@@ -43,7 +41,6 @@ _STILL = 1e-7
 """An element that changes by a smaller part of its square has not moved: the objective changes by less."""
 _SLACK = 1e-6
 """The part of the objective by which its float32 sum may fall although every step raises it."""
-Progress = Callable[[int, float], None]
 
 
 def match_weights(
@@ -57,12 +54,7 @@ def match_weights(
     """
     wider = _as_allowed(models.spec)
     first = _projected(models.spec, match_weights(replace(models, spec=wider), None, pairing)[0]) if wider else None
-    models = weighted(models)
-    tables = products_of_tables(models.spec, models.a, models.b, models.processes)
-    if first is None:
-        first = start_streams(models.spec, models.a, models.b, tables, models.processes, models.device)
-    return descend(models.spec, models.a, models.b, first, tables, progress=progress, pairing=pairing,
-                   processes=models.processes, device=models.device)  # fmt: skip
+    return descend(weighted(models), first, progress=progress, pairing=pairing)
 
 
 def _as_allowed(spec: SymmetrySpec) -> SymmetrySpec | None:
@@ -77,16 +69,9 @@ def _projected(spec: SymmetrySpec, found: Elements) -> dict[str, Element]:
     return {name: spec.group(name).nearest({PRIMAL: found[name].as_matrix()}) for name in smaller}
 
 
-def start_streams(
-    spec: SymmetrySpec,
-    a: Weights,
-    b: Weights,
-    tables: Tables,
-    processes: Processes = ALONE,
-    device: torch.device = CPU,
-) -> dict[str, Element]:
+def start_streams(models: Balanced, tables: Tables) -> dict[str, Element]:
     """The elements of the streams that fit what both models share by construction."""
-    return {stream: start(spec, stream, a, b, points, processes, device) for stream, points in tables.items()}
+    return {stream: start(models, stream, points) for stream, points in tables.items()}
 
 
 def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
@@ -98,37 +83,29 @@ def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
 
 
 def descend(
-    spec: SymmetrySpec,
-    a: Weights,
-    b: Weights,
-    elements: Elements,
-    tables: Tables | None = None,
+    models: Balanced,
+    first: Elements | None = None,
     *,
     still: Collection[str] = (),
     progress: Progress | None = None,
     pairing: Pairing = best_fit,
-    processes: Processes = ALONE,
-    device: torch.device = CPU,
 ) -> tuple[dict[str, Element], int]:
     """Coordinate descent over spaces; the elements for B, and the number of sweeps.
 
     Args:
-        elements: where it starts; spaces that are not named start from the identity.
-        tables: as `products_of_tables` gives them.
+        first: spaces that are not named start from the identity; by default from what the tables say of them.
         still: spaces that stay there. Of a tree of heads all move, or each by itself.
         pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
-        processes: that solve it together, and all end with the same.
-        device: where polar factors are computed; products are where the weights are.
     """
-    elements = dict(elements)
-    tables = products_of_tables(spec, a, b, processes) if tables is None else tables
+    spec, tables = models.spec, products_of_tables(models)
+    elements = start_streams(models, tables) if first is None else dict(first)
     steps = steps_of(spec, still)
     runs = list(_independent(spec, steps))
     near = _neighbours(spec, steps)
-    solver = Solver(spec, a, b, tables, pairing, processes, device, room(spec, steps))
+    solver = Solver(models, tables, pairing, room(spec, steps))
     due, solved = set(steps), dict[Step, Solution]()
     best, sweep = float("-inf"), 0
-    limit = cache(partial(_limit, spec, a, b, processes))
+    limit = cache(partial(_limit, models))
     for sweep in range(1, _SWEEPS + 1):
         for run in runs:
             together = [step for step in run if step in due]
@@ -149,12 +126,12 @@ def descend(
     return elements, sweep
 
 
-def _limit(spec: SymmetrySpec, a: Weights, b: Weights, processes: Processes) -> float:
+def _limit(models: Balanced) -> float:
     """(|A|² + |B|²) / 2, the objective where both are the same."""
-    squares = processes.spread(
-        list(spec.parameters),
-        lambda name: math.prod(spec.shape(name)),
-        lambda own: [float(a[name].square().sum() + b[name].square().sum()) for name in own],
+    squares = models.processes.spread(
+        list(models.spec.parameters),
+        lambda name: math.prod(models.spec.shape(name)),
+        lambda own: [float(models.a[name].square().sum() + models.b[name].square().sum()) for name in own],
     )
     return sum(squares) / 2
 
