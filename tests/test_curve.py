@@ -19,7 +19,7 @@ from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.descent import State
 from hf_align.matching.objectives import TowardsSources
 from hf_align.merging.aligned import Aligned
-from hf_align.merging.curve import _drawn, _Offset, along, learn_curve
+from hf_align.merging.curve import _Offset, along, learn_curve
 from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network
@@ -227,7 +227,7 @@ def test_where_the_loss_of_a_simplex_is_taken() -> None:
     rng = torch.Generator().manual_seed(0)
     for sampling, spread in (("midpoint", 0.0), ("near-midpoint", 0.1), ("uniform", 1.0)):
         schedule = Schedule(lambda_sampling=sampling)  # type: ignore[arg-type]
-        drawn = torch.tensor([_drawn(3, schedule, rng) for _ in range(100)])
+        drawn = torch.tensor([schedule.shares(3, rng) for _ in range(100)])
         torch.testing.assert_close(drawn.sum(1), torch.ones(100))
         assert bool(((drawn - 1 / 3).abs() <= spread + 1e-6).all()) and (
             spread == 0 or float(drawn.std()) > spread / 10

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -20,17 +20,27 @@ Progress = Callable[[int, float], None]
 """Called after each step with its number and the loss."""
 
 
-class Moving(Protocol):
-    """Something that optimisers move."""
+class Moving:
+    """Something that optimisers move.
+
+    Attributes:
+        kept: the attributes that say where it is.
+    """
+
+    kept: ClassVar[tuple[str, ...]]
 
     def retract(self) -> None:
-        """Take up the optimisers' step."""
+        """Take up the optimisers' step: by default it is where they took it."""
 
     def state(self) -> dict[str, Tensor]:
         """Where it is, to go on from after a restart."""
+        return {name: getattr(self, name).detach() for name in self.kept}
 
+    @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go where `state` was."""
+        for name in self.kept:
+            getattr(self, name).copy_(state[name])
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ the identity (straight through; Theus et al., arXiv 2506.22712, algorithm 1).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from hf_align.matching.descent import Moving
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix, Monomial, Power
 from hf_align.symmetry.groups import Group, ScaledPermutation, assign
 
@@ -44,20 +44,18 @@ class Blend(Monomial):
         return Matrix(self.factors(power)[..., None] * self.weights).act(tensor, PRIMAL)
 
 
-class Latent(ABC):
+class Latent(Moving, ABC):
     """An element that moves.
 
     Attributes:
         turns: what an optimiser moves along a group of matrices: members of the Lie algebra, zero between steps.
         stretches: the same for logarithms of factors.
         choices: what it moves freely: latent matrices of permutations.
-        kept: the attributes that say where the element is.
     """
 
     turns: tuple[Tensor, ...] = ()
     stretches: tuple[Tensor, ...] = ()
     choices: tuple[Tensor, ...] = ()
-    kept: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def element(self) -> Element:
@@ -70,16 +68,6 @@ class Latent(ABC):
     @abstractmethod
     def resolved(self, group: Group) -> Element:
         """The present element in float64, on the group to rounding."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Where it is, to go on from after a restart."""
-        return {name: getattr(self, name).detach() for name in self.kept}
-
-    @torch.no_grad()
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go where `state` was."""
-        for name in self.kept:
-            getattr(self, name).copy_(state[name])
 
 
 class Turning(Latent):

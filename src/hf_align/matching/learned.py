@@ -22,7 +22,7 @@ from hf_align.running.network import Network
 from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.elements import Element, Monomial
-from hf_align.symmetry.groups import Group, ScaledPermutation
+from hf_align.symmetry.groups import ScaledPermutation
 
 
 def learn(
@@ -53,25 +53,16 @@ def learn(
         for weights, elements, moving in zip(others, start, latents, strict=True):
             present = {**elements, **{s: latent.element() for s, latent in moving.items()}}
             moved.append({n: act(t, n, models.spec, present) for n, t in weights.items()})
-        shares = _shares(schedule, len(moved), rng)
+        shares = schedule.shares(len(moved), rng)
         merged = {n: _sum(share * w[n] for share, w in zip(shares, moved, strict=True)) for n in first}
         return objective.loss(network, merged, schedule.rows, rng)
 
     all_latents = [latent for moving in latents for latent in moving.values()]
     Descent(all_latents, _optimisers(all_latents, schedule), schedule, state).run(loss, progress)
     return [
-        {**elements, **{s: latent.resolved(_group(models, s)) for s, latent in moving.items()}}
+        {**elements, **{s: latent.resolved(models.spec.group(s)) for s, latent in moving.items()}}
         for elements, moving in zip(start, latents, strict=True)
     ]
-
-
-def _shares(schedule: Schedule, count: int, rng: Generator) -> list[float]:
-    """What each model contributes: 1-λ and λ for two; for more, as near to equal shares as λ is to a half."""
-    if count == 2:
-        at = schedule.draw(rng)
-        return [1 - at, at]
-    drawn = [schedule.draw(rng) for _ in range(count)]
-    return [x / sum(drawn) for x in drawn]
 
 
 def _sum(tensors: Iterable[Tensor]) -> Tensor:
@@ -83,19 +74,13 @@ def _latents(
     models: Balanced, start: Elements, schedule: Schedule, device: torch.device
 ) -> Iterator[tuple[str, Latent]]:
     for name, element in start.items():
-        group = _group(models, name)
+        group = models.spec.group(name)
         if not isinstance(group, ScaledPermutation):
             yield name, Turning(group, element, device, schedule.stretching)
         elif isinstance(element, Monomial) and schedule.order_rate and group.permutes:
             yield name, Arranging(group, element, device)
         elif isinstance(element, Monomial):
             yield name, Stretching(group, element, device)
-
-
-def _group(models: Balanced, space: str) -> Group:
-    group = models.spec.spaces[space].group
-    assert group is not None
-    return group
 
 
 def _optimisers(latents: Sequence[Latent], schedule: Schedule) -> list[torch.optim.Optimizer]:

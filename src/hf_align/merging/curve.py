@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
 from hf_align.checkpoints.ondemand import Computed
-from hf_align.matching.descent import Descent, Progress, State
+from hf_align.matching.descent import Descent, Moving, Progress, State
 from hf_align.matching.objectives import Objective
 from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.merging.aligned import Aligned, Mix, Weights
@@ -83,7 +84,7 @@ def learn_curve(
     offsets = {n: offset for n, offset in found.items() if offset is not None}
 
     def loss(rng: Generator) -> Tensor:
-        shares = _drawn(len(models), schedule, rng)
+        shares = schedule.shares(len(models), rng)
         bulge = len(shares) ** len(shares) * math.prod(shares)
         mean = mean_of(models, shares)
         merged = {n: mean[n] if first[n].is_floating_point() else first[n] for n in first}
@@ -96,17 +97,8 @@ def learn_curve(
     return {n: offset.value.detach().cpu() for n, offset in offsets.items()}
 
 
-def _drawn(count: int, schedule: Schedule, rng: Generator) -> tuple[float, ...]:
-    """Where the loss is taken: shares of so many models, 1 in sum."""
-    if count == 2:
-        at = schedule.draw(rng)
-        return 1 - at, at
-    parts = [schedule.draw(rng) for _ in range(count)]
-    return tuple(part / sum(parts) for part in parts)
-
-
 @dataclass(frozen=True)
-class _Offset:
+class _Offset(Moving):
     """How far one weight leaves the line.
 
     Attributes:
@@ -114,6 +106,7 @@ class _Offset:
         unit: for which a matrix of spectral norm one has entries of the size by which those of the models differ.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("steps",)
     steps: Tensor
     unit: Tensor
     shape: torch.Size
@@ -131,13 +124,3 @@ class _Offset:
     @property
     def value(self) -> Tensor:
         return self.unit * self.steps.view(self.shape)
-
-    def retract(self) -> None:
-        """It is where the optimiser took it."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {"steps": self.steps.detach()}
-
-    @torch.no_grad()
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.steps.copy_(state["steps"])

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from hf_align.matching.descent import Descent, Progress, State
+from hf_align.matching.descent import Descent, Moving, Progress, State
 from hf_align.matching.objectives import Objective, drawn
 from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.running.generate import own_inputs, writes
@@ -87,13 +88,14 @@ def _mixed(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Free:
+class _Free(Moving):
     """A weight that an optimiser moves.
 
     Attributes:
         entries: a matrix or more [*, n, k], or a vector [n].
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("entries",)
     entries: Tensor
     shape: torch.Size
 
@@ -106,16 +108,6 @@ class _Free:
     @property
     def value(self) -> Tensor:
         return self.entries.view(self.shape)
-
-    def retract(self) -> None:
-        """It is where the optimiser took it."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {"entries": self.entries.detach()}
-
-    @torch.no_grad()
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.entries.copy_(state["entries"])
 
 
 @torch.no_grad()

@@ -86,9 +86,15 @@ class Schedule:
         400 steps. Turns come round; stretched on, what is short would be lost in the rounding of what is long."""
         return min(1.0, 400 / self.steps)
 
-    def draw(self, rng: Generator) -> float:
-        """A mixing weight."""
-        return LAMBDA[self.lambda_sampling](rng)
+    def shares(self, count: int, rng: Generator) -> tuple[float, ...]:
+        """Where the loss is taken: what each of so many models contributes, 1 in sum. It is 1-λ and λ for two; for
+        more, as near to equal shares as λ is to a half."""
+        draw = LAMBDA[self.lambda_sampling]
+        if count == 2:
+            at = draw(rng)
+            return 1 - at, at
+        drawn = [draw(rng) for _ in range(count)]
+        return tuple(part / sum(drawn) for part in drawn)
 
     def pace(self, step: int) -> float:
         """The share of the rate at a step."""
