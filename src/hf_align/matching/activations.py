@@ -15,10 +15,9 @@ from torch import Tensor
 
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights
 from hf_align.matching.features import Moments, Site, as_weights, compare
 from hf_align.matching.weights import descend
-from hf_align.running.network import Batch, Network, batches
+from hf_align.running.network import Batch, Network, Weights, batches
 from hf_align.symmetry.elements import Element
 
 _SHARE = 1e-3

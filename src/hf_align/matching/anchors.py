@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights, nearest
+from hf_align.matching.cross import nearest
+from hf_align.running.network import Weights
 from hf_align.symmetry.elements import PRIMAL, Element, Power, dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import Block, SymmetrySpec

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from hf_align.matching.match import Match
 from hf_align.matching.scales import settle_scales
 from hf_align.matching.weight_cache import CACHED, WeightCache
+from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
@@ -22,7 +21,6 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
-Weights = Mapping[str, Tensor]
 _TURNS = 50
 """That spaces which share weights take at most until they are balanced together."""
 _STILL = 1e-7

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements, act, occurrences
@@ -15,7 +16,6 @@ from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.groups import Group, ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
-Weights = Mapping[str, Tensor]
 _PARTS = 16
 """In which the weights of a space are shared out."""
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hf_align.checkpoints.ondemand import Computed
-from hf_align.matching.cross import Weights
-from hf_align.running.network import Batch, Gram, Network
+from hf_align.running.network import Batch, Gram, Network, Weights
 from hf_align.symmetry.elements import dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec

@@ -14,7 +14,6 @@ from hf_align.errors import HfAlignError
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
-from hf_align.matching.cross import Weights
 from hf_align.matching.descent import Progress, State
 from hf_align.matching.features import Site, compare, watch
 from hf_align.matching.heads import PAIRINGS, best_fit
@@ -23,7 +22,7 @@ from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.running.generate import noise, own_inputs, writes
-from hf_align.running.network import Batch, Network, batches
+from hf_align.running.network import Batch, Network, Weights, batches
 from hf_align.runtime.processes import ALONE
 from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.alignment import compose, inverse

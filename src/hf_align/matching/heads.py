@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_align.matching.cross import Weights
 from hf_align.matching.head_families import HeadFamily
+from hf_align.running.network import Weights
 from hf_align.symmetry.action import Elements, act_on_block
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power, load_element
 from hf_align.symmetry.groups import Group, ScaledPermutation, assign, sign

@@ -18,8 +18,8 @@ from torch import Tensor
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights
 from hf_align.matching.stream import residual
+from hf_align.running.network import Weights
 
 
 def weighted(models: Balanced) -> Balanced:

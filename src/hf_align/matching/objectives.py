@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from hf_align.running.network import Batch, Network, predictions
-
-Weights = Mapping[str, Tensor]
+from hf_align.running.network import Batch, Network, Weights, predictions
 
 
 class Objective(ABC):

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_align.matching.cross import Weights, cross, inner_product, nearest
+from hf_align.matching.cross import cross, inner_product, nearest
+from hf_align.running.network import Weights
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec

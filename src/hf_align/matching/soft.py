@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from hf_align.matching.cross import Weights, cross
+from hf_align.matching.cross import cross
 from hf_align.matching.latent import Blend
+from hf_align.running.network import Weights
 from hf_align.symmetry.elements import Monomial
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec

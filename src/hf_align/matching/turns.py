@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from hf_align.matching.cross import Weights, cross
+from hf_align.matching.cross import cross
+from hf_align.running.network import Weights
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.groups import QuarterTurns

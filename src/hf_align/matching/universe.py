@@ -17,10 +17,11 @@ from torch import Tensor
 
 from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import Weights, inner_product
+from hf_align.matching.cross import inner_product
 from hf_align.matching.descent import Progress
 from hf_align.matching.metric import weighted
 from hf_align.matching.weights import descend
+from hf_align.running.network import Weights
 from hf_align.symmetry.alignment import MovedWeights, inverse
 from hf_align.symmetry.elements import Element
 

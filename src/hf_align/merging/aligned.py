@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from hf_align.running.network import Weights
 from hf_align.symmetry.spec import SymmetrySpec
 
-Weights = Mapping[str, Tensor]
 Mix = Callable[[str, float], Tensor]
 """The merge of a parameter, by its name in memory and the weight of B; in the dtype of A's."""
 

@@ -22,10 +22,10 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.descent import Descent, Moving, Progress, State
 from hf_align.matching.objectives import Objective
 from hf_align.matching.steepest import Steepest, as_matrices
-from hf_align.merging.aligned import Aligned, Mix, Weights
+from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.regression import mean_of
 from hf_align.merging.tensors import linear
-from hf_align.running.network import Network
+from hf_align.running.network import Network, Weights
 from hf_align.settings.schedule import Schedule
 
 

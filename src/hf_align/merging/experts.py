@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.merging.aligned import Weights
 from hf_align.merging.fits import Fit, mean_of_values, missing_to_target, ridge
 from hf_align.merging.lockstep import Lockstep, Lookup
 from hf_align.merging.sites import LAYS_OUT, Beside, arrivals, besides, carried, readers_of
 from hf_align.running.chosen import Chosen, chooses_matrices
-from hf_align.running.network import Network
+from hf_align.running.network import Network, Weights
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program, operand
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from hf_align.merging.aligned import Aligned, Mix, Weights
+from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
-from hf_align.running.network import Batch, Network, batches, predictions
+from hf_align.running.network import Batch, Network, Weights, batches, predictions
 
 _FLOOR = 1e-3
 """Of every entry's information, as a share of the mean: entries that nothing depends on are averaged."""

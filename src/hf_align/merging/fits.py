@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, fx
 
-from hf_align.merging.aligned import Weights
 from hf_align.merging.lockstep import Lockstep, Lookup
 from hf_align.merging.sites import Beside, Site, brought_back
-from hf_align.running.network import Network
+from hf_align.running.network import Network, Weights
 from hf_align.tracing.execute import call_wide
 
 RIDGE = 1e-3

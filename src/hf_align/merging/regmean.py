@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hf_align.matching.features import Site, watch
-from hf_align.merging.aligned import Aligned, Mix, Weights
+from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
-from hf_align.running.network import Batch, Gram, Network, batches
+from hf_align.running.network import Batch, Gram, Network, Weights, batches
 
 OFF_DIAGONAL = 0.9
 """By which the entries beside the diagonal of a Gram matrix are multiplied (section 4.1 there)."""

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.objectives import Objective
-from hf_align.merging.aligned import Weights
 from hf_align.merging.distil import WRITTEN, Together, TowardsMix, written_by
 from hf_align.merging.regression import Solved, regress
 from hf_align.merging.samples import Samples, Taught
 from hf_align.running.generate import own_inputs, writes
-from hf_align.running.network import Batch, Network, batches, predictions
+from hf_align.running.network import Batch, Network, Weights, batches, predictions
 from hf_align.tracing.build import build_without_weights
 
 MOST, LENGTH = 512, 64
