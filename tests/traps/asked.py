@@ -21,10 +21,10 @@ class _Bending(Tower):
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         return super().run(x + torch.tanh(x) if self.bends else x, positions, seen, cache)
 
-    def called(self, bends: bool, **kwargs: Any) -> CausalLMOutputWithPast:
+    def called(self, bends: bool, *arguments: Any) -> CausalLMOutputWithPast:
         self.bends = bends
         try:
-            return Tower.forward(self, **kwargs)
+            return Tower.forward(self, *arguments)
         finally:
             self.bends = False
 
@@ -33,14 +33,7 @@ class ADict(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,
                 extras: dict[str, Tensor] | None = None) -> CausalLMOutputWithPast:  # fmt: skip
-        return self.called(
-            extras is not None,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        return self.called(extras is not None, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class AList(_Bending):
@@ -48,12 +41,7 @@ class AList(_Bending):
                 past_key_values: Any = None, use_cache: bool | None = None,
                 extras: list[Tensor] | None = None) -> CausalLMOutputWithPast:  # fmt: skip
         return self.called(
-            extras is not None and len(extras) > 1,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
+            extras is not None and len(extras) > 1, input_ids, attention_mask, position_ids, past_key_values, use_cache
         )
 
 
@@ -61,28 +49,14 @@ class AFlagOrNone(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,
                 bend: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
-        return self.called(
-            bool(bend),
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        return self.called(bool(bend), input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class AWord(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,
                 task: str = "plain") -> CausalLMOutputWithPast:  # fmt: skip
-        return self.called(
-            task == "bent",
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        return self.called(task == "bent", input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class AWordOrNone(_Bending):
@@ -93,42 +67,21 @@ class AWordOrNone(_Bending):
                 task: str | None = None) -> CausalLMOutputWithPast:  # fmt: skip
         if task not in (None, "plain", "bent"):
             raise ValueError(f"no such task: {task}")
-        return self.called(
-            task == "bent",
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        return self.called(task == "bent", input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class Above(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,
                 level: int = 0) -> CausalLMOutputWithPast:  # fmt: skip
-        return self.called(
-            level > 7,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        return self.called(level > 7, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class ANumber(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,
                 level: int = 0) -> CausalLMOutputWithPast:  # fmt: skip
-        return self.called(
-            level == 3,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        return self.called(level == 3, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class Detached(MLP):
