@@ -35,6 +35,7 @@ from hf_align.matching.match import Match
 from hf_align.matching.weights import match_weights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import model_class
+from hf_align.tracing.small.reduce import reduced
 
 ROOT = Path(__file__).parent.parent
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
@@ -66,6 +67,25 @@ def tiny_vit(**changes: object) -> PretrainedConfig:
     sizes = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6, image_size=4,
                  patch_size=2, num_channels=1, num_labels=9)  # fmt: skip
     return transformers.ViTConfig(**{**sizes, "architectures": ["ViTForImageClassification"], **changes})
+
+
+def small(model_type: str, architecture: str) -> PretrainedConfig:
+    """The smallest copy of a default config."""
+    config = transformers.CONFIG_MAPPING[model_type]()
+    config.architectures = [architecture]
+    found = reduced(config)
+    assert found is not None
+    return found
+
+
+def save(folder: Path, config: PretrainedConfig, seed: int = 0) -> Path:
+    """A model as trained: what a norm, a softmax or an activation does must show."""
+    torch.manual_seed(seed)
+    model = getattr(transformers, config.architectures[0])(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    return folder
 
 
 def built(config: PretrainedConfig, seed: int) -> PreTrainedModel:

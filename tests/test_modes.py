@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
-from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import small, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from traps import test_modes as families
@@ -22,7 +22,6 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
-from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
@@ -215,14 +214,6 @@ def test_places_that_no_traced_call_reaches_stand_still(length: int) -> None:
     assert group(spec, "places", 1) is not None
     longer, rng = trace(config, length=length), Generator().manual_seed(0)
     assert soundness(longer, spec, random_weights(spec, rng), random_inputs(longer, rng), rng) < 1e-9
-
-
-def small(model_type: str, architecture: str) -> PretrainedConfig:
-    config = hf.CONFIG_MAPPING[model_type]()
-    config.architectures = [architecture]
-    found = reduced(config)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import Tiny, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import Tiny, run, save, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
@@ -157,15 +157,6 @@ def test_the_field_that_makes_a_difference_is_named(kind: str) -> None:
 def test_what_changes_nothing_is_no_reason_to_refuse(kind: str) -> None:
     build, a, b = ALIKE[kind]
     require_same_function(("A", "B"), build(**a), build(**b))
-
-
-def save(folder: Path, config: PretrainedConfig, seed: int = 0) -> Path:
-    torch.manual_seed(seed)
-    model = getattr(transformers, config.architectures[0])(config)
-    for parameter in model.parameters():  # as trained: what a norm or an activation does must show
-        torch.nn.init.normal_(parameter)
-    model.save_pretrained(folder)
-    return folder
 
 
 def logits(folder: Path) -> torch.Tensor:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import DATA, MODELS, run, tiny_llama
+from conftest import DATA, MODELS, run, save, tiny_llama
 from safetensors.torch import load_file, save_file
-from test_pairs import save
 from transformers import AutoModelForCausalLM
 
 from hf_align.publishing.provenance import Provenance

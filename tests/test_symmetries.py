@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 import torch
 import transformers as hf
-from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import small, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
@@ -51,7 +51,6 @@ from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.program import Program
-from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.trace import trace
 
 VOCABULARY = 23
@@ -77,15 +76,6 @@ def decoder(config: str, architecture: str, **changes: object) -> PretrainedConf
 
 def gpt2(**changes: object) -> PretrainedConfig:
     return tiny_gpt2(**{"vocab_size": VOCABULARY, **changes})
-
-
-def small(model_type: str, architecture: str) -> PretrainedConfig:
-    """The smallest copy of a default config."""
-    config = hf.CONFIG_MAPPING[model_type]()
-    config.architectures = [architecture]
-    found = reduced(config)
-    assert found is not None
-    return found
 
 
 def llama(**changes: object) -> PretrainedConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import run, save, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
@@ -60,15 +60,6 @@ def test_without_the_stretch_the_function_changes() -> None:
     unstretched = WidenedWeights(weights, *specs, stretch=0)
     before, after = (execute(p, dict(w), inputs) for p, w in zip(programs, (weights, unstretched), strict=True))
     assert float((after - before).abs().max()) > 1e-2 * float(before.abs().max())
-
-
-def save(folder: Path, config: PretrainedConfig) -> Path:
-    torch.manual_seed(0)
-    model = getattr(transformers, config.architectures[0])(config)
-    for parameter in model.parameters():  # as trained: what a softmax or a norm does must show
-        torch.nn.init.normal_(parameter)
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize(
