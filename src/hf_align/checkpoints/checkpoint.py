@@ -15,12 +15,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_align.checkpoints import companions
+from hf_align.checkpoints.hub import HubShards
 from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.checkpoints.own_files import header_size, json_object, own_json, parsed
 from hf_align.errors import CheckpointError
@@ -49,33 +50,10 @@ class TensorInfo:
     begin: int = 0
 
 
-class Shards(Protocol):
-    """Weights that are not in the folder yet, by file name."""
-
-    @property
-    def commit(self) -> str:
-        """What stands for the contents of all files."""
-
-    def has(self, file: str) -> bool:
-        """Whether there is such a file."""
-
-    def head(self, file: str) -> tuple[bytes, int]:
-        """The start of a shard, at least its header; and the size of the whole shard in bytes."""
-
-    def is_here(self, file: str) -> bool:
-        """Whether the shard is on this disk already."""
-
-    def fetch(self, file: str) -> Path:
-        """The whole shard on this disk."""
-
-    def drop(self, file: str) -> None:
-        """Take the shard off this disk."""
-
-
 class Checkpoint(OnDemand):
     """The tensors of a folder of safetensors, by name on disk, each read when it is asked for."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo], remote: Shards | None = None) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, TensorInfo], remote: HubShards | None = None) -> None:
         self.folder = folder
         self._tensors = dict(tensors)
         super().__init__(self._tensors)
@@ -87,7 +65,7 @@ class Checkpoint(OnDemand):
         self._one_thread = threading.RLock()
 
     @classmethod
-    def open(cls, folder: Path, remote: Shards | None = None) -> Checkpoint:
+    def open(cls, folder: Path, remote: HubShards | None = None) -> Checkpoint:
         """Read all headers and check them against the files.
 
         Args:
@@ -115,7 +93,7 @@ class Checkpoint(OnDemand):
         return cls(folder, tensors, remote)
 
     @classmethod
-    def of_file(cls, folder: Path, file: str, remote: Shards | None = None) -> Checkpoint:
+    def of_file(cls, folder: Path, file: str, remote: HubShards | None = None) -> Checkpoint:
         """One file of safetensors, whatever it is called.
 
         Raises:
@@ -281,7 +259,7 @@ def _refuse_quantised(folder: Path) -> None:
         raise CheckpointError(f"{folder} is quantised; merge the original weights and quantise the result")
 
 
-def _shards(folder: Path, remote: Shards | None) -> dict[str, set[str] | None]:
+def _shards(folder: Path, remote: HubShards | None) -> dict[str, set[str] | None]:
     """Shard -> the tensors that the index promises there; None for a file of its own, which is what `from_pretrained`
     reads where there is an index, too."""
     if (folder / SINGLE).is_file() or (remote is not None and remote.has(SINGLE)):
@@ -307,7 +285,7 @@ def _indexed(index: Path) -> dict[str, set[str]]:
     return shards
 
 
-def _read_header(path: Path, shard: str, remote: Shards | None) -> dict[str, TensorInfo]:
+def _read_header(path: Path, shard: str, remote: HubShards | None) -> dict[str, TensorInfo]:
     if remote is not None:
         return _parse_header(*remote.head(shard), path, shard)
     if not path.is_file():
