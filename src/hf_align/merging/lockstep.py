@@ -79,14 +79,9 @@ class Lockstep:
 
     def _stage_ahead(self, asked: Collection[fx.Node]) -> list[fx.Node]:
         """The nodes that the models run next: those that some values depend on and that did not run yet."""
-        left, stack, run = set(self._left_ahead), list(asked), set[fx.Node]()
-        while stack:
-            node = stack.pop()
-            if node in left and node not in run:
-                run.add(node)
-                stack.extend(node.all_input_nodes)
-        stage = [n for n in self._left_ahead if n in run]
-        self._left_ahead = [n for n in self._left_ahead if n not in run]
+        wanted = upstream(asked, self.program)
+        stage = [n for n in self._left_ahead if n in wanted]
+        self._left_ahead = [n for n in self._left_ahead if n not in wanted]
         return stage
 
     @torch.no_grad()
