@@ -118,7 +118,7 @@ class Network:
                     module._parameters[key] = real[id(parameter)]
             for key, buffer in module._buffers.items():
                 if buffer is not None:
-                    name = f"{path}.{key}" if path else key
+                    name = name_within(path, key)
                     module._buffers[key] = weights[name] if name in weights else buffer.to(self.device)
         model.tie_weights()
         return model
@@ -140,6 +140,11 @@ class Network:
         """The model's own loss, averaged over the labels of a batch."""
         loss: Tensor = self(weights, batch).loss
         return loss
+
+
+def name_within(path: str, key: str) -> str:
+    """What a tensor of a module is called in the whole model."""
+    return f"{path}.{key}" if path else key
 
 
 def runnable(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:

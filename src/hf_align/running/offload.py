@@ -22,7 +22,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.checkpoints.ondemand import Computed, OnDemand
 from hf_align.errors import CannotRun
-from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, runnable
+from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, name_within, runnable
 from hf_align.tracing.build import build_to_run, build_without_weights, inventory, quiet
 
 _COPIES = 4
@@ -81,8 +81,8 @@ class Streamed(OnDemand):
         _made_plain(model)
         names = {name: ties.get(name, name) for name, _ in model.named_parameters(remove_duplicate=False)}
         for path, module in model.named_modules():
-            for key in [k for k in module._buffers if (f"{path}.{k}" if path else k) in weights]:
-                module._buffers[key] = self[f"{path}.{key}" if path else key]
+            for key in [k for k in module._buffers if name_within(path, k) in weights]:
+                module._buffers[key] = self[name_within(path, key)]
         with quiet():
             self.module: nn.Module = dispatch_model(
                 model,
@@ -92,9 +92,7 @@ class Streamed(OnDemand):
                 offload_index={},  # in place of a folder: the mapping has every weight
             )
         for path, module in model.named_modules():
-            own = {
-                key: names[f"{path}.{key}" if path else key] for key, p in module._parameters.items() if p is not None
-            }
+            own = {key: names[name_within(path, key)] for key, p in module._parameters.items() if p is not None}
             if own:
                 add_hook_to_module(module, _Naming(own, self.running), append=True)
 
