@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_align.matching.match import Match
-from hf_align.matching.scales import settle_scales
+from hf_align.matching.scales import STILL, TURNS, settle_scales
 from hf_align.matching.weight_cache import CACHED, WeightCache
 from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
@@ -20,11 +20,6 @@ from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
-
-_TURNS = 50
-"""That spaces which share weights take at most until they are balanced together."""
-_STILL = 1e-7
-"""A change of scale that is none."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +100,13 @@ def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) ->
     coupled = [name for name in gauge if gauge.keys() & _beside(spec, name)]
     if all(isinstance(spec.group(name), ScaledPermutation) for name in coupled):
         return settle_scales(spec, weights, coupled, gauge)
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         moved = 0.0
         for name in coupled:
             step = balance(spec, MovedWeights(weights, spec, gauge), name)
             moved = max(moved, _size(spec, name, step))
             gauge[name] = step @ gauge[name]
-        if moved < _STILL:
+        if moved < STILL:
             break
     return gauge
 

@@ -8,7 +8,7 @@ move through latent matrices. The function of B is untouched at every step: only
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -54,7 +54,7 @@ def learn(
             present = {**elements, **{s: latent.element() for s, latent in moving.items()}}
             moved.append({n: act(t, n, models.spec, present) for n, t in weights.items()})
         shares = schedule.shares(len(moved), rng)
-        merged = {n: _sum(share * w[n] for share, w in zip(shares, moved, strict=True)) for n in first}
+        merged = {n: functools.reduce(torch.add, (s * w[n] for s, w in zip(shares, moved, strict=True))) for n in first}
         return objective.loss(network, merged, schedule.rows, rng)
 
     all_latents = [latent for moving in latents for latent in moving.values()]
@@ -63,11 +63,6 @@ def learn(
         {**elements, **{s: latent.resolved(models.spec.group(s)) for s, latent in moving.items()}}
         for elements, moving in zip(start, latents, strict=True)
     ]
-
-
-def _sum(tensors: Iterable[Tensor]) -> Tensor:
-    """Σ, without a zero to start from."""
-    return functools.reduce(torch.add, tensors)
 
 
 def _latents(

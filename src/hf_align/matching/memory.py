@@ -42,8 +42,8 @@ def of_step(spec: SymmetrySpec, step: Step) -> int:
 
 def _crosses(spec: SymmetrySpec, step: Step) -> int:
     if not isinstance(step, HeadFamily):
-        powers = len({f.powers[step] for name in spec.uses(step) for axis in spec.parameters[name] for s in axis
-                      for f in s if f.is_moved_by(step)})  # fmt: skip
+        blocks = (block for name in spec.uses(step) for block in spec.blocks(name))
+        powers = len({move.power for block in blocks for move in block.moves if move.space == step})
         copies = powers + max(powers + _TERM, _SOLVING)  # the sum so far, and that of a part or what solves it
         return copies * spec.spaces[step].size ** 2 * math.prod(spec.index_shape(step))
     at_once = min(spec.spaces[step.heads].size ** 2, pairs_at_once(spec, step))

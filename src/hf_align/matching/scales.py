@@ -18,9 +18,9 @@ from hf_align.symmetry.elements import Element, Monomial, Power
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import Block, Move, SymmetrySpec
 
-_TURNS = 50
-"""That spaces take at most."""
-_STILL = 1e-7
+TURNS = 50
+"""That spaces which share weights take at most until they are balanced together."""
+STILL = 1e-7
 """A change of scale that is none."""
 
 
@@ -67,7 +67,7 @@ def settle_scales(
     for squares in _all_squares(spec, weights, names):
         for move in squares.moves:
             uses[move.space].append((squares, move))
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         moved = 0.0
         for name in names:
             lengths: dict[Power, Tensor] = {}
@@ -78,7 +78,7 @@ def settle_scales(
             step = group.even(lengths)
             moved = max(moved, float((step.scale - 1).abs().max()))
             settled[name] = step @ settled[name]
-        if moved < _STILL:
+        if moved < STILL:
             break
     return settled
 

@@ -16,7 +16,6 @@ from hf_align.matching.cross import cross
 from hf_align.matching.latent import Blend
 from hf_align.running.network import Weights
 from hf_align.symmetry.elements import Monomial
-from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
 _ROUNDS = 200
@@ -56,15 +55,12 @@ def likeness(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Tensor]:
 
 def blends(spec: SymmetrySpec, maps: Mapping[str, Tensor]) -> dict[str, Blend]:
     """Matrices [*index, n, n] as elements, which move writers and readers alike."""
-    return {name: _blend(spec, name, m) for name, m in maps.items()}
-
-
-def _blend(spec: SymmetrySpec, name: str, matrix: Tensor) -> Blend:
-    group = spec.spaces[name].group
-    assert isinstance(group, ScaledPermutation)
-    still = group.identity(spec.index_shape(name))
-    assert isinstance(still, Monomial)
-    return Blend(still.order, still.scale, matrix)
+    found = {}
+    for name, matrix in maps.items():
+        still = spec.group(name).identity(spec.index_shape(name))
+        assert isinstance(still, Monomial)
+        found[name] = Blend(still.order, still.scale, matrix)
+    return found
 
 
 def units(spec: SymmetrySpec) -> Iterator[str]:

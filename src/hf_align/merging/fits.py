@@ -121,9 +121,9 @@ def mean_of_values(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return sum((s * (x - first) for s, x in zip(shares[1:], others, strict=True)), first)
 
 
-def ridge(gram: Tensor, product: Tensor, share: float = RIDGE) -> Tensor:
+def ridge(gram: Tensor, product: Tensor) -> Tensor:
     """(XᵀX + λ)⁻¹ XᵀY, [*, n, m], with λ as in `raised`; zero where X is."""
-    return torch.cholesky_solve(product, factor(raised(gram, share)))
+    return torch.cholesky_solve(product, factor(raised(gram, RIDGE)))
 
 
 def factor(matrix: Tensor) -> Tensor:

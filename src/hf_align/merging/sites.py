@@ -133,16 +133,10 @@ class Site:
         if not self.is_convolution:
             return value.reshape(1, -1, self.inputs)
         eye = torch.eye(self.inputs, dtype=value.dtype, device=value.device).repeat(self.groups, 1)
-        patches = self._convolved(value, eye.reshape(-1, *self.shape[1:]))
+        how = {k: v for k, v in self.node.kwargs.items() if k != "bias"}
+        convolve: Any = self.node.target
+        patches: Tensor = convolve(value, eye.reshape(-1, *self.shape[1:]), None, *self.node.args[3:], **how)
         return patches.movedim(1, -1).reshape(-1, self.groups, self.inputs).movedim(1, 0)
-
-    def _convolved(self, value: Tensor, kernel: Tensor) -> Tensor:
-        result: Tensor = self.node.target(value, kernel, None, *self.node.args[3:], **self._plain)  # type: ignore[operator]
-        return result
-
-    @property
-    def _plain(self) -> dict[str, Any]:
-        return {k: v for k, v in self.node.kwargs.items() if k != "bias"}
 
     def results(self, result: Tensor) -> Tensor:
         """What the op gives, [groups, rows, m]."""
