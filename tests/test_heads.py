@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from hf_align.matching import heads
 from hf_align.matching.anchors import anchored
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.head_families import HeadFamily, head_families
-from hf_align.matching.heads import best_fit, compare_heads, likest_circuits
+from hf_align.matching.heads import Pairs, best_fit, likest_circuits
 from hf_align.matching.memory import of_step
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
@@ -33,7 +34,7 @@ from hf_align.tracing.execute import execute
 from hf_align.tracing.trace import trace
 
 FAMILIES = ("gpt2", "llama")
-Weights = dict[str, Tensor]
+Weights = Mapping[str, Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,11 @@ def product(spec: SymmetrySpec, space: str, one: tuple[Tensor, Tensor], other: t
     return (p.mT @ d * (q.mT @ e)).sum()
 
 
+def compared_heads(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights) -> list[Pairs]:
+    """Every head of A with every head of B, weight by weight."""
+    return [block.pairs(slice(None), slice(None)) for block in heads._laid_out(spec, tree, a, b, {})]
+
+
 def first_order(spec: SymmetrySpec, tree: HeadFamily) -> Tensor | None:
     if tree.subheads is None:
         return None
@@ -88,7 +94,7 @@ def test_circuits_are_compared_as_if_they_had_been_formed(family: str, balanced:
     assert len(tree.inner) == 2
     for space in tree.inner:
         alone = replace(tree, inner=(space,))
-        compared = [p for p in compare_heads(spec, alone, models.a, models.b, {}) if p.inner == space]
+        compared = [p for p in compared_heads(spec, alone, models.a, models.b) if p.inner == space]
         found = likest_circuits(spec, alone, compared, first_order(spec, tree))
         ours, theirs = ([(p, d) for p, d in zip(*rows(models, space, m), strict=True)] for m in (0, 1))
         for h, one in enumerate(ours):
@@ -105,7 +111,7 @@ def test_circuits_know_no_basis_inside_a_head(family: str, balanced: dict[str, B
     drawn = random_elements(spec, torch.Generator().manual_seed(0))
     moved = models.moved({s: drawn[s] for s in tree.inner})
     order = first_order(spec, tree)
-    before, after = ([*compare_heads(spec, tree, models.a, b, {})] for b in (models.b, moved))
+    before, after = (compared_heads(spec, tree, models.a, b) for b in (models.b, moved))
     circuits = [likest_circuits(spec, tree, pairs, order) for pairs in (before, after)]
     fits = [best_fit(spec, tree, pairs, order) for pairs in (before, after)]
     torch.testing.assert_close(*circuits)

@@ -86,7 +86,9 @@ class _Solved:
 
     @classmethod
     def of(cls, spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], pairing: Pairing) -> _Solved:
-        signs = _permuting(spec, tree.heads).signs()
+        group = spec.group(tree.heads)
+        assert isinstance(group, ScaledPermutation)
+        signs = group.signs()
         turned = [[p.with_signs(s) for p in pairs] for s in signs]
         orders = [_best_orders(spec, tree, p, pairing) if tree.subheads else None for p in turned]
         fits = [pairing(spec, tree, p, order) for p, order in zip(turned, orders, strict=True)]
@@ -199,12 +201,6 @@ def _one_after_the_other(parts: list[dict[str, Element]]) -> dict[str, Element]:
             for name, of_heads in tensors.items()}  # fmt: skip
 
 
-def _permuting(spec: SymmetrySpec, heads: str) -> ScaledPermutation:
-    group = spec.group(heads)
-    assert isinstance(group, ScaledPermutation)
-    return group
-
-
 @dataclass(frozen=True)
 class _LaidOut:
     """A block of both models as [heads, sub-heads, inner, rest], B's moved by all spaces but the tree's."""
@@ -219,11 +215,6 @@ class _LaidOut:
         x, y = self.a[rows], self.b[columns]
         fit = torch.einsum("hgnr,ijmr->higjnm", x, y).double().cpu()
         return Pairs(self.inner, self.power, self.heads_power, x.shape[1] > 1, fit, (x, y))
-
-
-def compare_heads(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elements: Elements) -> Iterator[Pairs]:
-    """Every head of A with every head of B, weight by weight, all spaces but the tree's held at `elements`."""
-    return (block.pairs(slice(None), slice(None)) for block in _laid_out(spec, tree, a, b, elements))
 
 
 def _laid_out(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elements: Elements) -> Iterator[_LaidOut]:
@@ -347,10 +338,10 @@ def _best_orders(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], pairi
         scores = torch.stack([pairing(spec, tree, pairs, o) for o in orders])
         best = scores.argmax(0)
         return torch.stack(orders).gather(0, best[None, :, :, None].expand(1, -1, -1, size)).squeeze(0)
-    return _alternate(spec, tree, pairs, size)
+    return _alternate(spec, tree, pairs)
 
 
-def _alternate(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], size: int) -> Tensor:
+def _alternate(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs]) -> Tensor:
     """Too many orders to try: from the inner elements of the weights that have no sub-heads, back and forth."""
     shared = [p for p in pairs if not p.has_subheads]
     order: Tensor | None = None
@@ -368,5 +359,5 @@ def _alternate(spec: SymmetrySpec, tree: HeadFamily, pairs: list[Pairs], size: i
             if p.inner is None and p.has_subheads:
                 cost = cost + p.fit[..., 0, 0]
         order = assign(cost)
-    assert order is not None and order.shape[-1] == size
+    assert order is not None
     return order
