@@ -55,11 +55,6 @@ class Fit(ABC):
         """The weights by name, float32 on the CPU; and what is known of them, under names of its own."""
 
 
-def names_of(site: Site) -> frozenset[str]:
-    """The weight, and the bias if there is one."""
-    return frozenset((site.parameter,) if site.bias is None else (site.parameter, site.bias))
-
-
 def missing_to_target(
     node: fx.Node, beside: Iterable[Beside], result: Tensor, lookups: Sequence[Lookup], steps: Lockstep,
     shares: Sequence[float],
@@ -86,7 +81,7 @@ class WeightFit(Fit):
         self._site, self._merged, self._rank = site, merged, rank
         self._grams = [network.gram() for _ in range(site.groups)]
         self._products = [network.gram() for _ in range(site.groups)]
-        self.names = names_of(site)
+        self.names = site.names
         self.reads, self.ahead = (site.value,), (site.node,)
         self.looked_up = frozenset((site.value, *(b.value for b in site.beside)))
         self.makes_up = bool(site.beside)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hf_align.merging.fits import Fit, WeightFit, mean_of_values, names_of, of_rank_each, ridge, spectrum_of
+from hf_align.merging.fits import Fit, WeightFit, mean_of_values, of_rank_each, ridge, spectrum_of
 from hf_align.merging.lockstep import Lockstep, Lookup
 from hf_align.merging.sites import Site
 from hf_align.running.network import Gram, Network, Weights
@@ -96,7 +96,7 @@ class ReadFit(Fit):
                  rank: int | None = None) -> None:  # fmt: skip
         self._sites, self._models, self._merged, self._rank = sites, models, merged, rank
         self._reading = Reading(sites[0], network, len(models))
-        self.names = frozenset[str]().union(*map(names_of, sites))
+        self.names = frozenset[str]().union(*(site.names for site in sites))
         self.reads, self.ahead = (sites[0].value,), ()
         self.looked_up = frozenset(self.reads)
         self.makes_up = False

@@ -60,7 +60,7 @@ class Units:
     @property
     def names(self) -> frozenset[str]:
         """All weights and biases of the sites."""
-        return frozenset(n for s in self.sites for n in (s.parameter, s.bias) if n is not None)
+        return frozenset[str]().union(*(site.names for site in self.sites))
 
     @property
     def given(self) -> tuple[fx.Node, ...]:

@@ -99,6 +99,11 @@ class Site:
     is_stored_flipped: bool
 
     @property
+    def names(self) -> frozenset[str]:
+        """The weight, and the bias if there is one."""
+        return frozenset((self.parameter,) if self.bias is None else (self.parameter, self.bias))
+
+    @property
     def is_convolution(self) -> bool:
         """Whether it reads patches."""
         return does(self.node, Trait.CONVOLVES)
