@@ -39,8 +39,6 @@ def learn(
 
     Args:
         start: where it begins, for each model but the first; every space that moves named.
-        state: an interrupted run resumes from there.
-        progress: called after each step with its number and the loss.
 
     Raises:
         HfAlignError: the loss is not finite.

@@ -73,8 +73,6 @@ def learn_curve(
 
     Args:
         models: weights of aligned models by name in memory, placed for the network.
-        state: an interrupted run resumes from there.
-        progress: called after each step with its number and the loss.
 
     Raises:
         HfAlignError: the loss is not finite.

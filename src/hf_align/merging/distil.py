@@ -157,8 +157,6 @@ def distilled(
     Args:
         start: weights by name in memory, placed for the network.
         only: those that move; all without.
-        state: an interrupted run resumes from there.
-        progress: called after each step with its number and the loss.
 
     Raises:
         HfAlignError: the loss is not finite.

@@ -78,11 +78,7 @@ def regression_of(
 
 class Regressed(OnDemand):
     """A merge of models, by name in memory: the weights that were solved, in the dtypes of the mean, and the mean of
-    all others.
-
-    Attributes:
-        mean, solved: by name in memory.
-    """
+    all others."""
 
     def __init__(self, mean: Weights, solved: Mapping[str, Tensor]) -> None:
         super().__init__(mean)

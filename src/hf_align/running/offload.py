@@ -43,8 +43,7 @@ def network_for(
     Args:
         offload: as asked; None decides by whether the models fit into the device's memory.
         copies: of a model that are held at most.
-        dtype: that it computes in.
-        build: how the model is built.
+        dtype, build: as `Network` takes them.
     """
     if offload is None:
         parameters = build_without_weights(config).parameters()
