@@ -147,9 +147,7 @@ class Texts:
     apart: tuple[float, ...]
 
     @classmethod
-    def of(
-        cls, carried: Carried, network: Network, learned: Sequence[tuple[Batch, ...]], keep: float, seed: int = 1
-    ) -> Texts:
+    def of(cls, carried: Carried, network: Network, learned: Sequence[tuple[Batch, ...]], keep: float) -> Texts:
         """With what B writes beside what the fine-tunes do. Where nothing can be written like it, g is zero: what B
         knew would be lost without a text of its own.
 
@@ -162,7 +160,7 @@ class Texts:
         count = round(keep * sum(len(next(iter(inputs.values()))) for inputs in batches))
         known = None
         if count:
-            found = own_inputs(network, network.placed(carried.onto), count, first["input_ids"].shape[1], seed)
+            found = own_inputs(network, network.placed(carried.onto), count, first["input_ids"].shape[1], 1)
             known = {k: found["input_ids"] if k == "input_ids" else torch.ones_like(found["input_ids"]) for k in first}
         far = (apart(change, network, each[-1]) for change, each in zip(carried.changes, learned, strict=True))
         return cls(network, tuple(learned), known, tuple(far))
