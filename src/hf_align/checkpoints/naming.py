@@ -7,7 +7,6 @@ the layout of the checkpoint it came from.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -124,19 +123,15 @@ class NamedWeights(OnDemand):
         """Shape in memory, and dtype on disk, of a tensor given by its name in memory; no weights are read."""
         link = self._links[name]
         tensor = link.load(_header(self._checkpoint))[name]
-        shape = tuple(tensor.shape)
         shard = self._checkpoint.info(link.sources[0]).shard
-        return TensorInfo(tensor.dtype, shape, math.prod(shape) * tensor.dtype.itemsize, shard)
+        return TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.nbytes, shard)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._links[name].load(self._finite)[name]
         return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
     def _finite(self, on_disk: str) -> Tensor:
-        tensor = self._checkpoint[on_disk]
-        if tensor.is_floating_point():
-            require_finite(on_disk, tensor, self._checkpoint.info(on_disk).shard)
-        return tensor
+        return require_finite(on_disk, self._checkpoint[on_disk], self._checkpoint.info(on_disk).shard)
 
 
 class DiskLayout(OfNames):

@@ -17,16 +17,12 @@ def residual(spec: SymmetrySpec) -> str | None:
 def streams(spec: SymmetrySpec) -> list[str]:
     """The residual stream, and those of other towers: what a table connects to an interface of the model."""
     wide = list(_meeting_others(spec))
-    return [s for s in wide if s == wide[0] or _has_table(spec, s)]
+    return [s for s in wide if s == wide[0] or any(len(spec.parameters[name]) > 1 for name in anchored(spec, s))]
 
 
 def _meeting_others(spec: SymmetrySpec) -> Iterator[str]:
     """Of the spaces that move by themselves those that meet other spaces, of most weights first."""
     return (s for s in alone(spec, head_families(spec)) if len(spec.uses(s)) > len(anchored(spec, s)))
-
-
-def _has_table(spec: SymmetrySpec, space: str) -> bool:
-    return any(len(spec.parameters[name]) > 1 for name in anchored(spec, space))
 
 
 def alone(spec: SymmetrySpec, families: list[HeadFamily]) -> list[str]:

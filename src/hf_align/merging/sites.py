@@ -205,7 +205,7 @@ def _site(node: fx.Node, program: Program, readers: Mapping[str, list[fx.Node]])
     if places is None or does(node, Trait.BATCHED) or _is_scaled(node):
         return None
     value, weight = operand(node, places[0]), operand(node, places[1])
-    if value is None or weight is None or not _is_read(value, program):
+    if value is None or weight is None or value in program.constants or value in program.parameters:
         return None
     matrix = _stored(weight, program)
     if matrix is None or readers[program.parameters[matrix[0]]] != [node]:
@@ -229,11 +229,6 @@ def _width(node: fx.Node) -> int:
 
 def _is_scaled(node: fx.Node) -> bool:
     return any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
-
-
-def _is_read(value: fx.Node, program: Program) -> bool:
-    """Whether a value is an activation, and no weight that is multiplied with another."""
-    return value not in program.constants and value not in program.parameters
 
 
 def _stored(weight: fx.Node, program: Program) -> tuple[fx.Node, bool] | None:

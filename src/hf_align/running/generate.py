@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import GenerationConfig
 
-from hf_align.running.network import Batch, Network, Weights, in_float32
+from hf_align.running.network import Batch, Network, Weights, in_dtype
 from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.tracing.build import quiet
 from hf_align.tracing.program import Program
@@ -70,7 +70,7 @@ def continued(network: Network, weights: Weights, prompt: Tensor, most: int) -> 
 def noise(program: Program, seed: int = 0) -> Batch:
     """The arguments that a program was traced with, random where they are free: tokens, or Gaussian noise."""
     free = random_inputs(program, Generator().manual_seed(seed))
-    return {n: in_float32(t) for n, t in {**program.example.arguments, **free}.items()}
+    return {n: in_dtype(t, torch.float32) for n, t in {**program.example.arguments, **free}.items()}
 
 
 def writes(model: nn.Module) -> bool:

@@ -173,11 +173,6 @@ def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def in_float32(tensor: Tensor) -> Tensor:
-    """Floating point numbers in single precision; whole numbers as they are."""
-    return in_dtype(tensor, torch.float32)
-
-
 def batches(data: Batch, rows: int | None = None) -> Iterator[Batch]:
     """Data in order, `rows` examples at a time; by default few enough that logits of a large vocabulary fit."""
     if rows is None:
