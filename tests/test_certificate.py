@@ -21,7 +21,6 @@ from hf_align.symmetry.derivation import derive
 from hf_align.symmetry.gauges import constants
 from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Scaling
-from hf_align.symmetry.interpreter.bounds import Scalars, monomial
 from hf_align.symmetry.interpreter.call import RULES, Call, Rule
 from hf_align.symmetry.interpreter.values import Value
 from hf_align.tracing.trace import trace
@@ -60,12 +59,6 @@ def test_sound_and_complete(case: str) -> None:
 
 def _silu_as_if_linear(call: Call) -> Value:
     return Value(call.value(call.argument(0)).axes)
-
-
-def _softmax_as_if_odd(call: Call) -> Value:
-    value = call.value(call.argument(0))
-    call.lower_all(value.axes, monomial(Scalars.NONZERO), "softmax")
-    return Value(value.axes)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ GROUPS = [
 SCALING = g.Scaling(6, (0, 1, 2, 0, 1, 2), (Scalars.NONZERO, Scalars.SIGN))
 TURNS = [g.QuarterTurns(5, classes, (Scalars.NONZERO, Scalars.SIGN), Rotations(5, (((0, 2),), ((1, 3),)), (4,)))
          for classes in ((0, 1, 0, 1, 4), (0, 1, 2, 3, 4))]  # fmt: skip
-PRESERVES_LENGTH = [group for group in GROUPS if not group.has_gauge]
 
 
 def rng(seed: int) -> torch.Generator:
