@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from torch import Tensor
-
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.hub import Source
 from hf_align.checkpoints.ondemand import Computed, Recalled
@@ -25,7 +23,7 @@ from hf_align.merging.methods import RUNNING
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair, Respell, open_pair
 from hf_align.running.data import load_data, require_fit
-from hf_align.running.network import Batch, Network
+from hf_align.running.network import Batch, Network, Weights
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
 from hf_align.runtime.processes import ALONE, Processes
@@ -35,8 +33,6 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.witness.witness import Moved
-
-Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

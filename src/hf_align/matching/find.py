@@ -84,12 +84,7 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
 
 
 def _learned(
-    models: Balanced,
-    found: list[dict[str, Element]],
-    network: Network,
-    search: Search,
-    data: Batch | None,
-    say: Say,
+    models: Balanced, found: list[dict[str, Element]], network: Network, search: Search, data: Batch | None, say: Say
 ) -> Found:
     objective = search.objective or _objective(models, network, search, data, say)
     with searching(search, "matching") as progress:

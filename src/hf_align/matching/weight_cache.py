@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from hf_align.checkpoints.ondemand import OnDemand
+from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
 
 CACHED = 2**30
@@ -26,12 +27,7 @@ class WeightCache(OnDemand):
     """
 
     def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        names: Collection[str],
-        dtype: torch.dtype,
-        most: int = 0,
-        device: torch.device = CPU,
+        self, weights: Weights, names: Collection[str], dtype: torch.dtype, most: int = 0, device: torch.device = CPU
     ) -> None:
         super().__init__(names)
         self._weights = weights

@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import HfAlignError, MissingExtra
 from hf_align.running.data import NO_LABEL, with_labels
-from hf_align.running.network import Batch, Loss, Network, batches
+from hf_align.running.network import Batch, Loss, Network, Weights, batches
 
 _ALIKE = 1e-4
 """How far a loss may be from what it is taken for: float32."""
 
-Pair = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-"""The weights of A and of B, by name in memory."""
+Pair = tuple[Weights, Weights]
+"""Those of A and of B."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,7 @@ class Evaluator:
             raise HfAlignError(f"all labels of the data are {NO_LABEL}, which stands for none")
         self._ahead: int | None = None
 
-    def path(
-        self,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        at: Sequence[float],
-        tick: Callable[[], object] | None = None,
-    ) -> Path1D:
+    def path(self, a: Weights, b: Weights, at: Sequence[float], tick: Callable[[], object] | None = None) -> Path1D:
         """Losses of (1-λ)·a + λ·b; weights by name in memory."""
         losses = []
         for t in at:
@@ -143,7 +137,7 @@ class Evaluator:
         return Comparison(self.path(*raw, at, tick), self.path(*moved, at, tick))
 
     @torch.no_grad()
-    def ensemble(self, models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> float | None:
+    def ensemble(self, models: Sequence[Weights], shares: Sequence[float]) -> float | None:
         """The loss of the mean of the models' log-probabilities, weighted by their shares.
 
         None where the models' own loss is not seen to be the cross-entropy of the labels, or of those one place on.
@@ -161,7 +155,7 @@ class Evaluator:
         return total / count
 
     @torch.no_grad()
-    def loss(self, weights: Mapping[str, Tensor]) -> float:
+    def loss(self, weights: Weights) -> float:
         """The model's own loss with these weights, averaged over the labels of the data."""
         placed = self.network.placed(weights)
         total = count = 0.0
