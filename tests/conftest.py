@@ -69,6 +69,17 @@ def tiny_vit(**changes: object) -> PretrainedConfig:
     return transformers.ViTConfig(**{**sizes, "architectures": ["ViTForImageClassification"], **changes})
 
 
+def tiny_mixtral(**changes: object) -> PretrainedConfig:
+    sizes = dict(vocab_size=11, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
+                 num_key_value_heads=1, num_local_experts=3, max_position_embeddings=16)  # fmt: skip
+    return transformers.MixtralConfig(**{**sizes, "architectures": ["MixtralForCausalLM"], **changes})
+
+
+def tiny_t5(**changes: object) -> PretrainedConfig:
+    sizes = dict(vocab_size=11, d_model=8, d_kv=4, d_ff=6, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    return transformers.T5Config(**{**sizes, "architectures": ["T5ForConditionalGeneration"], **changes})
+
+
 def small(model_type: str, architecture: str) -> PretrainedConfig:
     """The smallest copy of a default config."""
     config = transformers.CONFIG_MAPPING[model_type]()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import Tiny, run, save, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import Tiny, run, save, tiny_bert, tiny_gpt2, tiny_llama, tiny_t5, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
@@ -48,11 +48,6 @@ def tiny_opt(**changes: object) -> PretrainedConfig:
     sizes = dict(vocab_size=11, hidden_size=8, ffn_dim=6, num_hidden_layers=2, num_attention_heads=2,
                  max_position_embeddings=16, word_embed_proj_dim=8, pad_token_id=1)  # fmt: skip
     return transformers.OPTConfig(**{**sizes, "architectures": ["OPTForCausalLM"], **changes})
-
-
-def tiny_t5(**changes: object) -> PretrainedConfig:
-    sizes = dict(vocab_size=11, d_model=8, d_kv=4, d_ff=6, num_layers=2, num_heads=2, decoder_start_token_id=0)
-    return transformers.T5Config(**{**sizes, "architectures": ["T5ForConditionalGeneration"], **changes})
 
 
 def tiny_llava(vision: Change | None = None, **changes: object) -> PretrainedConfig:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import pytest
 import torch
 import transformers
-from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import run, tiny_bert, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_vit
 from torch import Tensor, fx, nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
@@ -37,13 +37,6 @@ from hf_align.tracing.execute import run as run_program
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
-
-
-def tiny_mixtral() -> PretrainedConfig:
-    return transformers.MixtralConfig(
-        vocab_size=11, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=3, num_experts_per_tok=2, max_position_embeddings=16,
-        architectures=["MixtralForCausalLM"])  # fmt: skip
 
 
 def tiny_qwen2_moe() -> PretrainedConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_t5, tiny_vit
 from torch import Tensor
 from transformers import CLIPConfig, PretrainedConfig
 
@@ -50,16 +50,7 @@ def save(folder: Path, config: PretrainedConfig, seed: int) -> Path:
     return folder
 
 
-def tiny_t5() -> PretrainedConfig:
-    return transformers.T5Config(vocab_size=13, d_model=8, d_kv=4, d_ff=6, num_layers=1, num_heads=2,
-                                 decoder_start_token_id=0, architectures=["T5ForConditionalGeneration"])  # fmt: skip
-
-
-def tiny_mixtral() -> PretrainedConfig:
-    return transformers.MixtralConfig(
-        vocab_size=13, hidden_size=8, intermediate_size=6, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=4, max_position_embeddings=64, architectures=["MixtralForCausalLM"],
-    )  # fmt: skip
+MIXTRAL = dict(vocab_size=13, num_hidden_layers=2, num_local_experts=4, max_position_embeddings=64)
 
 
 def tiny_bart() -> PretrainedConfig:
@@ -110,8 +101,8 @@ def held(pair: Pair, elements: Elements | None = None, **how: Any) -> Held:
         tiny_llama(),
         tiny_bert(),
         tiny_vit(),
-        tiny_t5(),
-        tiny_mixtral(),
+        tiny_t5(vocab_size=13, num_layers=1),
+        tiny_mixtral(**MIXTRAL),
         tiny_bart(),
         tiny_xlm_roberta(),
         tiny_clip(),
@@ -156,7 +147,7 @@ def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_
     """Each token goes to the first two: no permutation of experts leaves that alone, and no rounding is behind it."""
 
     def build(number: int, equal: slice) -> str:
-        folder = save(tmp_path / str(number), tiny_mixtral(), number)
+        folder = save(tmp_path / str(number), tiny_mixtral(**MIXTRAL), number)
         model = transformers.MixtralForCausalLM.from_pretrained(folder)
         with torch.no_grad():
             for layer in model.model.layers:
