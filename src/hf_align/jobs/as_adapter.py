@@ -186,7 +186,7 @@ class TransportAdapter(Transport):
                 for name, model, elements in zip(called, models, self._elements(match), strict=True)]  # fmt: skip
 
     def _carried(self, match: Basis) -> Carried:
-        onto, base, finetuned = Basis(self.models).weights
+        onto, base, finetuned = self.models.weights
         if match.matches:
             device, spec = Devices.choose(self.options.device).running, self.models.spec
             base, finetuned = (AlignedWeights(w, spec, e, device)
@@ -198,11 +198,11 @@ class TransportAdapter(Transport):
 
     def _with(self, solved: Mapping[str, Tensor]) -> Weights:
         """B, of which some weights are others."""
-        onto = Basis(self.models).weights[0]
+        onto = self.models.weights[0]
         return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else onto[n])
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
-        return self.changes.entries(Basis(self.models).weights[0], self._made(claim, match))
+        return self.changes.entries(self.models.weights[0], self._made(claim, match))
 
     def report(self, output: Path, match: Basis) -> Report:
         report = super().report(output, match)
@@ -225,8 +225,8 @@ class TransportAdapter(Transport):
         if self.held_out is None:
             return told
         free = self._solved(claim, carried, dict.fromkeys(self.changes.ranks), "free")
-        evaluator, names = Evaluator(self.models.network, self.held_out), self.models.spec.parameters
-        losses = (evaluator.loss(Computed(names, self._with(w).__getitem__)) for w in (found, free))
+        evaluator = Evaluator(self.models.network, self.held_out)
+        losses = (evaluator.loss(self._with(weights)) for weights in (found, free))
         return f"{told}; the loss is {{:.3f}}, and with changes of any rank {{:.3f}}".format(*losses)
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from huggingface_hub.utils import tqdm
-from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.checkpoints.checkpoint import Checkpoint
@@ -35,8 +34,7 @@ def compare(basis: Basis, held_out: Batch) -> Comparison:
     """Losses along the line between two models, as they are and aligned."""
     models, network, points = basis.models, basis.models.network, basis.models.options.points
     evaluator = Evaluator(network, held_out)
-    ends = (*Basis(models).weights, *basis.weights)
-    raw_a, raw_b, moved_a, moved_b = (network.placed(Computed(models.spec.parameters, w.__getitem__)) for w in ends)
+    raw_a, raw_b, moved_a, moved_b = map(network.placed, (*models.weights, *basis.weights))
     with tqdm(total=2 * points, desc="losses on the way from A to B", unit="loss", disable=models.options.quiet) as bar:
         found = evaluator.compare((raw_a, raw_b), (moved_a, moved_b), points, bar.update)
     rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
@@ -71,8 +69,7 @@ def beside_the_others(
         line: the losses on the line between two models, where they were measured.
     """
     models, options = basis.models, basis.models.options
-    evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
-    raw = [Computed(names, weights.__getitem__) for weights in Basis(models).weights]
+    evaluator, names, raw = Evaluator(models.network, held_out), models.spec.parameters, models.weights
     shares = options.shares(len(raw))
     mean = dict(zip(line["lambdas"], line["aligned"]["losses"], strict=True)).get(options.weight) if line else None
     if mean is None:
@@ -115,9 +112,9 @@ def of_result(basis: Basis, held_out: Batch, called: str, config: PretrainedConf
         written: the result.
     """
     models = basis.models
-    evaluator, names = Evaluator(models.network, held_out), models.spec.parameters
-    apart = [evaluator.loss(Computed(names, weights.__getitem__)) for weights in Basis(models).weights]
-    mean = evaluator.loss(Computed(names, Mean(basis.weights).__getitem__))
+    evaluator = Evaluator(models.network, held_out)
+    apart = [evaluator.loss(weights) for weights in models.weights]
+    mean = evaluator.loss(Mean(basis.weights))
     network = network_for(config, models.network.device)
     architecture = build_without_weights(config)
     known = inventory(architecture)
@@ -129,15 +126,9 @@ def of_result(basis: Basis, held_out: Batch, called: str, config: PretrainedConf
 
 def of_many(basis: Basis, held_out: Batch) -> str:
     """One honest sentence on the mean of several models."""
-    models = basis.models
-    evaluator = Evaluator(models.network, held_out)
-
-    def loss(of: Sequence[Mapping[str, Tensor]]) -> float:
-        return evaluator.loss(Computed(models.spec.parameters, Mean(of).__getitem__))
-
-    raw = Basis(models).weights
-    apart = [loss([weights]) for weights in raw]
-    naive, found = loss(raw), loss(basis.weights)
+    raw, evaluator = basis.models.weights, Evaluator(basis.models.network, held_out)
+    apart = [evaluator.loss(weights) for weights in raw]
+    naive, found = evaluator.loss(Mean(raw)), evaluator.loss(Mean(basis.weights))
     losses = f"the models have losses {min(apart):.3f} to {max(apart):.3f}, their plain mean {naive:.3f}"
     if found < naive:
         return f"aligned, the mean of {len(apart)} models has loss {found:.3f}; {losses}"

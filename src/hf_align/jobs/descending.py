@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.ondemand import Computed
 from hf_align.jobs.opened import Opened
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching
@@ -56,11 +55,10 @@ def distil_once(
 
     def find(state: State) -> Callable[[Path], None]:
         objective = towards()
-        called = nearest(_of_spec(models, starts), network, objective)
+        called = nearest(starts, network, objective)
+        start = network.placed(starts[called])
         with searching(search, "distilling") as progress:
-            found = distilled(
-                placed(models, starts[called]), network, objective, search.schedule, state=state, progress=progress
-            )
+            found = distilled(start, network, objective, search.schedule, state=state, progress=progress)
         return partial(save_file, found, metadata={_START: called})
 
     path = once(claim, _DISTILLED, find)
@@ -81,25 +79,16 @@ def nearest_once(
     """
 
     def find(_: State) -> Callable[[Path], None]:
-        called = nearest(_of_spec(models, starts), models.network, towards())
+        called = nearest(starts, models.network, towards())
         return partial(save_file, {}, metadata={_START: called})
 
     with safe_open(once(claim, _NEAREST, find), "pt") as file:
         return str(file.metadata()[_START])
 
 
-def placed(models: Opened, weights: Weights) -> Weights:
-    """Weights by name in memory, as the models' network runs with them."""
-    return models.network.placed(Computed(models.first.spec.parameters, weights.__getitem__))
-
-
-def _of_spec(models: Opened, starts: Mapping[str, Weights]) -> dict[str, Weights]:
-    return {what: Computed(models.first.spec.parameters, weights.__getitem__) for what, weights in starts.items()}
-
-
 def towards_mix(
     models: Opened, sources: Sequence[Weights], shares: Sequence[float], data: Batch | None, count: int
 ) -> TowardsMix:
     """Towards Σ s·log p of some models, on the data and on `count` sequences that each of them writes."""
-    held = [placed(models, weights) for weights in sources]
+    held = [models.network.placed(weights) for weights in sources]
     return TowardsMix(held, shares, written_by(models.network, held, data, count))

@@ -159,8 +159,8 @@ class Merge(OpenedJob[Mixed]):
     def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
         """What the models and the merge write."""
         merged = Computed(self.models.spec.parameters, lambda n: match.mix(n, self.options.weight))
-        raw = Basis(self.models).weights
-        return texts(self.models, {**dict(zip(self._called, raw, strict=True)), "the merge": merged}, held_out)
+        apart = dict(zip(self._called, self.models.weights, strict=True))
+        return texts(self.models, {**apart, "the merge": merged}, held_out)
 
     @property
     def _called(self) -> list[str]:
@@ -200,9 +200,8 @@ class Merge(OpenedJob[Mixed]):
 
     def _regressed(self, claim: Claim, basis: Basis) -> Regressed:
         """Weights that are solved for; what a run with the same record has found is used again."""
-        names, shares = self.models.spec.parameters, self.options.shares(len(basis.weights))
-        models = [Computed(names, weights.__getitem__) for weights in basis.weights]
-        mean, found = mean_of(models, shares), KeptWeights(claim, tuple(names))
+        models, shares = basis.weights, self.options.shares(len(basis.weights))
+        mean, found = mean_of(models, shares), KeptWeights(claim, tuple(self.models.spec.parameters))
         with claim.processes.together():
             if claim.processes.leads and not found.is_whole:
                 samples = Samples.of(models, self.models.network, self.fit, self.asked.say, MORE)
@@ -225,8 +224,7 @@ class Merge(OpenedJob[Mixed]):
 
     def _offsets(self, weights: Sequence[Weights], state: State) -> Callable[[Path], None]:
         network, search = self.models.network, self.models.search()
-        parameters = self.models.first.spec.parameters
-        placed = tuple(network.placed(Computed(parameters, w.__getitem__)) for w in weights)
+        placed = tuple(map(network.placed, weights))
         unlabelled = None if self.fit is None else {k: t for k, t in self.fit.items() if k != "labels"}
         objective = towards(placed, network, search, unlabelled, self.asked.say)
         with searching(search, "learning the curve") as progress:

@@ -89,6 +89,24 @@ class Opened:
         return [model.source for model in self.models]
 
     @cached_property
+    def weights(self) -> tuple[Weights, ...]:
+        """Of all models, as they are."""
+        return self.parameters([model.weights for model in self.models])
+
+    def parameters(self, found: Sequence[Weights]) -> tuple[Weights, ...]:
+        """The parameters of all models; where nothing depends on one of a model, it is that of another.
+
+        Args:
+            found: what there is of each model, by name in memory.
+        """
+
+        def of(own: Weights, idle: frozenset[str], others: Weights) -> Weights:
+            return Computed(self.spec.parameters, lambda name: others[name] if name in idle else own[name])
+
+        return tuple(of(own, model.idle, found[0] if i else found[-1])
+                     for i, (own, model) in enumerate(zip(found, self.models, strict=True)))  # fmt: skip
+
+    @cached_property
     def spec(self) -> SymmetrySpec:
         """The spec with the groups and spaces that the options choose."""
         return search_spec(self.first, self.options)
@@ -172,13 +190,8 @@ class Basis:
 
     @cached_property
     def weights(self) -> tuple[Weights, ...]:
-        """Of all models, tensor by tensor; where nothing depends on a weight of one, it is that of the other."""
-        models = self.models.models
-        found: Sequence[Weights] = self.aligned or [model.weights for model in models]
-        return tuple(
-            _with_others(weights, model.idle, found[0] if i else found[-1])
-            for i, (model, weights) in enumerate(zip(models, found, strict=True))
-        )
+        """The parameters of all models, made as they are asked for."""
+        return self.models.parameters(self.aligned) if self.matches else self.models.weights
 
     @cached_property
     def aligned(self) -> tuple[Recalled, ...]:
@@ -215,10 +228,6 @@ class Basis:
         first, *others = zip(names, models, self._elements, self.aligned, strict=True)
         return [moved_model(name, model, pair, spec, elements, like, options, aligned)
                 for name, model, elements, aligned in (*others, first)]  # fmt: skip
-
-
-def _with_others(weights: Weights, idle: frozenset[str], others: Weights) -> Weights:
-    return Computed(weights, lambda name: others[name] if name in idle else weights[name]) if idle else weights
 
 
 def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) -> Pair:

@@ -13,7 +13,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import OpenedJob, save_matches
-from hf_align.jobs.descending import distil_once, placed
+from hf_align.jobs.descending import distil_once
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened, examples
@@ -100,7 +100,7 @@ class Transport(OpenedJob[Basis]):
     @cached_property
     def _doubts(self) -> list[str]:
         """A sentence for each fine-tune whose weights do not look as if they came from its base."""
-        raw = self._among(Basis(self.models).weights)
+        raw = self._among(self.models.weights)
         names = self._called[-len(self.tuned) :]
         return [f"the weights of {name} do not look as if they came from the base that is given; is it the one that it "
                 "was tuned from?" for i, name in enumerate(names) if not raw.is_tuned(i)]  # fmt: skip
@@ -142,11 +142,11 @@ class Transport(OpenedJob[Basis]):
         if self.options.method == DISTIL:
             towards = partial(self._towards, match)
             made = _with(made, distil_once(claim, self.models, {"the regression": made}, towards)[1])
-        return Computed(self.models.spec.parameters, made.__getitem__)
+        return made
 
     def _towards(self, match: Basis) -> Objective:
         """Of the descent."""
-        held = self._among([placed(self.models, weights) for weights in match.weights])
+        held = self._among([self.models.network.placed(weights) for weights in match.weights])
         return descent_towards(held, self.models.network, self.fit, self.keep)
 
     def _solved(
@@ -179,26 +179,22 @@ class Transport(OpenedJob[Basis]):
 
     def _kept(self, made: Weights) -> str | None:
         """One honest sentence on what B knew before; None where models write nothing."""
-        network, names = self.models.network, self.models.spec.parameters
-        raw = Basis(self.models).weights
+        network, raw = self.models.network, self.models.weights
         if not writes(build_without_weights(network.config)):
             return None
-        written = own_inputs(network, placed(self.models, raw[0]), _WRITTEN, LENGTH, 4)
+        written = own_inputs(network, network.placed(raw[0]), _WRITTEN, LENGTH, 4)
         evaluator = Evaluator(network, with_labels(written))
         count, called = len(self.tuned), self._called
-        loss, *each = (evaluator.loss(Computed(names, w.__getitem__)) for w in (made, raw[0], *raw[-count:]))
+        loss, *each = map(evaluator.loss, (made, raw[0], *raw[-count:]))
         told = zip([called[0], *called[-count:]], each, strict=True)
         others = ", ".join(f"{name} {found:.3f}" for name, found in told)
         return f"on what the other base writes, the result has loss {loss:.3f}, {others}"
 
     def _judged(self, held_out: Batch, match: Basis, made: Weights) -> str:
         """One honest sentence."""
-        evaluator, names = Evaluator(self.models.network, held_out), self.models.spec.parameters
-        raw = self._among(Basis(self.models).weights)
-        loss, before, there, added = (
-            evaluator.loss(Computed(names, weights.__getitem__))
-            for weights in (made, raw.onto, raw.changes[0].finetuned, raw.by_vector)
-        )
+        evaluator, raw = Evaluator(self.models.network, held_out), self._among(self.models.weights)
+        compared = (made, raw.onto, raw.changes[0].finetuned, raw.by_vector)
+        loss, before, there, added = map(evaluator.loss, compared)
         losses = f"the result has loss {loss:.3f}, the other base {before:.3f}, the fine-tune {there:.3f}"
         plain = f"what the fine-tune changed, added without alignment: {added:.3f}"
         if there >= before:
