@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
@@ -16,10 +14,7 @@ from hf_align.settings.options import Options
 def align(
     a: opt.A,
     b: opt.B,
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="DIR", rich_help_panel=opt.OUTPUT, help="Folder for B in A's basis."),
-    ],
+    output: Annotated[Path, opt.output("-o", "--output", metavar="DIR", help="Folder for B in A's basis.")],
     match: opt.Match = Options.match,
     data: opt.DataToMatch = None,
     steps: opt.Steps = None,
@@ -51,7 +46,6 @@ def align(
     if options.match == "none":
         raise OptionError("align needs a way to match; --match none leaves B as it is")
     a, b = (opt.at_revision(model, revision) for model in (a, b))
-    console.bars(quiet)
     from hf_align.jobs import pipeline
 
     report = pipeline.align(a, b, output, options, data, console.speaker(quiet)).as_json()

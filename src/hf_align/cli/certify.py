@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 def certify(
     model: opt.Model,
-    layers: Annotated[
-        int, typer.Option(min=1, metavar="N", rich_help_panel=opt.GENERAL, help="Layers of the small copy.")
-    ] = 2,
+    layers: Annotated[int, opt.general(min=1, metavar="N", help="Layers of the small copy.")] = 2,
     specs: opt.Specs = None,
     revision: opt.Revision = None,
     token: opt.Token = None,
@@ -33,7 +31,6 @@ def certify(
     $ hf-align certify llama
     """
     model = opt.at_revision(model, revision)
-    console.bars(quiet)
     from hf_align.api.symmetries import certify as prove
     from hf_align.runtime.progress import waiting
 

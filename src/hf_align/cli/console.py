@@ -20,14 +20,6 @@ _SHOWN = 200
 """Characters of an error of another library."""
 
 
-def bars(quiet: bool) -> None:
-    """Progress of downloads and uploads on stderr, or none."""
-    from huggingface_hub.utils import disable_progress_bars
-
-    if quiet:
-        disable_progress_bars()
-
-
 def speaker(quiet: bool) -> Callable[[str], None]:
     """What says a line on stderr while something is computed: in the leading process, unless it is to be quiet."""
     return (lambda _: None) if quiet or not current().leads else _above_bars

@@ -51,7 +51,6 @@ def evaluate(
     names = [name for name in (tasks or "").split(",") if name]
     _require_something(data, names, {"--num-fewshot": num_fewshot, "--limit": limit, "--include-path": include_path})
     a, b = (opt.at_revision(model, revision) for model in (a, b))
-    console.bars(quiet)
     from hf_align.jobs import pipeline
     from hf_align.jobs.comparing import verdict
 

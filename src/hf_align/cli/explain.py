@@ -27,7 +27,6 @@ def explain(
     $ hf-align explain llama model.layers.0.mlp.up_proj.weight
     """
     model = opt.at_revision(model, revision)
-    console.bars(quiet)
     import yaml
 
     from hf_align.api.symmetries import symmetries

@@ -87,15 +87,16 @@ def merge(
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if dry_run:
         return _plan(models, output, options, effort, as_json)
-    console.bars(quiet)
-    owner = _uploader(push, create_pr) if push is not None else ""
+    owner = ""
+    if push is not None:
+        from hf_align.publishing import push as upload
+
+        owner = upload.user(push, create_pr=create_pr)  # before anything is computed
     done = _merged(models, output, options, base, parameter, data, push is not None if certify is None else certify,
                    opt.command(ctx, merge), effort)  # fmt: skip
     report = done.as_json()
     lines = console.merge_lines(report)
     if push is not None:
-        from hf_align.publishing import push as upload
-
         names = [_base(model) for model in models]
         message = commit_message or f"Merge of {', '.join(names[:-1])} and {names[-1]} made with hf-align"
         name = push or upload.default_name(owner, names)
@@ -137,13 +138,6 @@ def _merged(models: list[str], output: Path, options: Options, base: str | None,
 
     return merge_pair(a, b, output, options, base=base, parameters=read_parameters(parameter or []), data=data,
                       say=say, command=command)  # fmt: skip
-
-
-def _uploader(repository: str, create_pr: bool) -> str:
-    """Who is logged in, and may write there: asked before anything is computed."""
-    from hf_align.publishing import push as upload
-
-    return upload.user(repository, create_pr=create_pr)
 
 
 def _plan(models: list[str], output: Path, options: Options, effort: Effort | None, as_json: bool) -> None:

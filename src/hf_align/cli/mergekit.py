@@ -16,37 +16,24 @@ def mergekit(
         Path, typer.Argument(metavar="RECIPE", help="A mergekit recipe (YAML), with or without the key align.")
     ],
     output: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the merged model.")],
-    random_seed: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=opt.MERGING, help="Seed of methods that draw random numbers.")
-    ] = 0,
+    random_seed: Annotated[int, opt.merging(metavar="N", help="Seed of methods that draw random numbers.")] = 0,
     device: opt.Device = None,
-    cuda: Annotated[
-        bool, typer.Option("--cuda", rich_help_panel=opt.RUNNING, help="The same as --device cuda.")
-    ] = False,
+    cuda: Annotated[bool, opt.running("--cuda", help="The same as --device cuda.")] = False,
     out_shard_size: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", rich_help_panel=opt.OUTPUT, help="Parameters in mergekit's largest file (5B)."),
+        str | None, opt.output(metavar="SIZE", help="Parameters in mergekit's largest file (5B).")
     ] = None,
     copy_tokenizer: Annotated[
         bool | None,
-        typer.Option(
+        opt.output(
             "--copy-tokenizer/--no-copy-tokenizer",
-            rich_help_panel=opt.OUTPUT,
             show_default="--copy-tokenizer",
             help="Whether the tokenizer goes with what mergekit writes.",
         ),
     ] = None,
     allow_crimes: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-crimes",
-            rich_help_panel=opt.MERGING,
-            help="Let mergekit mix architectures, unaligned.",
-        ),
+        bool | None, opt.merging("--allow-crimes", help="Let mergekit mix architectures, unaligned.")
     ] = None,
-    lazy_unpickle: Annotated[
-        bool, typer.Option("--lazy-unpickle", rich_help_panel=opt.RUNNING, help="Accepted; nothing is unpickled here.")
-    ] = False,
+    lazy_unpickle: Annotated[bool, opt.running("--lazy-unpickle", help="Accepted; nothing is unpickled here.")] = False,
     overwrite: opt.Overwrite = False,
     token: opt.Token = None,
     trust_remote_code: opt.Remote = False,
@@ -64,7 +51,6 @@ def mergekit(
 
     $ hf-align mergekit recipe.yml merged
     """
-    console.bars(quiet)
     from hf_align.mergekit.flags import Flags
     from hf_align.mergekit.recipe import run_recipe
 

@@ -27,9 +27,10 @@ MERGING, JUDGING = "How they are merged", "How the result is judged"
 OUTPUT, HUB, RUNNING, GENERAL = "Output", "Hub", "How it runs", "General"
 PANELS = (MATCHING, MOVING, MERGING, JUDGING, OUTPUT, HUB, RUNNING, GENERAL)
 """In the order in which `--help` shows them; each fits a screen of 80 columns."""
-_matching, _moving, _merging, _judging, _output, _hub, _running, _general = (
+matching, moving, merging, judging, output, hub, running, general = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
 )
+"""An option in each of them."""
 
 
 def _with_token(token: str | None) -> None:
@@ -43,6 +44,15 @@ def _verbose(wanted: bool) -> None:
     for library in ("transformers", "lm_eval"):
         logging.getLogger(library).setLevel(logging.INFO if wanted else logging.ERROR)
     logging.getLogger("hf_align").setLevel(logging.DEBUG if wanted else logging.WARNING)
+
+
+def _quiet(wanted: bool) -> bool:
+    """Progress of downloads and uploads goes too; commands have the value."""
+    if wanted:
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+    return wanted
 
 
 Model = Annotated[
@@ -61,7 +71,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What a merge has wr
 
 Match = Annotated[
     choices.AnyMatch,
-    _matching(
+    matching(
         metavar="HOW",
         help="By their weights (seconds), by what both compute on the same inputs, or by descent on the loss of the "
         "merged model (best, slowest; needs no data). none merges them as they are.",
@@ -69,7 +79,7 @@ Match = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    _matching(
+    matching(
         metavar="N",
         show_default=str(Schedule.steps),
         help="Steps of --match learned and of --method curve; --method distil takes 1000.",
@@ -77,7 +87,7 @@ Steps = Annotated[
 ]
 LambdaSampling = Annotated[
     choices.LambdaSampling | None,
-    _matching(
+    matching(
         metavar="WHERE",
         show_default=Schedule.lambda_sampling,
         help="Where between the models learned methods take the loss: λ in (0.4, 0.6), 0.5, or in (0, 1).",
@@ -85,7 +95,7 @@ LambdaSampling = Annotated[
 ]
 Residual = Annotated[
     choices.AnyResidual,
-    _matching(
+    matching(
         metavar="GROUP",
         help="What moves the residual stream: the largest group that the architecture allows, permutations, or nothing "
         "(identity); with --match activation, permutations by its first, last or all features, or by each apart "
@@ -94,30 +104,30 @@ Residual = Annotated[
 ]
 Heads = Annotated[
     choices.AnyHeads,
-    _matching(
+    matching(
         metavar="HOW",
         help="How attention heads are paired: by the best fit of their weights, by what they compute (circuits), in "
         "their order (monotonic), or as if there were none (ignore-heads, which changes B).",
     ),
 ]
 AlignmentFile = Annotated[
-    Path | None, _matching("--alignment", metavar="FILE", help="Use a saved alignment; nothing is matched.")
+    Path | None, matching("--alignment", metavar="FILE", help="Use a saved alignment; nothing is matched.")
 ]
 
 # What may move --------------------------------------------------------------------------------------------------------
 
 Spaces = Annotated[
     list[str] | None,
-    _moving(
+    moving(
         "--spaces",
         metavar="PATTERN",
         help="Move only spaces whose names match (*.layers.3.*); may be repeated. hf-align spec lists them.",
     ),
 ]
-AllowInexact = Annotated[bool, _moving("--allow-inexact", help="Allow choices that change B, to compare with.")]
+AllowInexact = Annotated[bool, moving("--allow-inexact", help="Allow choices that change B, to compare with.")]
 Untie = Annotated[
     bool | None,
-    _moving(
+    moving(
         "--untie-word-embeddings/--tie-word-embeddings",
         show_default="untied where that lets more of the model move",
         help="Whether a head that shares the embedding's weights gets its own.",
@@ -125,18 +135,18 @@ Untie = Annotated[
 ]
 Retokenize = Annotated[
     bool,
-    _moving("--retokenize", help="Bring models with another tokenizer into the tokens of A, which changes them."),
+    moving("--retokenize", help="Bring models with another tokenizer into the tokens of A, which changes them."),
 ]
 Specs = Annotated[
-    Path | None, _moving(metavar="DIR", help="Reviewed overrides of derived symmetries, before those that ship.")
+    Path | None, moving(metavar="DIR", help="Reviewed overrides of derived symmetries, before those that ship.")
 ]
-Strict = Annotated[bool, _moving("--strict", help="Refuse architectures with ops that have no rule.")]
+Strict = Annotated[bool, moving("--strict", help="Refuse architectures with ops that have no rule.")]
 
 # How they are merged --------------------------------------------------------------------------------------------------
 
 Method = Annotated[
     choices.AnyMethod,
-    _merging(
+    merging(
         metavar="METHOD",
         show_default="that of --effort, or linear",
         help="linear and slerp go entry by entry; circuits averages what heads do; fisher and regmean weigh by what "
@@ -147,36 +157,36 @@ Method = Annotated[
 ]
 Effort = Annotated[
     choices.Effort | None,
-    _merging(
+    merging(
         metavar="HOW",
         show_default="good",
         help="Choose how to match and to merge: quick (weights and the mean, seconds), good (regression, no gradients) "
         "or best (distillation, minutes). Fine-tunes of one base are told by their weights, and merged as they are.",
     ),
 ]
-Weight = Annotated[float, _merging(min=0.0, max=1.0, metavar="T", help="Share of B.")]
-Base = Annotated[str | None, _merging(metavar="MODEL", help="What A and B started from, for ties and the like.")]
+Weight = Annotated[float, merging(min=0.0, max=1.0, metavar="T", help="Share of B.")]
+Base = Annotated[str | None, merging(metavar="MODEL", help="What A and B started from, for ties and the like.")]
 Parameter = Annotated[
-    list[str] | None, _merging(metavar="NAME=VALUE", help="Parameter of a mergekit method; may be repeated.")
+    list[str] | None, merging(metavar="NAME=VALUE", help="Parameter of a mergekit method; may be repeated.")
 ]
 Data = Annotated[
     Path | None,
-    _judging(
+    judging(
         metavar="FILE",
         help="Held-out examples (text, .jsonl, .safetensors) that the report is measured on. What runs the models "
         "takes the first half of them.",
     ),
 ]
-DataToMatch = Annotated[Path | None, _matching(metavar="FILE", help="Examples to match on; half of them are used.")]
+DataToMatch = Annotated[Path | None, matching(metavar="FILE", help="Examples to match on; half of them are used.")]
 HeldOut = Annotated[
     Path | None,
-    _judging(metavar="FILE", help="Held-out examples: text, .jsonl, or .safetensors of forward's arguments."),
+    judging(metavar="FILE", help="Held-out examples: text, .jsonl, or .safetensors of forward's arguments."),
 ]
-Points = Annotated[int, _judging(min=3, metavar="N", help="λ from 0 to 1 at which losses are measured.")]
+Points = Annotated[int, judging(min=3, metavar="N", help="λ from 0 to 1 at which losses are measured.")]
 
 Tasks = Annotated[
     str | None,
-    _judging(
+    judging(
         metavar="TASK,...",
         help="Tasks of the LM Evaluation Harness: A, B and their means are run on them (pip install "
         "'hf-align[tasks]').",
@@ -184,52 +194,50 @@ Tasks = Annotated[
 ]
 FewShot = Annotated[
     int | None,
-    _judging(
+    judging(
         "--num-fewshot", min=0, metavar="N", show_default="that of the task", help="Examples in the prompt of a task."
     ),
 ]
-Limit = Annotated[int | None, _judging(min=1, metavar="N", show_default="all", help="Examples of each task.")]
-TaskFolder = Annotated[Path | None, _judging("--include-path", metavar="DIR", help="A folder with tasks of your own.")]
+Limit = Annotated[int | None, judging(min=1, metavar="N", show_default="all", help="Examples of each task.")]
+TaskFolder = Annotated[Path | None, judging("--include-path", metavar="DIR", help="A folder with tasks of your own.")]
 
 # Output ---------------------------------------------------------------------------------------------------------------
 
-Output = Annotated[Path, _output("-o", "--output", metavar="DIR", help="Folder for the result.")]
+Output = Annotated[Path, output("-o", "--output", metavar="DIR", help="Folder for the result.")]
 Dtype = Annotated[
-    choices.Dtype | None, _output(metavar="DTYPE", show_default="that of A", help="Data type of the result.")
+    choices.Dtype | None, output(metavar="DTYPE", show_default="that of A", help="Data type of the result.")
 ]
-MaxShardSize = Annotated[str, _output(metavar="SIZE", help="Size of the largest file.")]
-Overwrite = Annotated[bool, _output("--overwrite", help="Replace what is in the output folder.")]
-DryRun = Annotated[
-    bool, _output("--dry-run", help="Report what would be read, written and needed; reads headers only.")
-]
+MaxShardSize = Annotated[str, output(metavar="SIZE", help="Size of the largest file.")]
+Overwrite = Annotated[bool, output("--overwrite", help="Replace what is in the output folder.")]
+DryRun = Annotated[bool, output("--dry-run", help="Report what would be read, written and needed; reads headers only.")]
 
 # Hub ------------------------------------------------------------------------------------------------------------------
 
 Push = Annotated[
-    str | None, _hub(metavar="[ORG/NAME]", help="Upload the result with its card; by default to USER/A-B-merge.")
+    str | None, hub(metavar="[ORG/NAME]", help="Upload the result with its card; by default to USER/A-B-merge.")
 ]
 Repository = Annotated[
     str, typer.Argument(metavar="ORG/NAME", help="Repository to upload to; created if it does not exist.")
 ]
-Private = Annotated[bool, _hub("--private", help="Make the repository private.")]
-CreatePr = Annotated[bool, _hub("--create-pr", help="Propose the files as a pull request.")]
-CommitMessage = Annotated[str | None, _hub(metavar="TEXT", help="Commit message.")]
-Revision = Annotated[str | None, _hub(metavar="REV", help="Branch, tag or commit of every model that names none.")]
+Private = Annotated[bool, hub("--private", help="Make the repository private.")]
+CreatePr = Annotated[bool, hub("--create-pr", help="Propose the files as a pull request.")]
+CommitMessage = Annotated[str | None, hub(metavar="TEXT", help="Commit message.")]
+Revision = Annotated[str | None, hub(metavar="REV", help="Branch, tag or commit of every model that names none.")]
 Branch = Annotated[
-    str | None, _hub("--revision", metavar="REV", help="Branch, or refs/pr/N to continue a pull request.")
+    str | None, hub("--revision", metavar="REV", help="Branch, or refs/pr/N to continue a pull request.")
 ]
 Token = Annotated[
     str | None,
-    _hub(metavar="TOKEN", callback=_with_token, show_default="HF_TOKEN, or that of hf auth login", help="Hub token."),
+    hub(metavar="TOKEN", callback=_with_token, show_default="HF_TOKEN, or that of hf auth login", help="Hub token."),
 ]
-DropCache = Annotated[bool, _hub("--drop-cache", help="Delete shards from the cache once they have been merged.")]
-Remote = Annotated[bool, _hub("--trust-remote-code", help="Run modelling code that comes with a model.")]
+DropCache = Annotated[bool, hub("--drop-cache", help="Delete shards from the cache once they have been merged.")]
+Remote = Annotated[bool, hub("--trust-remote-code", help="Run modelling code that comes with a model.")]
 
 # How it runs ----------------------------------------------------------------------------------------------------------
 
 Device = Annotated[
     str | None,
-    _running(
+    running(
         metavar="DEVICE",
         show_default="an accelerator if there is one",
         help="Where models run and weights are moved, such as cpu or cuda:1.",
@@ -237,7 +245,7 @@ Device = Annotated[
 ]
 Offload = Annotated[
     bool | None,
-    _running(
+    running(
         "--offload/--no-offload",
         show_default="where models do not fit into memory",
         help="Run models module by module, with weights read from their files.",
@@ -245,7 +253,7 @@ Offload = Annotated[
 ]
 Witness = Annotated[
     bool,
-    _running(
+    running(
         "--witness/--no-witness",
         show_default="--witness",
         help="Run aligned models before writing, and stop if their outputs have changed.",
@@ -253,15 +261,15 @@ Witness = Annotated[
 ]
 Certify = Annotated[
     bool | None,
-    _running("--certify/--no-certify", show_default="with --push", help="Prove the symmetries on a small copy first."),
+    running("--certify/--no-certify", show_default="with --push", help="Prove the symmetries on a small copy first."),
 ]
 
 # General --------------------------------------------------------------------------------------------------------------
 
-Json = Annotated[bool, _general("--json", help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, _general("--quiet", "-q", help="No progress on stderr.")]
+Json = Annotated[bool, general("--json", help="Print the result as JSON on stdout.")]
+Quiet = Annotated[bool, general("--quiet", "-q", callback=_quiet, help="No progress on stderr.")]
 Verbose = Annotated[
-    bool, _general("--verbose", "-v", callback=_verbose, help="Show messages of transformers, and tracebacks.")
+    bool, general("--verbose", "-v", callback=_verbose, help="Show messages of transformers, and tracebacks.")
 ]
 
 

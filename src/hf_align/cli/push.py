@@ -26,7 +26,6 @@ def push(
 
     $ hf-align push merged org/merged --private
     """
-    console.bars(quiet)
     from hf_align.publishing import push as upload
 
     upload.user()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from hf_align.cli import console
 from hf_align.cli import options as opt
 
@@ -15,20 +13,18 @@ def report(
     folder: opt.Folder,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", rich_help_panel=opt.OUTPUT, show_default="report.html in DIR",
-                     help="HTML file to write."),
+        opt.output("-o", "--output", metavar="FILE", show_default="report.html in DIR", help="HTML file to write."),
     ] = None,
     specs: opt.Specs = None,
     trust_remote_code: opt.Remote = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw a merge on one page (HTML): losses on the way, what moved and how far, what could not move and why.
 
     $ hf-align report merged
     """
-    console.bars(quiet)
     from hf_align.publishing.report import write_report
     from hf_align.runtime.progress import waiting
 

@@ -8,16 +8,12 @@ from typing import Annotated
 
 import typer
 
-from hf_align.cli import console
 from hf_align.cli import options as opt
 
 
 def spec(
     model: opt.Model,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", rich_help_panel=opt.OUTPUT, help="Write to a file."),
-    ] = None,
+    output: Annotated[Path | None, opt.output("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
     specs: opt.Specs = None,
     revision: opt.Revision = None,
     token: opt.Token = None,
@@ -32,7 +28,6 @@ def spec(
     $ hf-align spec org/a -o a.yml
     """
     model = opt.at_revision(model, revision)
-    console.bars(quiet)
     import yaml
 
     from hf_align.api.symmetries import symmetries

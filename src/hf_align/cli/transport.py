@@ -18,40 +18,30 @@ def transport(
     finetuned: Annotated[
         str, typer.Argument(metavar="FINETUNED", help="The fine-tune: a folder, org/name, or MODEL+ADAPTER.")
     ],
-    base: Annotated[
-        str, typer.Option(metavar="A", rich_help_panel=opt.MERGING, help="The model that it was tuned from.")
-    ],
-    onto: Annotated[
-        str, typer.Option(metavar="B", rich_help_panel=opt.MERGING, help="The base that it is carried to.")
-    ],
+    base: Annotated[str, opt.merging(metavar="A", help="The model that it was tuned from.")],
+    onto: Annotated[str, opt.merging(metavar="B", help="The base that it is carried to.")],
     output: opt.Output,
     method: Annotated[
         choices.TransportMethod,
-        typer.Option(
+        opt.merging(
             metavar="METHOD",
-            rich_help_panel=opt.MERGING,
             help="regression fits every weight so that B does on top of its own what the fine-tune does on top of A; "
             "task_arithmetic only adds the change of the weights, in B's basis; distil trains from what regression "
             "gives.",
         ),
     ] = "regression",
-    strength: Annotated[
-        float, typer.Option(metavar="T", rich_help_panel=opt.MERGING, help="How much of the change is carried over.")
-    ] = 1.0,
+    strength: Annotated[float, opt.merging(metavar="T", help="How much of the change is carried over.")] = 1.0,
     keep: Annotated[
         float,
-        typer.Option(
+        opt.merging(
             metavar="T",
-            rich_help_panel=opt.MERGING,
             help="Examples that B writes for each that the fine-tune does: there the result answers as B does.",
         ),
     ] = choices.KEEP,
     as_adapter: Annotated[
         bool,
-        typer.Option(
-            "--as-adapter",
-            rich_help_panel=opt.MERGING,
-            help="Write an adapter of B where the fine-tune is an adapter, and no whole model.",
+        opt.merging(
+            "--as-adapter", help="Write an adapter of B where the fine-tune is an adapter, and no whole model."
         ),
     ] = False,
     match: opt.Match = Options.match,
@@ -85,7 +75,6 @@ def transport(
     choices.strength("--strength", strength)
     choices.share("--keep", keep)
     options = opt.chosen(locals(), Schedule.of_transport)
-    console.bars(quiet)
     from hf_align.jobs import pipeline
 
     made = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),
