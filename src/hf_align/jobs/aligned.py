@@ -37,11 +37,13 @@ class OpenedJob(Job[B]):
 
     Attributes:
         fit: examples that models are run on to match or to merge.
+        held_out: examples to report on.
     """
 
     draft: Draft
     models: Opened
     fit: Batch | None = None
+    held_out: Batch | None = None
 
     def moved(self, match: B) -> list[Moved]:
         return match.moved()
@@ -70,11 +72,7 @@ class Align(OpenedJob[Basis]):
 
     @classmethod
     def open(cls, a: str, b: str, asked: Asked) -> Align:
-        """Open both models.
-
-        Raises:
-            HfAlignError: any bad input.
-        """
+        """Open both models."""
         options = asked.options
         models = Opened.open({"A": a, "B": b}, options, asked.say)
         pair = models.first

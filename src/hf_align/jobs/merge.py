@@ -19,7 +19,7 @@ from hf_align.jobs.comparing import beside_the_others, judged
 from hf_align.jobs.descending import distil_once, nearest_once, once, towards_mix
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
-from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.texts import texts
 from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
@@ -35,7 +35,6 @@ from hf_align.merging.regression import Regressed, mean_of, regress
 from hf_align.merging.samples import MORE, Samples
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
-from hf_align.running.data import with_labels
 from hf_align.running.generate import noise
 from hf_align.running.network import Batch, Weights
 from hf_align.runtime.progress import waiting
@@ -66,22 +65,16 @@ class Merge(OpenedJob[Mixed]):
     """Two models mixed by any method, or more by those that have a meaning for more.
 
     Attributes:
-        held_out: examples to report on.
         certificate: of the symmetries that are used, as data.
         effort: that chose how they are matched and merged; None if the caller did.
     """
 
-    held_out: Batch | None
     certificate: dict[str, Any] | None
     effort: Effort | None = None
 
     @classmethod
     def open(cls, references: Sequence[str], asked: Asked, *, certify: bool, effort: Effort | None = None) -> Merge:
-        """Open all models.
-
-        Raises:
-            HfAlignError: any bad input.
-        """
+        """Open all models."""
         options, clock = asked.options, asked.clock
         roles = ["A", "B"]
         if len(references) > 2:
@@ -89,9 +82,7 @@ class Merge(OpenedJob[Mixed]):
             roles = [f"model {number}" for number, _ in enumerate(references, start=1)]
         models = Opened.open(dict(zip(roles, references, strict=True)), options, asked.say)
         pair = models.first
-        fit, held_out = examples(pair, options, asked.data)
-        if held_out is not None:
-            with_labels(held_out)
+        fit, held_out = models.examples(asked.data)
         if options.method in HOLDING:
             models.network.must_hold(f"--method {options.method} holds both models in memory")
         clock.lap("open")

@@ -22,7 +22,7 @@ from hf_align.matching.match import Match
 from hf_align.merging.methods import RUNNING
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair, Respell, open_pair
-from hf_align.running.data import load_data, require_fit
+from hf_align.running.data import load_data, require_fit, with_labels
 from hf_align.running.network import Batch, Network, Weights
 from hf_align.running.offload import network_for
 from hf_align.runtime.devices import Devices
@@ -121,6 +121,17 @@ class Opened:
     def given(self) -> Match | None:
         """The match that the options name."""
         return Match.load(self.options.alignment, self.spec) if self.options.alignment is not None else None
+
+    def examples(self, data: Path | None) -> tuple[Batch | None, Batch | None]:
+        """As `examples`, whose second part is to be reported on.
+
+        Raises:
+            HfAlignError: it has nothing to predict.
+        """
+        fit, held_out = examples(self.first, self.options, data)
+        if held_out is not None:
+            with_labels(held_out)
+        return fit, held_out
 
     def search(self, state: State | None = None) -> Search:
         """How the options look for a match; `state` is where learned matching keeps how far it got."""

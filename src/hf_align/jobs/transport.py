@@ -16,7 +16,7 @@ from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.descending import distil_once
 from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
-from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.objectives import Objective
@@ -55,20 +55,14 @@ class Transport(OpenedJob[Basis]):
     Attributes:
         tuned: they; the models are B, the different bases, and the fine-tunes.
         keep: examples that B writes for each of the others.
-        held_out: examples to report on.
     """
 
     tuned: Sequence[Tuned]
     keep: float
-    held_out: Batch | None
 
     @classmethod
     def open(cls, tuned: Sequence[Tuned], onto: str, asked: Asked, *, keep: float) -> Transport:
-        """Open all models.
-
-        Raises:
-            HfAlignError: any bad input.
-        """
+        """Open all models."""
         options, several = asked.options, len(tuned) > 1
         if several and asked.data is not None:
             raise HfAlignError("data is what one fine-tune was trained on; of several, each writes its own")
@@ -77,9 +71,7 @@ class Transport(OpenedJob[Basis]):
         named |= {f"finetuned {i}" if i else "finetuned": each.finetuned for i, each in enumerate(tuned)}
         models = Opened.open(named, options, asked.say, jointly=False)
         pair = models.first
-        fit, held_out = examples(pair, options, asked.data)
-        if held_out is not None:
-            with_labels(held_out)
+        fit, held_out = models.examples(asked.data)
         asked.clock.lap("open")
         chosen = {"strength": " ".join(str(each.strength) for each in tuned), "keep": keep}
         made_with = {"the command": "transport", **{k: str(v) for k, v in chosen.items()}, **reported_on(held_out)}

@@ -15,13 +15,11 @@ from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Say, run, silent
-from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import record, reported_on
 from hf_align.mergekit.extra import parse, require_known
 from hf_align.mergekit.methods import Loop, merge_here
-from hf_align.running.data import with_labels
-from hf_align.running.network import Batch
 from hf_align.settings.options import Options
 
 
@@ -63,9 +61,7 @@ def merge_pair(
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
     models = Opened.open(named, options, say, jointly=False)
     loop = merge_here(config, models.first, options, say)
-    fit, held_out = examples(models.first, options, data)
-    if held_out is not None:
-        with_labels(held_out)
+    fit, held_out = models.examples(data)
     asked.clock.lap("open")
     chosen = {**parameters, **({"base": models.sources[2].name} if base is not None else {})}
     made_with = {"the command": "merge", "--parameter": json.dumps(parameters), **reported_on(held_out)}
@@ -76,14 +72,9 @@ def merge_pair(
 
 @dataclass(frozen=True, kw_only=True)
 class _ByMethod(OpenedJob[Basis]):
-    """By our own loop over tensors.
-
-    Attributes:
-        held_out: examples to report on.
-    """
+    """By our own loop over tensors."""
 
     loop: Loop
-    held_out: Batch | None
 
     def match(self, claim: Claim) -> Basis:
         return self.models.match(claim, self.fit, self.asked.say)

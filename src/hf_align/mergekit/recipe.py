@@ -23,7 +23,7 @@ from hf_align.jobs.aligned import save_matches
 from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.effort import share_basis
 from hf_align.jobs.job import Asked, Job, Say, run, silent
-from hf_align.jobs.opened import Basis, Opened, examples
+from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import symmetries_of
 from hf_align.mergekit.config import Align, read_recipes
@@ -38,7 +38,6 @@ from hf_align.mergekit.slices import stack_here
 from hf_align.opening.pairs import Pair
 from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
-from hf_align.running.data import with_labels
 from hf_align.running.network import Batch
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Dtype, checked
@@ -148,9 +147,7 @@ class _Recipe(Job[_Making]):
             options = replace(options, match="none", untie=False)
             asked = replace(asked, options=options)
         models = _open(names, asked) if _needs_us(align, named.values()) else None
-        fit, held_out = examples(models.first, options, asked.data) if models is not None else (None, None)
-        if held_out is not None:
-            with_labels(held_out)
+        fit, held_out = models.examples(asked.data) if models is not None else (None, None)
         if known:
             on_disk = names_of(models.first) if models is not None else _stored(named[reference], options)
             cls.require_bound(recipe, on_disk)
