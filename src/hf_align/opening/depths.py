@@ -22,8 +22,8 @@ from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.errors import IncompatibleModels
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.weights import match_weights
+from hf_align.opening.widths import UNCHANGED, outputs
 from hf_align.running.generate import noise
-from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fields import differences, with_values
@@ -31,8 +31,6 @@ from hf_align.tracing.layers import kinds_of
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
-_UNCHANGED = 1e-4
-"""The largest change of an output, of the largest output, that float32 explains."""
 _TRIED = 1
 """Layers of the small copy to which one is added: every deeper model has more."""
 Places = tuple[int | None, ...]
@@ -255,9 +253,9 @@ def is_unchanged(
     if any(place is not None and shallow[place] != deep[i] for i, place in enumerate(places)):
         return False
     inputs = noise(trace(before))
-    first = _outputs(before, raw, inputs)
-    second = _outputs(after, deepening.spread(places, raw), inputs)
-    return float((second - first).abs().max()) < _UNCHANGED * float(first.abs().max())
+    first = outputs(before, raw, inputs)
+    second = outputs(after, deepening.spread(places, raw), inputs)
+    return float((second - first).abs().max()) < UNCHANGED * float(first.abs().max())
 
 
 def _silent(config: PretrainedConfig) -> frozenset[str]:
@@ -273,13 +271,13 @@ def _silent(config: PretrainedConfig) -> frozenset[str]:
     weights = {name: 0.5 * torch.randn(shape, generator=rng) for name, shape in shapes.items()}
     inputs = noise(program)
     own = _of_layer(layers, added, shapes)
-    expected = _outputs(shallow, {name: t for name, t in weights.items() if name not in own}, inputs)
+    expected = outputs(shallow, {name: t for name, t in weights.items() if name not in own}, inputs)
     zero = set(own.values())
 
     def is_silent(zero: Collection[str]) -> bool:
         tried = {layers.named(added, rest): 0.0 for rest in zero}
-        found = _outputs(deep, {n: tried.get(n, 1.0) * t for n, t in weights.items()}, inputs)
-        return float((found - expected).abs().max()) <= _UNCHANGED * float(expected.abs().max())
+        found = outputs(deep, {n: tried.get(n, 1.0) * t for n, t in weights.items()}, inputs)
+        return float((found - expected).abs().max()) <= UNCHANGED * float(expected.abs().max())
 
     if not is_silent(zero):
         raise IncompatibleModels(
@@ -297,12 +295,6 @@ def _of_layer(layers: Layers, number: int, names: Collection[str]) -> dict[str, 
     """The weights of a layer: name -> name within it."""
     found = ((name, layers.inside(name)) for name in names)
     return {name: at[1] for name, at in found if at is not None and at[0] == number}
-
-
-@torch.no_grad()
-def _outputs(config: PretrainedConfig, weights: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-    names = inventory(build_without_weights(config)).shapes
-    return predictions(Network(config)({name: weights[name] for name in names}, inputs))
 
 
 def _counts(value: object, count: int) -> bool:

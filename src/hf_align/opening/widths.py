@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +11,13 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
 from hf_align.running.generate import noise
-from hf_align.running.network import Network, predictions
+from hf_align.running.network import Batch, Network, Weights, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.symmetry.widening import STRETCHES, WidenedWeights, grown
+from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.trace import trace
 
-_UNCHANGED = 1e-4
+UNCHANGED = 1e-4
 """The largest change of an output, of the largest output, that float32 explains."""
 
 
@@ -29,7 +29,7 @@ class Architecture:
     spec: SymmetrySpec
 
 
-def widen(raw: Mapping[str, Tensor], narrow: Architecture, wide: Architecture) -> tuple[WidenedWeights, float]:
+def widen(raw: Weights, narrow: Architecture, wide: Architecture) -> tuple[WidenedWeights, float]:
     """A narrow model's weights in the sizes of a wide one, and the largest relative change of its outputs.
 
     Both sizes are run once on the same few random inputs, so their weights must fit into memory.
@@ -42,14 +42,14 @@ def widen(raw: Mapping[str, Tensor], narrow: Architecture, wide: Architecture) -
     """
     widened = [WidenedWeights(raw, narrow.spec, wide.spec, stretch) for stretch in STRETCHES]
     inputs = noise(trace(narrow.config))
-    before = _outputs(raw, narrow, inputs)
+    before = outputs(narrow.config, raw, inputs)
     changes = []
     for weights in widened:
-        after = _outputs(weights, wide, inputs)
+        after = outputs(wide.config, weights, inputs)
         if after.shape != before.shape:
             raise IncompatibleModels("the outputs of these models differ in size, so they do not merge")
         changes.append(float((after - before).abs().max() / before.abs().max()))
-        if changes[-1] < _UNCHANGED:
+        if changes[-1] < UNCHANGED:
             return weights, changes[-1]
     raise IncompatibleModels(
         f"widening the narrower model changes its outputs by {min(changes):.1e}: its architecture computes with sizes "
@@ -64,6 +64,7 @@ def described(narrow: SymmetrySpec, wide: SymmetrySpec) -> str:
 
 
 @torch.no_grad()
-def _outputs(weights: Mapping[str, Tensor], architecture: Architecture, inputs: dict[str, Tensor]) -> Tensor:
-    network = Network(architecture.config)
-    return predictions(network({n: weights[n] for n in architecture.spec.parameters}, inputs))
+def outputs(config: PretrainedConfig, weights: Weights, inputs: Batch) -> Tensor:
+    """What a model is judged by, on some inputs."""
+    names = inventory(build_without_weights(config)).shapes
+    return predictions(Network(config)({name: weights[name] for name in names}, inputs))
