@@ -51,11 +51,6 @@ class Pair:
             return preferred
         return self.b if preferred is self.a else self.a
 
-    @property
-    def reads(self) -> tuple[Path, ...]:
-        """The folders that are read."""
-        return (*self.a.source.reads, *self.b.source.reads)
-
     def require_one_size(self) -> None:
         """For what takes models in the sizes in which they are stored.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.opening.pairs import Pair
+from hf_align.running.network import Weights
 from hf_align.runtime.progress import waiting
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.overrides.overrides import reviewer
 from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.small.shrink import shrink
-
-Weights = Mapping[str, Tensor]
 
 
 def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str], None]) -> dict[str, Any] | None:
