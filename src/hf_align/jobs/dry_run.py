@@ -81,11 +81,12 @@ def dry_run(a: str, b: str, output: Path, options: Options) -> DryRun:
 
 
 def _plain(same: plain.Same, output: Path, options: Options) -> DryRun:
-    model_type = str(same.config.get("model_type"))
-    peak, largest = plain_peak(same, options), _largest(same.a)
-    plan = same.plan(options)
     return DryRun(
-        True, model_type=model_type, peak_bytes=peak, largest=largest, **_traffic(same.a, same.b, plan, output)
+        True,
+        model_type=str(same.config.get("model_type")),
+        peak_bytes=_plain_peak(same, options),
+        largest=max(same.a, key=lambda name: same.a.info(name).nbytes, default=None),
+        **_traffic(same.a, same.b, same.plan(options), output),
     )
 
 
@@ -119,7 +120,7 @@ def _aligned(a: str, b: str, output: Path, options: Options) -> DryRun:
     )
 
 
-def plain_peak(same: plain.Same, options: Options) -> int:
+def _plain_peak(same: plain.Same, options: Options) -> int:
     """The most bytes that a merge without alignment takes: some slices for each thread, or copies of a tensor."""
     if options.method in ELEMENTWISE:
         return torch.get_num_threads() * plain.SLICE * 5 * _DOUBLE
@@ -145,15 +146,12 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.absolute().parent)
 
 
-def _largest(checkpoint: Checkpoint) -> str | None:
-    return max(checkpoint, key=lambda name: checkpoint.info(name).nbytes, default=None)
-
-
 def lines(found: DryRun) -> list[str]:
     """For people, 80 columns."""
     if not found.compatible:
         return [f"not compatible: {found.reason}"]
     groups = ", ".join(f"{count} {group}" for group, count in found.spaces.items())
+    held = " and both models" if found.holds_models else ""
     return [
         f"{found.model_type}: compatible{', the head is untied' if found.untied else ''}",
         *(_wrapped(f"spaces    {groups}; {found.dimensions} continuous dimensions") if groups else []),
@@ -164,14 +162,10 @@ def lines(found: DryRun) -> list[str]:
         ),
         f"read      {_size(found.bytes_to_read)}, of which {_size(found.bytes_to_fetch)} from the Hub",
         f"write     {_size(found.bytes_to_write)}: {found.tensors} tensors in {len(found.shards)} files",
-        f"memory    {_size(found.peak_bytes)} at most beside the program{_and_models(found)}; largest is",
+        f"memory    {_size(found.peak_bytes)} at most beside the program{held}; largest is",
         f"          {found.largest}",
         f"disk      {_size(found.disk_needed)} needed, {_size(found.disk_free)} free",
     ]
-
-
-def _and_models(found: DryRun) -> str:
-    return " and both models" if found.holds_models else ""
 
 
 def _wrapped(line: str) -> list[str]:

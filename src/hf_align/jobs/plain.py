@@ -65,9 +65,7 @@ class Same:
         configs = [own_json(folder, "config.json") for folder in folders]
         if configs[0] is None or configs[1] is None or _kind(configs[0]) != _kind(configs[1]):
             return None
-        if not same_vocabulary(folders):
-            return None
-        if configs[0].get(_TIED) != configs[1].get(_TIED):
+        if not same_vocabulary(folders) or configs[0].get(_TIED) != configs[1].get(_TIED):
             return None
         first, second = (Checkpoint.open(source.folder, source.shards) for source in sources)
         try:
@@ -105,12 +103,9 @@ class Same:
 
     def source(self, options: Options) -> Source:
         """The entries of the merge."""
-        mix, weight = TENSORWISE[options.method], options.weight
-        if options.method not in ELEMENTWISE:
-            mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=False)
-            return Source(mixing.entries)
-        mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=True)
-        return Source(mixing.entries, SLICE, torch.get_num_threads())
+        mix, weight, sliced = TENSORWISE[options.method], options.weight, options.method in ELEMENTWISE
+        mixing = _Mixing(self, lambda a, b: mix(a, b, weight), options.torch_dtype, sliced=sliced)
+        return Source(mixing.entries, SLICE, torch.get_num_threads()) if sliced else Source(mixing.entries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +164,7 @@ def merge(a: str, b: str, output: Path, asked: Asked) -> Report | None:
         return None
     asked.clock.lap("open")
     draft = Draft(same.plan(options), same.a.folder)
-    job = Plain(asked=asked, sources=same.sources, record=same.record(options), draft=draft,
-                same=same)  # fmt: skip
-    return run(job, output)
+    return run(Plain(asked=asked, sources=same.sources, record=same.record(options), draft=draft, same=same), output)
 
 
 class _Mixing:
