@@ -88,28 +88,21 @@ class Stack:
         """The name of a parameter in another layer."""
         return f"{self.name}.{layer}.{parameter.removeprefix(f'{self.name}.').partition('.')[2]}"
 
-    def sources(self, parameter: str, place: int | None) -> tuple[Settings, float, dict[str, str]]:
-        """What goes into a parameter of the output: settings, depth, and its name in each model.
+    def made_of(self, parameter: str, place: int | None) -> tuple[str, Settings, dict[str, str], dict[str, Any]]:
+        """A tensor of the output: its name, the settings it has, its name in each model, and the method's parameters.
 
         Args:
             parameter: named as in the layer of the reference that it is written like.
             place: the layer of the output; None outside of all layers.
         """
         if place is None:
-            settings = self.settings[-1 if parameter in self.last else 0]
-            return settings, 0.0, dict.fromkeys(settings.models, parameter)
-        layer = self.layers[place]
-        named = {model: self.moved(parameter, number) for model, number in layer.sources.items()}
-        return self.settings[layer.part], layer.depth, named
-
-    def parameters(self, parameter: str, place: int | None) -> dict[str, Any]:
-        """Of the method, for a tensor of the output; see `sources`."""
-        settings, depth, sources = self.sources(parameter, place)
-        return settings.of(self.named(parameter, place), depth, sources)
-
-    def named(self, parameter: str, place: int | None) -> str:
-        """The name of a tensor in the output."""
-        return parameter if place is None else self.moved(parameter, place)
+            name, depth, settings = parameter, 0.0, self.settings[-1 if parameter in self.last else 0]
+            sources = dict.fromkeys(settings.models, parameter)
+        else:
+            layer = self.layers[place]
+            name, depth, settings = self.moved(parameter, place), layer.depth, self.settings[layer.part]
+            sources = {model: self.moved(parameter, number) for model, number in layer.sources.items()}
+        return name, settings, sources, settings.of(name, depth, sources)
 
     def _require_bound(self, spec: SymmetrySpec) -> None:
         """See that the method takes what every slice gives it, and that layers that meet have the same tensors."""
@@ -117,7 +110,7 @@ class Stack:
         with fitting():
             for name in known:
                 if _number(name, self.name) is None:
-                    self.parameters(name, None)
+                    self.made_of(name, None)
         for place, layer in enumerate(self.layers):
             for parameter in (n for n in known if n.startswith(f"{self.name}.{layer.layout}.")):
                 for number in layer.sources.values():
@@ -125,7 +118,7 @@ class Stack:
                     if other not in known or spec.shape(other) != spec.shape(parameter):
                         raise HfAlignError(f"{other} and {parameter} differ in kind or size; they cannot be one layer")
                 with fitting():
-                    self.parameters(parameter, place)
+                    self.made_of(parameter, place)
 
 
 def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop:
@@ -140,9 +133,8 @@ def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
         weights = {} if moved is None else moved.by_name
 
         def produce(name: str, place: int | None) -> Tensor:
-            settings, _, sources = stack.sources(name, place)
-            out = stack.named(name, place)
-            return mixed(config, weights, sources, stack.parameters(name, place), settings.base, out, f"{seed} {out}")
+            out, settings, sources, parameters = stack.made_of(name, place)
+            return mixed(config, weights, sources, parameters, settings.base, out, f"{seed} {out}")
 
         return _Stacked(stack, pair, produce, options.torch_dtype)
 
