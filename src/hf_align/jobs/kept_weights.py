@@ -35,28 +35,25 @@ class KeptWeights(MutableMapping[str, Tensor]):
         self._claim.keep(self._whole, partial(save_file, {}))
 
     def __getitem__(self, name: str) -> Tensor:
-        path = self._path(name)
-        if path is None:
-            raise KeyError(name)
-        return load_file(path)[name]
+        return load_file(self._path(name))[name]
 
     def __setitem__(self, name: str, weight: Tensor) -> None:
         self._claim.keep(self._files[name], partial(save_file, {name: weight.contiguous()}))
 
     def __delitem__(self, name: str) -> None:
-        path = self._path(name)
-        if path is None:
-            raise KeyError(name)
-        path.unlink()
+        self._path(name).unlink()
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._files if self._path(name) is not None)
+        return (name for name in self._files if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._path(name) is not None
+        return isinstance(name, str) and name in self._files and self._claim.kept(self._files[name]) is not None
 
-    def _path(self, name: str) -> Path | None:
-        return self._claim.kept(self._files[name]) if name in self._files else None
+    def _path(self, name: str) -> Path:
+        path = self._claim.kept(self._files[name])
+        if path is None:
+            raise KeyError(name)
+        return path
