@@ -16,11 +16,10 @@ from hf_align.jobs.opened import Basis
 from hf_align.jobs.outcome import Report
 from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
-from hf_align.merging.aligned import Mix
 from hf_align.merging.methods import REGRESSION
 from hf_align.merging.regression import mean_of
 from hf_align.running.evaluate import Comparison, Evaluator
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Weights
 from hf_align.running.offload import network_for
 from hf_align.settings.choices import DESCENDING, Effort
 from hf_align.settings.options import Options
@@ -60,7 +59,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def beside_the_others(
-    basis: Basis, method: str, mix: Mix, held_out: Batch, line: Mapping[str, Any] | None
+    basis: Basis, method: str, merged: Weights, held_out: Batch, line: Mapping[str, Any] | None
 ) -> list[str]:
     """What a merge comes to beside the plain mean, its models and their ensemble, and what would come lower.
 
@@ -69,14 +68,14 @@ def beside_the_others(
         line: the losses on the line between two models, where they were measured.
     """
     models, options = basis.models, basis.models.options
-    evaluator, names, raw = Evaluator(models.network, held_out), models.spec.parameters, models.weights
+    evaluator, raw = Evaluator(models.network, held_out), models.weights
     shares = options.shares(len(raw))
     mean = dict(zip(line["lambdas"], line["aligned"]["losses"], strict=True)).get(options.weight) if line else None
     if mean is None:
-        in_float32 = [Computed(names, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
+        in_float32 = [Computed(w, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
         mean = evaluator.loss(mean_of(in_float32, shares))
     is_mean = method == "linear"
-    found = mean if is_mean else evaluator.loss(Computed(names, lambda n: mix(n, options.weight).float()))
+    found = mean if is_mean else evaluator.loss(merged)
     apart = [line["loss_a"], line["loss_b"]] if line else [evaluator.loss(weights) for weights in raw]
     ensemble = evaluator.ensemble(raw, shares)
     return [*([] if is_mean else [_beside_the_mean(method, found, mean)]),

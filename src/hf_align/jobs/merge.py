@@ -26,7 +26,7 @@ from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
-from hf_align.merging.aligned import Aligned, Mix
+from hf_align.merging.aligned import Aligned
 from hf_align.merging.curve import along, bulging, learn_curve
 from hf_align.merging.distil import ASKED, WRITTEN
 from hf_align.merging.lockstep import program_of
@@ -47,17 +47,17 @@ _OFFSETS = "offsets.safetensors"
 
 @dataclass(frozen=True)
 class Mixed(Basis):
-    """Models in one basis, and how they are mixed.
+    """Models in one basis, and their merge.
 
     Attributes:
-        make: that is found once, when the witness has seen the models.
+        merge: makes it, once, when the witness has seen the models.
     """
 
-    make: Callable[[Basis], Mix] = field(kw_only=True)
+    merge: Callable[[Basis], Weights] = field(kw_only=True)
 
     @cached_property
-    def mix(self) -> Mix:
-        return self.make(self)
+    def merged(self) -> Weights:
+        return self.merge(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +112,16 @@ class Merge(OpenedJob[Mixed]):
 
     def match(self, claim: Claim) -> Mixed:
         found = self.models.match(claim, self.fit, self.asked.say)
-        return Mixed(found.models, found.matches, make=partial(self._mix, claim))
+        return Mixed(found.models, found.matches, merge=partial(self._merged, claim))
 
     def moved(self, match: Mixed) -> list[Moved]:
         return match.moved(self.models.names if self.is_pair else ())
 
     def entries(self, claim: Claim, match: Mixed) -> Entries:
-        pair, options, mix = self.models.first, self.options, match.mix
+        pair, options, merged = self.models.first, self.options, match.merged
         if options.drop_cache:  # not before: matching reads every shard many times
             self.models.drop_when_read()
-        return entries_of(pair, pair.layout(pair.a), options, lambda name: mix(name, options.weight), self.asked.say)
+        return entries_of(pair, pair.layout(pair.a), options, merged.__getitem__, self.asked.say)
 
     def report(self, output: Path, match: Mixed) -> Report:
         return replace(super().report(output, match), certificate=self.certificate)
@@ -138,7 +138,7 @@ class Merge(OpenedJob[Mixed]):
             report.notes.append("merged by the mean, which is nearer to the ensemble than the regression")
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
-            report.notes += beside_the_others(match, method, match.mix, self.held_out, report.comparison)
+            report.notes += beside_the_others(match, method, match.merged, self.held_out, report.comparison)
             self.asked.clock.lap("evaluate")
         written = {} if self.held_out is None else self._texts(match, self.held_out)
         shown = self.asked.data is not None and self.is_pair
@@ -149,9 +149,8 @@ class Merge(OpenedJob[Mixed]):
 
     def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
         """What the models and the merge write."""
-        merged = Computed(self.models.spec.parameters, lambda n: match.mix(n, self.options.weight))
         apart = dict(zip(self._called, self.models.weights, strict=True))
-        return texts(self.models, {**apart, "the merge": merged}, held_out)
+        return texts(self.models, {**apart, "the merge": match.merged}, held_out)
 
     @property
     def _called(self) -> list[str]:
@@ -161,24 +160,25 @@ class Merge(OpenedJob[Mixed]):
             return names
         return [f"{name} ({i})" for i, name in enumerate(names, start=1)]
 
-    def _mix(self, claim: Claim, basis: Basis) -> Mix:
+    def _merged(self, claim: Claim, basis: Basis) -> Weights:
         """The merge that the options ask for, tensor by tensor."""
         weights, method = basis.weights, self._method(claim, basis)
-        if method in (REGRESSION, DISTIL):
-            made = self._regressed(claim, basis) if method == REGRESSION else self._distilled(claim, basis)[1]
-            return lambda name, _: made[name]
+        if method == REGRESSION:
+            return self._regressed(claim, basis)
+        if method == DISTIL:
+            return self._distilled(claim, basis)[1]
         if not self.is_pair:
-            mean: Weights = Mean(weights)
-            mean = bulging(mean, self._bulge(claim, weights)) if method == CURVE else mean
-            return lambda name, _: mean[name]
+            return bulging(Mean(weights), self._bulge(claim, weights)) if method == CURVE else Mean(weights)
         models = Aligned(self.models.spec, *weights)
         if method in INEXACT:
             self.asked.say(
                 f"--method {method} mixes units by maps that are not symmetries: B's function is not preserved"
             )
         if method == CURVE:
-            return along(models, self._bulge(claim, weights))
-        return mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
+            mix = along(models, self._bulge(claim, weights))
+        else:
+            mix = mix_of(method, models, lambda: Samples.of(weights, self.models.network, self.fit, self.asked.say))
+        return Computed(self.models.spec.parameters, lambda name: mix(name, self.options.weight))
 
     def _method(self, claim: Claim, basis: Basis) -> str:
         """That of the options. An effort promises no method: it takes the mean in the place of a regression that is

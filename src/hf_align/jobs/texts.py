@@ -6,21 +6,19 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
 from transformers import AutoTokenizer
 
-from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import first_line
 from hf_align.jobs.opened import Opened
 from hf_align.running.generate import continued
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Weights
 
 logger = logging.getLogger(__name__)
 _PROMPT, _TEXT = 16, 32
 """Tokens that are given, and that are written at most."""
 
 
-def texts(models: Opened, weights: Mapping[str, Mapping[str, Tensor]], held_out: Batch) -> dict[str, Any]:
+def texts(models: Opened, weights: Mapping[str, Weights], held_out: Batch) -> dict[str, Any]:
     """What each of some weights writes after the first words of held-out data.
 
     Args:
@@ -37,8 +35,7 @@ def texts(models: Opened, weights: Mapping[str, Mapping[str, Tensor]], held_out:
         prompt = tokens[:1, :_PROMPT].to(network.device)
         found = []
         for name, each in weights.items():
-            placed = network.placed(Computed(models.spec.parameters, lambda n, w=each: w[n].float()))  # type: ignore[misc]
-            told = continued(network, placed, prompt, _TEXT)
+            told = continued(network, network.placed(each), prompt, _TEXT)
             if told is None:
                 return {}
             found.append((name, tokenizer.decode(told[0], skip_special_tokens=True)))
