@@ -217,20 +217,24 @@ def _starred(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
+def _by_kind(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by what they have in common: all but the number of the layer."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(_starred(name), []).append(name)
+    return found
+
+
 # What moved ----------------------------------------------------------------------------------------------------------
 
 
 def _colours(spec: SymmetrySpec) -> dict[str, str]:
-    kinds = dict.fromkeys(map(_starred, spec.spaces))
-    return {kind: _COLOURS[i % len(_COLOURS)] for i, kind in enumerate(kinds)}
+    return {kind: _COLOURS[i % len(_COLOURS)] for i, kind in enumerate(_by_kind(spec.spaces))}
 
 
 def _kinds(spec: SymmetrySpec, elements: Mapping[str, Element], colours: Mapping[str, str]) -> list[Kind]:
-    found: dict[str, list[str]] = {}
-    for name in spec.spaces:
-        found.setdefault(_starred(name), []).append(name)
     kinds = []
-    for kind, names in found.items():
+    for kind, names in _by_kind(spec.spaces).items():
         space = spec.spaces[names[0]]
         moves = [_moved(elements[name]) for name in names if name in elements]
         moved = tuple(value for value, _ in moves)
@@ -293,13 +297,9 @@ def _turns(spec: SymmetrySpec, elements: Mapping[str, Element]) -> dict[str, Any
 def _pinned(spec: SymmetrySpec) -> list[tuple[str, str, list[str]]]:
     """(weight, axis, reasons), once for each kind of weight."""
     said = {type(gauge).__name__: gauge.said for gauge in spec.gauges}
-    rows = []
-    for kind, name in _representatives(spec.parameters).items():
-        rows += [
-            (kind, axis, [_short(reason, name, said) for reason in why])
-            for axis, why in explain(spec, name)["pinned"].items()
-        ]
-    return rows
+    return [(kind, axis, [_short(reason, name, said) for reason in why])
+            for kind, (name, *_) in _by_kind(spec.parameters).items()
+            for axis, why in explain(spec, name)["pinned"].items()]  # fmt: skip
 
 
 def _short(reason: str, weight: str, said: Mapping[str, str]) -> str:
@@ -316,16 +316,9 @@ def _short(reason: str, weight: str, said: Mapping[str, str]) -> str:
     return ", ".join([first, *others[:1]]) + (f" and {len(others) - 1} more" if len(others) > 1 else "")
 
 
-def _representatives(names: Iterable[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in names:
-        found.setdefault(_starred(name), name)
-    return found
-
-
 def _weights(spec: SymmetrySpec, colours: Mapping[str, str]) -> list[Weight]:
     weights = []
-    for kind, name in _representatives(spec.parameters).items():
+    for kind, (name, *_) in _by_kind(spec.parameters).items():
         edges = tuple(_edge(axis, colours) for axis in _shown(spec.parameters[name]))
         weights.append(Weight(kind, " × ".join(map(str, spec.shape(name))), edges))
     return weights
