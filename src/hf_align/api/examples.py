@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_align.api.given import Given, is_plain
-from hf_align.api.module_data import LABELS, inputs_from, loss_told, module_data, own_loss
+from hf_align.api.module_data import LABELS, MOST, inputs_from, loss_told, module_data, own_loss
 from hf_align.errors import HfAlignError, OptionError
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch, Loss
@@ -23,9 +23,6 @@ from hf_align.tracing.modules import ModuleConfig
 Data = str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[Any]
 """A file or folder as `--data` takes it; tensors by the names of arguments, [examples, ...]; a DataLoader or any other
 iterable of such batches; a dataset whose rows have them, or have a "text"; or a list of texts."""
-
-_MOST = 4096
-"""Examples that are read of what may have no end."""
 
 
 def examples(data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase | None = None) -> Batch | None:
@@ -78,7 +75,7 @@ def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -
     for item in data:
         found.append(item)
         rows += _rows(item)
-        if rows >= _MOST:
+        if rows >= MOST:
             break
     if not found:
         raise ValueError("data has no examples")

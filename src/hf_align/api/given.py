@@ -55,15 +55,18 @@ class Given:
     def weights(self) -> Mapping[str, Tensor]:
         """By name in memory, on the CPU, in float32 or wider; a tied weight under each of its names."""
         held = _tensors(self.model)
-        names = {name: name for name in self.holds.shapes} | dict(self.holds.ties)
-        found = {n: held[n] if n in held else held[kept] for n, kept in names.items()}
+        found = {n: held[n] if n in held else held[kept] for n, kept in self._kept.items()}
         return Computed(found, lambda name: _read(name, found[name]))
 
     @property
     def sizes(self) -> dict[str, list[int]]:
         """The shape of every weight; of a tied weight under each of its names."""
-        names = {name: name for name in self.holds.shapes} | dict(self.holds.ties)
-        return {name: list(self.holds.shapes[kept]) for name, kept in names.items()}
+        return {name: list(self.holds.shapes[kept]) for name, kept in self._kept.items()}
+
+    @property
+    def _kept(self) -> dict[str, str]:
+        """The name of every weight -> the one that is kept of those that are tied."""
+        return {name: name for name in self.holds.shapes} | dict(self.holds.ties)
 
     def with_weights(self, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> Any:
         """The same kind of thing with other weights, in the dtypes and on the devices of its own.
@@ -154,7 +157,8 @@ def _require_readable(model: nn.Module, called: str) -> None:
 def _read(name: str, tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         raise OptionError(f"{name} has a shape and no numbers: it is on the meta device")
-    return _wide(tensor.detach().cpu())
+    found = tensor.detach().cpu()
+    return found if found.dtype == torch.float64 else found.float()
 
 
 def is_plain(model: object) -> bool:
@@ -183,10 +187,6 @@ def _given(called: str, model: nn.Module | Mapping[str, Tensor], config: Pretrai
 
 def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> nn.Module:

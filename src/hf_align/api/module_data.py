@@ -24,7 +24,7 @@ from hf_align.tracing.modules import ModuleConfig, ModuleModel
 
 _ROWS = 4
 """Of a first batch, with which a module is traced."""
-_MOST = 4096
+MOST = 4096
 """Examples that are read of what may have no end."""
 _AT_ONCE = 256
 """Examples of a dataset that are put together at once."""
@@ -87,7 +87,7 @@ def module_data(data: Any, config: ModuleConfig) -> ModuleData:
                 raise OptionError(f"{name} is a {type(value).__name__} in data; tensors [examples, ...] are needed")
             columns.setdefault(name, []).append(value.float() if value.is_floating_point() else value)
         rows += len(next(iter(found.values())))
-        if endless and rows >= _MOST:
+        if endless and rows >= MOST:
             break
     if not columns:
         raise OptionError(_NONE)
@@ -140,7 +140,7 @@ def _batches(data: Any) -> Iterator[Any]:
 
 def reusable(data: Any) -> Any:
     """Data that can be read more than once: of what can be read only once, its first examples."""
-    return list(itertools.islice(data, _MOST)) if isinstance(data, Iterator) else data
+    return list(itertools.islice(data, MOST)) if isinstance(data, Iterator) else data
 
 
 def _parted(item: Any, forward: Any, config: ModuleConfig | None) -> tuple[dict[str, Any], dict[str, Any]]:
