@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from hf_align.errors import HfAlignError
 from hf_align.settings.choices import Heads, Match
 from hf_align.settings.plain_yaml import read_documents
+
+NAMING = ("model", "source_model", "base_model")
+"""Keys of recipes whose values are models."""
 
 
 class Align(BaseModel):
@@ -72,7 +75,7 @@ def _recipe(path: Path, document: Any) -> Recipe:
     name, asked = document.pop("name", None), document.pop("align", None)
     if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
         raise HfAlignError(f"{path}: name is {name!r}; use letters, digits, dots and dashes")
-    body = written_out(document)
+    body = with_models(document, _reference)
     if asked in (None, False):
         return Recipe(name, body, None)
     try:
@@ -81,22 +84,35 @@ def _recipe(path: Path, document: Any) -> Recipe:
         raise HfAlignError(f"{path}: align: {first_fault(error)}") from error
 
 
-def written_out(value: Any) -> Any:
-    """A recipe in which a model that is written as a mapping of path, revision and adapter is one string.
+def with_models(recipe: Any, instead: Callable[[Any], Any]) -> Any:
+    """A recipe with something else in the place of each of its models."""
+    if isinstance(recipe, list):
+        return [with_models(inner, instead) for inner in recipe]
+    if not isinstance(recipe, Mapping):
+        return recipe
+    return {key: instead(inner) if key in NAMING else with_models(inner, instead) for key, inner in recipe.items()}
+
+
+def with_words(recipe: Any, instead: Callable[[str], str]) -> Any:
+    """A recipe with something else in the place of each text that is no key."""
+    if isinstance(recipe, Mapping):
+        return {key: with_words(inner, instead) for key, inner in recipe.items()}
+    if isinstance(recipe, list):
+        return [with_words(inner, instead) for inner in recipe]
+    return instead(recipe) if isinstance(recipe, str) else recipe
+
+
+def renamed(recipe: Any, names: Mapping[str, str]) -> Any:
+    """A recipe with other names for its models."""
+    return with_words(recipe, lambda text: names.get(text, text))
+
+
+def _reference(value: Any) -> Any:
+    """`PATH@REVISION+ADAPTER@REVISION` for `{path, revision}`, or for `{model: …, lora: …}` of two such mappings.
 
     Raises:
         HfAlignError: a model is written in another way.
     """
-    if isinstance(value, list):
-        return [written_out(inner) for inner in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {key: _reference(inner) if key in ("model", "source_model", "base_model") else written_out(inner)
-            for key, inner in value.items()}  # fmt: skip
-
-
-def _reference(value: Any) -> Any:
-    """`PATH@REVISION+ADAPTER@REVISION` for `{path, revision}`, or for `{model: …, lora: …}` of two such mappings."""
     if not isinstance(value, Mapping):
         return value
     if isinstance(value.get("path"), str) and value.keys() <= {"path", "revision"}:

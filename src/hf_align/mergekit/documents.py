@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.config import Recipe
-from hf_align.mergekit.extra import NAMING, models_of
+from hf_align.mergekit.config import Recipe, with_models
+from hf_align.mergekit.extra import models_of
 
 
 def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path]]:
@@ -32,17 +32,11 @@ def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path
     folders = {name: output if name == final.name else parts / str(name) for name in names}
     ordered = _sorted({recipe.name: [m for m in models_of(recipe.body) if m in folders] for recipe in recipes})
     found = [recipes[names.index(name)] for name in ordered]
-    return [(replace(recipe, body=_with_models(recipe.body, folders)), folders[recipe.name]) for recipe in found]
 
+    def on_disk(model: Any) -> Any:
+        return str(folders[model]) if isinstance(model, str) and model in folders else model
 
-def _with_models(value: Any, folders: Mapping[str | None, Path]) -> Any:
-    """A recipe in which the results of other documents are models on disk."""
-    if isinstance(value, list):
-        return [_with_models(inner, folders) for inner in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {key: str(folders[inner]) if key in NAMING and isinstance(inner, str) and inner in folders
-            else _with_models(inner, folders) for key, inner in value.items()}  # fmt: skip
+    return [(replace(recipe, body=with_models(recipe.body, on_disk)), folders[recipe.name]) for recipe in found]
 
 
 def _sorted(needed: Mapping[str | None, Sequence[str]]) -> list[str | None]:

@@ -11,10 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from hf_align.errors import HfAlignError
-from hf_align.mergekit.config import first_fault
+from hf_align.mergekit.config import NAMING, first_fault
 
-NAMING = ("model", "source_model", "base_model")
-"""Keys of recipes whose values are models."""
 _GATES = ("hidden", "cheap_embed", "random", "uniform_random")
 """How mergekit-moe makes routers."""
 VERSIONS = ((0, 1, 5), (0, 2, 0))

@@ -19,9 +19,10 @@ from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.jobs.opened import Basis
 from hf_align.jobs.writing import draft_of, entries_of
+from hf_align.mergekit.config import renamed
 from hf_align.mergekit.extra import version
 from hf_align.mergekit.flags import Flags
-from hf_align.mergekit.loaders import fault_of, renamed
+from hf_align.mergekit.loaders import fault_of
 from hf_align.settings.options import Options
 
 Command = Callable[[Mapping[str, Any], Mapping[str, str], Path, Flags, bool], Path]

@@ -24,6 +24,7 @@ from hf_align.checkpoints.naming import DiskWeights, match_names
 from hf_align.checkpoints.own_files import is_own
 from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis
+from hf_align.mergekit.config import renamed
 from hf_align.mergekit.extra import dtype_of, parse
 from hf_align.mergekit.flags import Flags
 from hf_align.tracing.build import build_without_weights, inventory, read_config
@@ -140,15 +141,6 @@ def _shell(folder: Path, model: Path, untied: bool) -> None:
     if untied:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}), encoding="utf-8")
-
-
-def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A recipe with other names for its models."""
-    if isinstance(value, Mapping):
-        return {key: renamed(inner, names) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [renamed(inner, names) for inner in value]
-    return names.get(value, value) if isinstance(value, str) else value
 
 
 def fault_of(folder: Path, trust_remote_code: bool) -> str | None:

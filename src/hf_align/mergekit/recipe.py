@@ -26,12 +26,12 @@ from hf_align.jobs.job import Asked, Job, Say, run, silent
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import symmetries_of
-from hf_align.mergekit.config import Align, read_recipes
+from hf_align.mergekit.config import Align, read_recipes, renamed, with_words
 from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, version
 from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import Command, run_command, run_moe, write_inputs
-from hf_align.mergekit.loaders import is_planned, renamed, run_mergekit
+from hf_align.mergekit.loaders import is_planned, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.own import is_own, own_job
 from hf_align.mergekit.slices import stack_here
@@ -214,7 +214,8 @@ class _Recipe(Job[_Making]):
         asked = self.align.model_dump(mode="json", exclude_none=True) if self.align else {}
         matched = {"match": self.options.match} if self.align else {}
         public = {name: source.name for name, source in zip(models_of(self.recipe), self.sources, strict=True)}
-        shown = without_paths(renamed({**self.recipe, **({"align": asked} if self.align else {})}, public))
+        asked = with_words(renamed(asked, public), _without_path)
+        shown = with_words(renamed(self.recipe, public), _without_path) | ({"align": asked} if self.align else {})
         (folder / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")
         if inputs is not None and inputs.matches:
             save_matches(folder, inputs)
@@ -223,8 +224,7 @@ class _Recipe(Job[_Making]):
         config = own_json(folder, "config.json") or {}
         report.model_type = str(config.get("model_type"))
         document(folder, self.sources, self.asked.say, command="hf-align mergekit mergekit_config.yml OUT",
-                 strategy={"method": self.method, **without_paths(renamed(asked, public)), **matched,
-                           "spaces": " ".join(self.options.spaces)},
+                 strategy={"method": self.method, **asked, **matched, "spaces": " ".join(self.options.spaces)},
                  **report.facts)  # fmt: skip
 
     def _keep_architecture(self, folder: Path, inputs: Basis) -> None:
@@ -386,11 +386,7 @@ def _options(align: Align | None, common: Options) -> Options:
     return replace(common, schedule=drawn, **given)
 
 
-def without_paths(value: Any) -> Any:
-    """A recipe in which files and folders of this disk go by their names."""
-    if isinstance(value, Mapping):
-        return {key: without_paths(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_paths(inner) for inner in value]
-    is_path = isinstance(value, str) and (value.startswith(("/", "./", "../", "~")) or Path(value).exists())
-    return Path(os.path.abspath(value)).name if is_path else value
+def _without_path(text: str) -> str:
+    """A file or folder of this disk by its name."""
+    is_path = text.startswith(("/", "./", "../", "~")) or Path(text).exists()
+    return Path(os.path.abspath(text)).name if is_path else text
