@@ -37,7 +37,7 @@ from hf_align.jobs.opened import Basis, Opened
 from hf_align.mergekit import loaders
 from hf_align.mergekit.extra import models_of, parse
 from hf_align.mergekit.flags import Flags
-from hf_align.mergekit.folders import run_moe
+from hf_align.mergekit.folders import run_script
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here
 from hf_align.mergekit.slices import stack_here
 from hf_align.publishing.provenance import Provenance
@@ -483,7 +483,7 @@ def test_the_output_is_taken_while_mergekit_writes(tmp_path: Path, monkeypatch: 
 
     def merge() -> None:
         with claimed(tmp_path / "out", {}) as claim:
-            run_moe({}, {}, claim.scratch, Flags(), trust_remote_code=False)
+            run_script("moe", {}, {}, claim.scratch, Flags(), trust_remote_code=False)
 
     process = get_context("fork").Process(target=merge)
     process.start()

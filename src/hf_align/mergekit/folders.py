@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,12 @@ from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.loaders import fault_of
 from hf_align.settings.options import Options
 
-Command = Callable[[Mapping[str, Any], Mapping[str, str], Path, Flags, bool], Path]
-"""Recipe, what it calls a model -> its folder, a folder for what is not finished, flags, remote code -> the result."""
+_REFUSED = {
+    "run_yaml": "mergekit {version} does not merge this architecture whole ({fault}); with "
+    "pip install 'hf-align[mergekit]' it is merged here",
+    "moe": "mergekit-moe {version} does not make one model of these ({fault})",
+}
+"""What is said of a script that does not give a whole model."""
 
 
 def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dict[str, str]:
@@ -45,46 +49,20 @@ def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dic
     return found
 
 
-def run_command(
-    recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags, trust_remote_code: bool
-) -> Path:
-    """Let mergekit's own command merge folders; where the result is.
+def run_script(
+    script: str, recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags,
+    trust_remote_code: bool,
+) -> Path:  # fmt: skip
+    """Let a command of mergekit merge folders; where the result is.
 
     Args:
+        script: `run_yaml`, or `moe` for a mixture of experts.
         folders: what the recipe calls a model -> where it is instead.
         work: a folder for what is not finished.
 
     Raises:
         HfAlignError: mergekit failed, or wrote only a part of the model.
     """
-    out, fault = _run("run_yaml", recipe, folders, work, flags, trust_remote_code)
-    if fault is not None:
-        raise HfAlignError(
-            f"mergekit {version()} does not merge this architecture whole ({fault}); with "
-            "pip install 'hf-align[mergekit]' it is merged here"
-        )
-    return out
-
-
-def run_moe(
-    recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags, trust_remote_code: bool
-) -> Path:
-    """As `run_command`, by mergekit-moe.
-
-    Raises:
-        HfAlignError: mergekit-moe failed, or wrote only a part of the model.
-    """
-    out, fault = _run("moe", recipe, folders, work, flags, trust_remote_code)
-    if fault is not None:
-        raise HfAlignError(f"mergekit-moe {version()} does not make one model of these ({fault})")
-    return out
-
-
-def _run(
-    script: str, recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags,
-    trust_remote_code: bool,
-) -> tuple[Path, str | None]:  # fmt: skip
-    """Where a script of mergekit has written, and what went wrong."""
     work.mkdir(parents=True, exist_ok=True)
     file, out = work / "recipe.yml", work / "merged"
     file.write_text(yaml.safe_dump(renamed(recipe, folders), sort_keys=False), encoding="utf-8")
@@ -95,7 +73,9 @@ def _run(
     fault = _told(done.stderr) if done.returncode else fault_of(out, trust_remote_code)
     for file in [*out.glob("*.md"), *out.glob("*.yml")]:  # they have the paths of the folders
         file.unlink()
-    return out, fault
+    if fault is not None:
+        raise HfAlignError(_REFUSED[script].format(version=version(), fault=fault))
+    return out
 
 
 def _told(errors: str) -> str:

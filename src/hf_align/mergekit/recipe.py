@@ -30,7 +30,7 @@ from hf_align.mergekit.config import Align, read_recipes, renamed, with_words
 from hf_align.mergekit.documents import in_order
 from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, version
 from hf_align.mergekit.flags import Flags
-from hf_align.mergekit.folders import Command, run_command, run_moe, write_inputs
+from hf_align.mergekit.folders import run_script, write_inputs
 from hf_align.mergekit.loaders import is_planned, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.own import is_own, own_job
@@ -279,17 +279,17 @@ class _Recipe(Job[_Making]):
         if making.inputs is not None:
             unknown = f"mergekit {version()} is not one whose loaders are known (0.1.5)"
             self.asked.say(f"{unknown}: inputs are aligned into folders first")
-        self._run(run_command, claim, making)
+        self._run("run_yaml", claim, making)
         return f"merged by mergekit {version()}"
 
-    def _run(self, command: Command, claim: Claim, making: _Making) -> None:
-        """A command of mergekit on the models, in folders of their own where they were moved."""
+    def _run(self, script: str, claim: Claim, making: _Making) -> None:
+        """A script of mergekit on the models, in folders of their own where they were moved."""
         folders, stage, say = {}, claim.scratch, self.asked.say
         if making.inputs is not None:
             folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
         with claim.refusing():
             out = claim.processes.by_the_first(
-                lambda: command(self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
+                lambda: run_script(script, self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
             )
         _take(out, claim)
 
@@ -313,7 +313,7 @@ class _Experts(_Recipe):
         return "mixture of experts"
 
     def write(self, claim: Claim, match: _Making) -> None:
-        self._run(run_moe, claim, match)
+        self._run("moe", claim, match)
         match.how = f"merged by mergekit-moe {version()}"
 
 
