@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hf_align.errors import OptionError
@@ -51,10 +51,10 @@ class Flags:
     def for_command(self) -> list[str]:
         """As words of mergekit's command."""
         found = []
-        for field in fields(self):
-            name, value = field.name.replace("_", "-"), getattr(self, field.name)
+        for field, value in self.given.items():
+            name = field.replace("_", "-")
             if isinstance(value, bool):
                 found.append(f"--{name}" if value else f"--no-{name}")
-            elif value is not None:
+            else:
                 found += [f"--{name}", str(value)]
         return found
