@@ -30,13 +30,10 @@ class Group(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         width = _width()
         rows = [(name, command.get_short_help_str(1000)) for name, command in self.commands.items()]
-        lines = [*_usage(self, ctx, width), "", *_about(self.help, width), "", _title("Commands")]
-        for name, about in rows:
-            lines += _row(name, about, width, 12)
-        lines += ["", _title("Options")]
         options: list[Any] = self.get_params(ctx)
-        for option in options:
-            lines += _row(_name(option), option.help or "", width, _COLUMN)
+        lines = [*_usage(self, ctx, width), "", *_about(self.help, width)]
+        lines += _panel("Commands", rows, width, 12)
+        lines += _panel("Options", [(_name(option), option.help or "") for option in options], width, _COLUMN)
         lines += ["", *textwrap.wrap("hf-align COMMAND --help says what a command takes.", width)]
         formatter.write("\n".join(lines) + "\n")
 
@@ -50,10 +47,7 @@ def _page(command: Any, ctx: Any) -> list[str]:
         panels[option.rich_help_panel or GENERAL].append(option)
     lines = [*_usage(command, ctx, width), "", *_about(command.help, width)]
     for panel, shown in panels.items():
-        if shown:
-            lines += ["", _title(panel)]
-        for parameter in shown:
-            lines += _row(_name(parameter), _described(parameter, kinds.get(parameter.name)), width, _COLUMN)
+        lines += _panel(panel, [(_name(p), _described(p, kinds.get(p.name))) for p in shown], width, _COLUMN)
     return lines
 
 
@@ -61,8 +55,11 @@ def _width() -> int:
     return min(_WIDEST, shutil.get_terminal_size().columns)
 
 
-def _title(text: str) -> str:
-    return typer.style(text, bold=True)
+def _panel(title: str, rows: Sequence[tuple[str, str]], width: int, column: int) -> list[str]:
+    """A title with its rows, each a name and what is said of it; nothing without any."""
+    if not rows:
+        return []
+    return ["", typer.style(title, bold=True), *(line for row in rows for line in _row(*row, width, column))]
 
 
 def _usage(command: Any, ctx: Any, width: int) -> list[str]:
