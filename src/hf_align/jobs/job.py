@@ -170,7 +170,9 @@ def run(job: Job[M], output: Path) -> Report:
         claim.require_bytes(job.least - sum(claim.ours.values()))
         if (match := job.match(claim)) is not None:
             clock.lap("match")
-            seen = _witnessed(claim, job, match)
+            from hf_align.jobs.witnessing import witnessed_once  # loads modelling code: a plain merge has no match
+
+            seen = witnessed_once(claim, job.moved(match), job.options)
             clock.lap("witness")
         job.write(claim, match)
         clock.lap("write")
@@ -180,10 +182,3 @@ def run(job: Job[M], output: Path) -> Report:
             job.document(claim, match, report)
     report.seconds = clock.laps
     return report
-
-
-def _witnessed(claim: Claim, job: Job[M], match: M) -> dict[str, Any] | None:
-    """See that models that are moved answer as before; what there is to say of it, as data."""
-    from hf_align.jobs.witnessing import witnessed_once  # loads modelling code, which a plain merge does not wait for
-
-    return witnessed_once(claim, job.moved(match), job.options)

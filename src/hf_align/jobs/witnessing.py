@@ -55,33 +55,23 @@ def moved_model(
                  torch.float64 if wide else torch.float32, written, aligned)  # fmt: skip
 
 
-def witnessed(moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:
+def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:
     """What the witness says of models, as data; None where it is left out, or B's function is not to be kept.
 
-    Raises:
-        HfAlignError: a model is no longer what it was, or cannot be run.
-    """
-    if not options.witness or not moved or options.changes_function:
-        return None
-    device = Devices.choose(options.device).running
-    with waiting("checking that outputs stay the same", quiet=options.quiet):
-        return hold_all(moved, device, options.offload).as_json()
-
-
-def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:
-    """As `witnessed`, by the first process; a run that goes on has what the one that was killed has found.
+    It is asked by the first process, and a run that goes on has what the one that was killed has found.
 
     Raises:
-        HfAlignError: as `witnessed`; the output folder is left as it was found.
+        HfAlignError: a model is no longer what it was, or cannot be run; the output folder is left as it was found.
     """
 
     def find() -> dict[str, Any] | None:
         if (kept := claim.kept(_KEPT)) is not None:
             return dict(json.loads(kept.read_text(encoding="utf-8")))
-        with claim.refusing():
-            found = witnessed(moved, options)
-        if found is not None:
-            claim.keep(_KEPT, lambda path: path.write_text(json.dumps(found), encoding="utf-8"))
+        if not options.witness or not moved or options.changes_function:
+            return None
+        with claim.refusing(), waiting("checking that outputs stay the same", quiet=options.quiet):
+            found = hold_all(moved, Devices.choose(options.device).running, options.offload).as_json()
+        claim.keep(_KEPT, lambda path: path.write_text(json.dumps(found), encoding="utf-8"))
         return found
 
     return claim.processes.by_the_first(find)
