@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
 from hf_align.jobs.aligned import OpenedJob, save_matches
@@ -22,6 +21,7 @@ from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.objectives import Objective
 from hf_align.merging.fits import spectrum_of
 from hf_align.merging.methods import DISTIL, REGRESSION
+from hf_align.merging.regression import Regressed
 from hf_align.merging.transport import LENGTH, Carried, Change, descent_towards, samples_of
 from hf_align.running.data import with_labels
 from hf_align.running.evaluate import Evaluator
@@ -110,7 +110,7 @@ class Transport(OpenedJob[Basis]):
         return [source.name for source in self.models.sources]
 
     def moved(self, match: Basis) -> list[Moved]:
-        return match.moved(self._called) if match.matches else []
+        return match.moved(self._called)
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         pair = self.models.first
@@ -130,10 +130,10 @@ class Transport(OpenedJob[Basis]):
         """The weights of the result, by name in memory."""
         carried = self._carried(match)
         solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, carried, self.ranks)
-        made = _with(carried.by_vector, solved)
+        made = Regressed(carried.by_vector, solved)
         if self.options.method == DISTIL:
             towards = partial(self._towards, match)
-            made = _with(made, distil_once(claim, self.models, {"the regression": made}, towards)[1])
+            made = Regressed(made, distil_once(claim, self.models, {"the regression": made}, towards)[1])
         return made
 
     def _towards(self, match: Basis) -> Objective:
@@ -192,11 +192,6 @@ class Transport(OpenedJob[Basis]):
         if there >= before:
             return f"the fine-tune is no better here than the other base: {losses}; {plain}"
         return f"{(before - loss) / (before - there):.0%} of the gain is carried over: {losses}; {plain}"
-
-
-def _with(weights: Weights, others: Mapping[str, Tensor]) -> Weights:
-    """Weights of which some are others, in the same dtypes."""
-    return Computed(weights, lambda n: others[n].to(weights[n]) if n in others else weights[n])
 
 
 def _bases(tuned: Sequence[Tuned]) -> list[str]:
