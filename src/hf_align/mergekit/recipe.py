@@ -132,11 +132,7 @@ class _Recipe(Job[_Making]):
 
     @classmethod
     def open(cls, path: Path, recipe: Mapping[str, Any], align: Align | None, flags: Flags, asked: Asked) -> _Recipe:
-        """See that all that the recipe asks can be done, and open the models that are moved.
-
-        Raises:
-            HfAlignError: it cannot.
-        """
+        """See that all that the recipe asks can be done, and open the models that are moved."""
         known, options = is_known(), asked.options
         reference = _reference(recipe, align)
         named = {name: resolve(name) for name in models_of(recipe)}
