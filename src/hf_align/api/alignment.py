@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from hf_align.api.given import Given, Kind, Model, take
 from hf_align.errors import HfAlignError, OptionError, first_line
 from hf_align.matching.match import Match
-from hf_align.publishing.provenance import FOLDER, home_of_alignment
+from hf_align.publishing.provenance import ALIGNMENT, FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
@@ -28,7 +28,6 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import read_config
 from hf_align.tracing.modules import ModuleConfig
 
-_FILE = "alignment.safetensors"
 _SPEC = "symmetries.json"
 """Of a plain module, beside the alignment."""
 
@@ -129,7 +128,7 @@ class Alignment:
         if isinstance(self.config, ModuleConfig):  # there may be no module to derive it from where this is read
             (Path(folder) / _SPEC).write_text(json.dumps(to_plain(self.spec)), encoding="utf-8")
         before, after = self.distance or (None, None)
-        Match(self.reference, self.elements, before, after).save(Path(folder) / _FILE, self.spec)
+        Match(self.reference, self.elements, before, after).save(Path(folder) / ALIGNMENT, self.spec)
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *, token: str | None = None) -> Self:
@@ -144,16 +143,16 @@ class Alignment:
         """
         folder = Path(source)
         if not folder.is_dir():
-            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", _FILE, _SPEC)]
+            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", ALIGNMENT, _SPEC)]
             try:
                 folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
             except (HFValidationError, HfHubHTTPError, OSError) as error:
                 raise HfAlignError(
                     f"{source} is not a folder or an accessible repository: {first_line(error)}"
                 ) from error
-        file = next((f for f in (folder / _FILE, folder / FOLDER / _FILE) if f.is_file()), None)
+        file = next((f for f in (folder / ALIGNMENT, folder / FOLDER / ALIGNMENT) if f.is_file()), None)
         if file is None:
-            raise HfAlignError(f"{source} holds no {_FILE}")
+            raise HfAlignError(f"{source} holds no {ALIGNMENT}")
         config = read_config(home_of_alignment(folder))
         spec = _spec_in(file.with_name(_SPEC)) if isinstance(config, ModuleConfig) else symmetries(config)
         match = Match.load(file, spec)

@@ -15,12 +15,11 @@ from hf_align.jobs.outcome import Report
 from hf_align.jobs.witnessing import moved_model, note, said_in
 from hf_align.jobs.writing import draft_of, entries_of, record
 from hf_align.matching.match import Match
-from hf_align.publishing.provenance import FOLDER
+from hf_align.publishing.provenance import ALIGNMENT, FOLDER
 from hf_align.running.network import Batch
 from hf_align.witness.witness import Moved
 
 B = TypeVar("B", bound=Basis)
-ALIGNMENT = "alignment.safetensors"
 
 
 def save_matches(folder: Path, basis: Basis) -> None:

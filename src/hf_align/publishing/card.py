@@ -16,7 +16,7 @@ from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.checkpoints.own_files import own_bytes
 from hf_align.errors import CheckpointError, one_line
 from hf_align.publishing.markdown import block, code, plain
-from hf_align.publishing.provenance import FOLDER, Input, Provenance
+from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Input, Provenance
 
 _PLOT = "barrier.png"
 _LONGEST_LICENCE = 100
@@ -85,7 +85,7 @@ def write_card(folder: Path, made: Provenance) -> None:
         inputs=[{**i.model_dump(), "link": _link(i)} for i in made.inputs],
         licence_warning=warning,
         is_aligned=made.strategy.get("match", "none") != "none",
-        has_alignment=(folder / FOLDER / "alignment.safetensors").is_file(),
+        has_alignment=(folder / FOLDER / ALIGNMENT).is_file(),
         made=made,
         plot=plot,
     )

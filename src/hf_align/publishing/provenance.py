@@ -14,6 +14,8 @@ from hf_align.errors import HfAlignError
 
 FOLDER = "hf-align"
 FILE = "provenance.json"
+ALIGNMENT = "alignment.safetensors"
+"""Of two models: in that folder, or beside what was aligned."""
 
 
 def home_of_alignment(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.match import Match
-from hf_align.publishing.provenance import FOLDER, Provenance, home_of_alignment
+from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Provenance, home_of_alignment
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import symmetries
@@ -89,7 +89,7 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     spec = symmetries(read_config(home_of_alignment(folder), trust_remote_code=trust_remote_code), specs)
     strategy = {k: str(made.strategy.get(k, "")) for k in ("residual", "heads", "spaces")}
     spec = as_chosen(spec, strategy["residual"] or "orthogonal", strategy["heads"], strategy["spaces"].split())
-    file = folder / FOLDER / "alignment.safetensors"
+    file = folder / FOLDER / ALIGNMENT
     elements = Match.load(file, spec).b if file.is_file() else {}
     colours = _colours(spec)
     environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
