@@ -120,7 +120,7 @@ def align(  # type: ignore[misc]  # the options are listed once, here
     reference = take(to, config, inputs=inputs, called="A")
     others = [take(m, config, inputs=inputs, called=name) for m, name in zip(given, names, strict=True)]
     common = _in_common(reference, others, untie)
-    aligned_config, spec, _ = choose_heads(common, untie)
+    aligned_config, spec = choose_heads(common, untie)
     spec = as_chosen(spec, residual, heads, (spaces,) if isinstance(spaces, str) else tuple(spaces))
     devices = Devices.choose(device)
     network = network_for(aligned_config, devices.running)

@@ -18,24 +18,22 @@ from hf_align.tracing.small.shrink import shallow
 
 def choose_heads(
     config: PretrainedConfig, untie: bool | None, specs: Path | None = None
-) -> tuple[PretrainedConfig, SymmetrySpec, bool]:
-    """The config to align in: with heads untied if that is asked for, or enlarges the group.
+) -> tuple[PretrainedConfig, SymmetrySpec]:
+    """The config to align in, and its spec: with heads untied if that is asked for, or enlarges the group.
 
     Raises:
         HfAlignError: it is asked for, and the architecture computes something else with heads that are not tied.
     """
     spec = symmetries(config, specs)
-    if not (spec.ties and is_tied(config)) or untie is False:
-        return config, spec, False
-    if not _can_be_untied(config):
-        if untie:
+    if spec.ties and is_tied(config) and untie is not False:
+        if _can_be_untied(config):
+            loose = untied(config)
+            free = symmetries(loose, specs)
+            if untie or free.dimensions() > spec.dimensions():
+                return loose, free
+        elif untie:
             raise HfAlignError(f"{config.model_type} computes something else with a head that is not tied")
-        return config, spec, False
-    loose = untied(config)
-    free = symmetries(loose, specs)
-    if untie or free.dimensions() > spec.dimensions():
-        return loose, free, True
-    return config, spec, False
+    return config, spec
 
 
 def tied_alike(

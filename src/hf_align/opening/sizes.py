@@ -51,14 +51,13 @@ class Sizes:
             alike: those at the depth of the deeper one, with heads that are tied alike.
             untie, specs: as for `choose_heads`.
         """
-        config, spec, _ = choose_heads(alike[0], untie, specs)
-        first = second = Architecture(config, spec)
+        first = second = Architecture(*choose_heads(alike[0], untie, specs))
         if _shapes(alike[0]) != _shapes(alike[1]):
             second = _tied_as(first, alike[1], specs)
         both = first, second
         stored_as = [x if d is None else _tied_as(first, own, specs)
                      for own, x, d in zip(stored, both, deepenings, strict=True)]  # fmt: skip
-        return cls(stored_as, both, deepenings, None if second is first else int(is_wider(spec, second.spec)))
+        return cls(stored_as, both, deepenings, None if second is first else int(is_wider(first.spec, second.spec)))
 
     @property
     def large(self) -> Architecture:
@@ -109,7 +108,7 @@ class Sizes:
 
 def _tied_as(other: Architecture, config: PretrainedConfig, specs: Path | None) -> Architecture:
     """An architecture whose head is untied where that of another is."""
-    return Architecture(*choose_heads(config, is_tied(config) and not is_tied(other.config), specs)[:2])
+    return Architecture(*choose_heads(config, is_tied(config) and not is_tied(other.config), specs))
 
 
 def _deepened(model: Model, deepening: Deepening, places: Places) -> Model:
