@@ -110,16 +110,13 @@ Heads = Annotated[
         "their order (monotonic), or as if there were none (ignore-heads, which changes B).",
     ),
 ]
-AlignmentFile = Annotated[
-    Path | None, matching("--alignment", metavar="FILE", help="Use a saved alignment; nothing is matched.")
-]
+AlignmentFile = Annotated[Path | None, matching(metavar="FILE", help="Use a saved alignment; nothing is matched.")]
 
 # What may move --------------------------------------------------------------------------------------------------------
 
 Spaces = Annotated[
     list[str] | None,
     moving(
-        "--spaces",
         metavar="PATTERN",
         help="Move only spaces whose names match (*.layers.3.*); may be repeated. hf-align spec lists them.",
     ),
@@ -194,12 +191,10 @@ Tasks = Annotated[
 ]
 FewShot = Annotated[
     int | None,
-    judging(
-        "--num-fewshot", min=0, metavar="N", show_default="that of the task", help="Examples in the prompt of a task."
-    ),
+    judging(min=0, metavar="N", show_default="that of the task", help="Examples in the prompt of a task."),
 ]
 Limit = Annotated[int | None, judging(min=1, metavar="N", show_default="all", help="Examples of each task.")]
-TaskFolder = Annotated[Path | None, judging("--include-path", metavar="DIR", help="A folder with tasks of your own.")]
+TaskFolder = Annotated[Path | None, judging(metavar="DIR", help="A folder with tasks of your own.")]
 
 # Output ---------------------------------------------------------------------------------------------------------------
 
@@ -223,9 +218,7 @@ Private = Annotated[bool, hub("--private", help="Make the repository private.")]
 CreatePr = Annotated[bool, hub("--create-pr", help="Propose the files as a pull request.")]
 CommitMessage = Annotated[str | None, hub(metavar="TEXT", help="Commit message.")]
 Revision = Annotated[str | None, hub(metavar="REV", help="Branch, tag or commit of every model that names none.")]
-Branch = Annotated[
-    str | None, hub("--revision", metavar="REV", help="Branch, or refs/pr/N to continue a pull request.")
-]
+Branch = Annotated[str | None, hub(metavar="REV", help="Branch, or refs/pr/N to continue a pull request.")]
 Token = Annotated[
     str | None,
     hub(metavar="TOKEN", callback=_with_token, show_default="HF_TOKEN, or that of hf auth login", help="Hub token."),
