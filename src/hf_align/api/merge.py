@@ -87,7 +87,7 @@ def merge(
         checked("align", align, AnyMatch)
     for name, flag in (("witness", witness), ("overwrite", overwrite), ("retokenize", retokenize)):
         checked(name, flag, (True, False))
-    stored = _named(dtype)
+    stored: Dtype | None = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
     if isinstance(models, (str, os.PathLike, Mapping, nn.Module)) or not isinstance(models, Iterable):
         raise ValueError("models is one model; a list of two or more is needed")
     models = list(models)
@@ -136,10 +136,6 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if len(weights) != count or abs(sum(finite("weights", w) for w in weights) - 1) > _SUM:
         raise ValueError(f"weights are {list(weights)}; {count} numbers that add up to one are needed")
     return list(weights)
-
-
-def _named(dtype: Dtype | torch.dtype | None) -> Dtype | None:
-    return None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
 
 
 def _matching(align: Align) -> AnyMatch:
