@@ -108,8 +108,14 @@ class Opened:
 
     @cached_property
     def spec(self) -> SymmetrySpec:
-        """The spec with the groups and spaces that the options choose."""
-        return search_spec(self.first, self.options)
+        """The spec with the groups and spaces that the options choose.
+
+        Raises:
+            HfAlignError: a choice that this architecture does not have.
+        """
+        pair, options = self.first, self.options
+        spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
+        return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
     @cached_property
     def network(self) -> Network:
@@ -272,16 +278,6 @@ def standing_still(spec: SymmetrySpec) -> str:
     first, *others = spec.unread
     more = f" and {len(others)} more weights" if others else ""
     return f"no traced call reads {first}{more}: they stand still, and so does every space of their sizes"
-
-
-def search_spec(pair: Pair, options: Options) -> SymmetrySpec:
-    """The spec with the groups and spaces that the options choose.
-
-    Raises:
-        HfAlignError: a choice that this architecture does not have.
-    """
-    spec = as_chosen(pair.spec, options.residual, options.heads, options.spaces)
-    return separated(spec, site_order(pair.config, pair.a.weights)) if options.residual == "separate" else spec
 
 
 def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
