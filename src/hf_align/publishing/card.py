@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -10,44 +9,21 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
-from yaml import YAMLError
 
 from hf_align.checkpoints.hub import ADAPTER, Source
-from hf_align.checkpoints.own_files import own_bytes
-from hf_align.errors import CheckpointError, one_line
 from hf_align.publishing.markdown import block, code, plain
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Input, Provenance
 
 _PLOT = "barrier.png"
-_LONGEST_LICENCE = 100
-_LONGEST_FRONT = 2**18
-"""Characters: more results of benchmarks than anyone lists."""
 
 
 def document(folder: Path, sources: Sequence[Source], say: Callable[[str], None], **facts: Any) -> None:
     """Write provenance and model card beside the weights; facts are fields of `Provenance`."""
-    made = Provenance(inputs=Input.all_of(sources, licence_of), models=[s.name for s in sources], **facts)
+    made = Provenance(inputs=Input.all_of(sources), models=[s.name for s in sources], **facts)
     if len({i.licence for i in made.inputs if i.licence}) > 1:
         say(f"warning: {licence_warning(made.inputs)}")
     made.save(folder)
     write_card(folder, made)
-
-
-def licence_of(folder: Path) -> str | None:
-    """The licence in the front matter of a model's README.md."""
-    try:
-        readme = (own_bytes(folder, "README.md") or b"").decode("utf-8")
-        data: Any = ModelCard(readme, ignore_metadata_errors=True).data if readme and _is_plain_yaml(readme) else {}
-    except (CheckpointError, ValueError, TypeError, YAMLError, RecursionError):  # a card that is damaged says nothing
-        return None
-    named = data.get("license_name") if data.get("license") == "other" else data.get("license")
-    return one_line(named)[:_LONGEST_LICENCE] if isinstance(named, str) and named else None
-
-
-def _is_plain_yaml(readme: str) -> bool:
-    """Whether the front matter is short, and has no anchors: a few lines of them may stand for gigabytes."""
-    front = readme.split("\n---", 1)[0]
-    return len(front) <= _LONGEST_FRONT and not re.search(r"(^|[\s\[{,])[*&]\w", front)
 
 
 def licence_warning(inputs: Sequence[Input]) -> str | None:

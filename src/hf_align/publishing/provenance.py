@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard
 from pydantic import BaseModel, ConfigDict, ValidationError
+from yaml import YAMLError
 
 from hf_align import __version__
 from hf_align.checkpoints.hub import Source
-from hf_align.errors import HfAlignError
+from hf_align.checkpoints.own_files import own_bytes
+from hf_align.errors import CheckpointError, HfAlignError, one_line
 
 FOLDER = "hf-align"
 FILE = "provenance.json"
 ALIGNMENT = "alignment.safetensors"
 """Of two models: in that folder, or beside what was aligned."""
+_LONGEST_LICENCE = 100
+_LONGEST_FRONT = 2**18
+"""Characters: more results of benchmarks than anyone lists."""
 
 
 def home_of_alignment(folder: Path) -> Path:
@@ -42,22 +49,39 @@ class Input(BaseModel):
     adapter_of: str | None = None
 
     @classmethod
-    def all_of(cls, sources: Sequence[Source], licence_of: Callable[[Path], str | None]) -> list[Input]:
+    def all_of(cls, sources: Sequence[Source]) -> list[Input]:
         """What may be told of models to anyone: no local path; adapters after the models that they belong to."""
         found: list[Input] = []
         for source in sources:
-            base = cls._of(source, licence_of)
+            base = cls._of(source)
             if source.adapter is None:
                 found.append(base)
                 continue
-            own = cls._of(source.adapter, licence_of).model_copy(update={"adapter_of": base.name})
+            own = cls._of(source.adapter).model_copy(update={"adapter_of": base.name})
             found += [model for model in (base, own) if model not in found]
         return found
 
     @classmethod
-    def _of(cls, source: Source, licence_of: Callable[[Path], str | None]) -> Input:
-        licence = licence_of(source.folder)
+    def _of(cls, source: Source) -> Input:
+        licence = _licence_of(source.folder)
         return cls(name=source.own_name, repository=source.repository, commit=source.commit, licence=licence)
+
+
+def _licence_of(folder: Path) -> str | None:
+    """The licence in the front matter of a model's README.md."""
+    try:
+        readme = (own_bytes(folder, "README.md") or b"").decode("utf-8")
+        data: Any = ModelCard(readme, ignore_metadata_errors=True).data if readme and _is_plain_yaml(readme) else {}
+    except (CheckpointError, ValueError, TypeError, YAMLError, RecursionError):  # a card that is damaged says nothing
+        return None
+    named = data.get("license_name") if data.get("license") == "other" else data.get("license")
+    return one_line(named)[:_LONGEST_LICENCE] if isinstance(named, str) and named else None
+
+
+def _is_plain_yaml(readme: str) -> bool:
+    """Whether the front matter is short, and has no anchors: a few lines of them may stand for gigabytes."""
+    front = readme.split("\n---", 1)[0]
+    return len(front) <= _LONGEST_FRONT and not re.search(r"(^|[\s\[{,])[*&]\w", front)
 
 
 class Provenance(BaseModel):
