@@ -167,43 +167,41 @@ def merge(a: str, b: str, output: Path, asked: Asked) -> Report | None:
     return run(Plain(asked=asked, sources=same.sources, record=same.record(options), draft=draft, same=same), output)
 
 
+@dataclass(frozen=True)
 class _Mixing:
     """The entries of a merge, in the dtype in which they are written; memory for inputs is used again and again."""
 
-    def __init__(
-        self, same: Same, mix: Callable[[Tensor, Tensor], Tensor], chosen: torch.dtype | None, *, sliced: bool
-    ) -> None:
-        self._same = same
-        self._mix = mix
-        self._chosen = chosen
-        self._sliced = sliced
-        self._of_thread = threading.local()
+    same: Same
+    mix: Callable[[Tensor, Tensor], Tensor]
+    chosen: torch.dtype | None
+    sliced: bool
+    of_thread: threading.local = field(default_factory=threading.local)
 
     def entries(self, name: str, start: int, stop: int) -> Tensor:
-        same = self._same
+        same = self.same
         if not same.a.info(name).dtype.is_floating_point:
             return self._shaped(name, same.a.entries(name, start, stop))
-        memory = self._memory() if self._sliced else (None, None)
+        memory = self._memory() if self.sliced else (None, None)
         a, b = (self._shaped(name, model.entries(name, start, stop, into)) for model, into in
                 zip((same.a, same.b), memory, strict=True))  # fmt: skip
-        dtype = same.dtype(name, self._chosen)
-        mixed = self._mix(*_computable(a, b, dtype, self._sliced)).to(dtype)
+        dtype = same.dtype(name, self.chosen)
+        mixed = self.mix(*_computable(a, b, dtype, self.sliced)).to(dtype)
         if not is_finite(mixed):
             self._blame(name, a, b, dtype)
         return mixed
 
     def _shaped(self, name: str, tensor: Tensor) -> Tensor:
-        return tensor if self._sliced else tensor.view(self._same.a.info(name).shape)
+        return tensor if self.sliced else tensor.view(self.same.a.info(name).shape)
 
     def _memory(self) -> tuple[Tensor, Tensor]:
-        if not hasattr(self._of_thread, "memory"):
+        if not hasattr(self.of_thread, "memory"):
             size = SLICE * torch.float64.itemsize
-            self._of_thread.memory = tuple(torch.empty(size, dtype=torch.uint8) for _ in range(2))
-        return self._of_thread.memory
+            self.of_thread.memory = tuple(torch.empty(size, dtype=torch.uint8) for _ in range(2))
+        return self.of_thread.memory
 
     def _blame(self, name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
         """Only what is written is looked at: one bad entry of an input makes one there."""
-        for model, tensor in zip((self._same.a, self._same.b), (a, b), strict=True):
+        for model, tensor in zip((self.same.a, self.same.b), (a, b), strict=True):
             require_finite(name, tensor, model.info(name).shard)
         raise CheckpointError(f"{name} has entries that {dtype} cannot hold; choose another --dtype")
 

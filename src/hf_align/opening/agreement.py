@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as File
 from typing import Any
@@ -182,18 +183,18 @@ class _Variant:
         return set(self.shapes or ()) - {w for call in calls for w in self._read(call)}
 
 
+@dataclass
 class _Comparison:
     """Two variants whose weights have the same shapes.
 
-    Args:
+    Attributes:
         differing: the fields that may make a difference, with the values that are shown.
     """
 
-    def __init__(self, refs: tuple[str, str], differing: dict[Path, tuple[Any, Any]], same_code: bool) -> None:
-        self.refs = refs
-        self.differing = differing
-        self.same_code = same_code
-        self.readers = Readers()
+    refs: tuple[str, str]
+    differing: dict[Path, tuple[Any, Any]]
+    same_code: bool
+    readers: Readers = field(default_factory=Readers)
 
     def require_same_weights(self, a: _Variant, b: _Variant) -> None:
         """Raise if a field that is no number decides which weights there are; other depths are left to widening."""
