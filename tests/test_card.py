@@ -102,6 +102,14 @@ def test_in_a_process_of_its_own(hub: Hub, two_models: list[str], tmp_path: Path
     assert not list((tmp_path / "home").rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("match", ["weight", "none"])
+def test_no_shard_stays_in_the_cache(match: str, hub: Hub, two_models: list[str], tmp_path: Path) -> None:
+    """Nor that of B, whose weights the witness may have left in memory, so that nobody reads them again."""
+    options = ["-o", tmp_path / "out", "--match", match, "--drop-cache", "--no-certify"]
+    assert run("merge", "org/a", "org/b", *options) == 0
+    assert (tmp_path / "cache").is_dir() and not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
 def test_a_push_that_fails_keeps_the_merge(
     hub: Hub, two_models: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

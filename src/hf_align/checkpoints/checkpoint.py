@@ -120,6 +120,16 @@ class Checkpoint(OnDemand):
         """
         self._dropping = frozenset(names)
 
+    def drop(self) -> None:
+        """Take shards off this disk that came from the Hub, read or not. Those in a folder of the user's own stay."""
+        if self._remote is None:
+            return
+        with self._one_thread:
+            for shard in {info.shard for info in self._tensors.values()}:
+                if (file := self._files.pop(shard, None)) is not None:
+                    file.close()
+                self._remote.drop(shard)
+
     @property
     def bytes_to_fetch(self) -> int:
         """Of the tensors, those in shards that are not on this disk yet."""

@@ -146,6 +146,8 @@ class Merge(OpenedJob[Mixed]):
         strategy = {**self.strategy, "method": method}
         document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=strategy,
                  agreement=agreement, **written, **report.facts)  # fmt: skip
+        if self.options.drop_cache:
+            self.models.drop()
 
     def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
         """What the models and the merge write."""

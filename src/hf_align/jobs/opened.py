@@ -193,6 +193,11 @@ class Opened:
         for model in self.models:
             model.checkpoint.drop_when_read([n for link in model.names.links for n in link.sources])
 
+    def drop(self) -> None:
+        """Take shards from the Hub off the disk that are still there: what matching has left in memory is not read."""
+        for model in self.models:
+            model.checkpoint.drop()
+
 
 @dataclass(frozen=True)
 class Basis:
