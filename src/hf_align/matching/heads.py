@@ -219,7 +219,7 @@ class _LaidOut:
 
 def _laid_out(spec: SymmetrySpec, tree: HeadFamily, a: Weights, b: Weights, elements: Elements) -> Iterator[_LaidOut]:
     others = {s: e for s, e in elements.items() if s not in tree.spaces}
-    names = dict.fromkeys(n for s in tree.spaces for n in spec.uses(s))
+    names = dict.fromkeys(n for s in sorted(tree.spaces) for n in spec.uses(s))
     for name in names:
         for block in spec.blocks(name):
             if not any(True for _ in block.occurrences(tree.heads)) or _has_several(block, tree):
