@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import Mock
@@ -12,23 +13,7 @@ import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
-from traps import (
-    abreast,
-    angles,
-    biases,
-    carried,
-    centred,
-    convolved,
-    learned,
-    linked,
-    masked,
-    means,
-    normed,
-    pooled,
-    scales,
-    stored,
-    streams,
-)
+from traps import biases
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
@@ -61,23 +46,11 @@ from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
-_TRAPS = (
-    abreast,
-    angles,
-    biases,
-    carried,
-    centred,
-    convolved,
-    learned,
-    linked,
-    masked,
-    means,
-    normed,
-    pooled,
-    scales,
-    stored,
-    streams,
-)
+_TRAPS = [
+    import_module(f"traps.{name}")
+    for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "learned", "linked", "masked",
+                 "means", "normed", "pooled", "scales", "stored", "streams")
+]  # fmt: skip
 
 
 @cache
