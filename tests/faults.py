@@ -23,9 +23,11 @@ import torch
 from by_weights import by_weights
 from huggingface_hub.utils import get_session
 
+from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.cli import console
 from hf_align.cli.app import main as hf_align
 from hf_align.jobs import aligned, merge  # noqa: F401  (loaded before forks)
+from hf_align.jobs.lacking import asked_of_code
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.build import read_config
 
@@ -94,8 +96,10 @@ def killed_once(kill_at: int, out: Path, arguments: list[str]) -> None:
 
 
 def main(points: int, seed: int, out: Path, arguments: list[str]) -> None:
-    for folder in (a for a in arguments if (Path(a) / "config.json").is_file()):
+    for folder in (Path(a) for a in arguments if (Path(a) / "config.json").is_file()):
         symmetries(read_config(folder))  # once for all runs, which are forks
+        with asked_of_code(folder, Checkpoint.open(folder), trust_remote_code=False) as said:
+            said()
     status, changes = run(arguments, out)
     assert status == 0 and changes, "the run that is not killed"
     made = sorted(out.parent.glob(f"{out.name}*"))  # a recipe of several documents makes two folders

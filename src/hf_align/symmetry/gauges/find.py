@@ -186,7 +186,8 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
 def _is_along_last(gain: Gain, found: Interpretation) -> bool:
     """Whether what a gain multiplies are vectors along the last axis, as their readers here take them."""
     value = found.values[gain.node]
-    return bool(value.axes) and value.axes[-1] == gain.target
+    axes = (value[0] if isinstance(value, tuple) else value).axes  # some norms give their statistics, too
+    return bool(axes) and axes[-1] == gain.target
 
 
 def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
