@@ -11,7 +11,7 @@ demo: .venv/installed  ## align and merge two trained models, with the barrier b
 	$(BIN)/hf-align merge examples/models/gpt2/0 examples/models/gpt2/1 -o $(OUT)/demo \
 		--data examples/data/eval_lm_kjv.safetensors --points 3 --overwrite
 
-test: .venv/installed  ## the quick tests: four minutes on two cores
+test: .venv/installed  ## the quick tests: less than five minutes on two cores
 	$(TEST)
 
 test-slow: .venv/installed  ## all tests, those that take minutes each too
