@@ -323,9 +323,11 @@ def render(rows: list[Row], revision: str, count: int) -> str:
     counted = [r for r in sound if r.counted]
     complete = [r for r in counted if not r.counted["open"]]
     modes = [len(r.modes) for r in traced]
+    left = [r for r in sound if not r.counted and r.parameters <= count]
     counting = (
         f" Of copies with at most {count} parameters the null directions of the weights are counted, as `certify` "
-        "does: *moved* by groups, *fixed* by the canonical form, *flat* (they change no mean), and *open*."
+        "does: *moved* by groups, *fixed* by the canonical form, *flat* (they change no mean), and *open*. "
+        f"{len(left)} of them were not counted in the time that there was."
     ) if count else ""  # fmt: skip
     lines = [
         "# Coverage",

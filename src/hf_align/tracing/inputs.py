@@ -268,16 +268,16 @@ def _patches(read: Reader, channels: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _videos(read: Reader) -> Iterator[dict[str, Tensor]]:
-    for arguments in _with_grids_first(_images(read)):
+    for arguments in _with_layouts_first(_images(read)):
         yield {n if "videos" in n else n.replace("pixel_values", "pixel_values_videos").replace("image_grid",
                "video_grid"): t for n, t in arguments.items()}  # fmt: skip
 
 
 def _pictures(read: Reader) -> Iterator[dict[str, Tensor]]:
-    return (arguments for arguments in _with_grids_first(_images(read)) if "pixel_values_videos" not in arguments)
+    return (arguments for arguments in _with_layouts_first(_images(read)) if "pixel_values_videos" not in arguments)
 
 
-def _with_grids_first(candidates: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+def _with_layouts_first(candidates: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """A model that takes the grid of an image's patches answers nothing else, nor one that takes what else says where
     they lie."""
     return sorted(candidates, key=lambda arguments: (not any("grid" in name for name in arguments), -len(arguments)))
