@@ -385,6 +385,7 @@ def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(
         ("Half", [], []),
         ("Turned", [], []),
         ("Bent", None, []),
+        ("Shared", None, []),
         ("Kept", ["v"], ["down.bias"]),
         ("KeptTwice", ["v"], []),
         ("Again", ["v"], None),

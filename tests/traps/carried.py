@@ -71,6 +71,19 @@ class Bent(Behind):
         return x + y + torch.tanh(x)
 
 
+class _Both(nn.LayerNorm):
+    """One parameter is gain and bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.weight, self.eps)
+
+
+class Shared(Behind):
+    def __init__(self, config: TowerConfig, index: int, attention: type[Attention], mlp: type[MLP]) -> None:
+        super().__init__(config, index, attention, mlp)
+        self.first = _Both(config.hidden_size, bias=False)
+
+
 class Kept(MLP):
     """A bias takes up what the norm loses."""
 
@@ -108,7 +121,7 @@ class Measured(Attention):
 
 
 PARTS: dict[str, dict[str, type[nn.Module]]] = {
-    **{f"Carried{part.__name__}": {"block": part} for part in (Uncentred, Less, Half, Turned, Bent)},
+    **{f"Carried{part.__name__}": {"block": part} for part in (Uncentred, Less, Half, Turned, Bent, Shared)},
     **{f"Carried{part.__name__}": {"mlp": part} for part in (Kept, KeptTwice, Again)},
     **{f"Carried{part.__name__}": {"attention": part} for part in (Doubled, Measured)},
 }

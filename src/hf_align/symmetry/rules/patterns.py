@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does, op_name
 from hf_align.tracing.program import Program
 
@@ -51,18 +52,20 @@ def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
 
 
 def used_only_by(names: Iterable[str | None], nodes: Collection[fx.Node], program: Program) -> bool:
-    """Whether nothing but some nodes uses weights, however these are laid out first."""
+    """Whether nothing but some nodes uses weights, each in one place, however these are laid out first."""
     chosen = set(names)
-    return all(user in nodes for p, name in program.parameters.items() if name in chosen for user in _users(p))
+    uses = [use for p, name in program.parameters.items() if name in chosen for use in _uses(p)]
+    return all(user in nodes and leaves((user.args, user.kwargs)).count(value) == 1 for user, value in uses)
 
 
-def _users(weight: fx.Node) -> Iterator[fx.Node]:
+def _uses(weight: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Who uses a weight, and as which value."""
     for user in weight.users:
         alone = does(user, Trait.MOVES | Trait.REORDERS_AXES) and user.all_input_nodes == [weight]
         if alone or is_expanded_as(user, weight):
-            yield from _users(user)
+            yield from _uses(user)
         else:
-            yield user
+            yield user, weight
 
 
 def is_expanded_as(user: fx.Node, node: fx.Node) -> bool:
