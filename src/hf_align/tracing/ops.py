@@ -12,7 +12,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch._decomp import decomposition_table
 
 Run = Callable[[fx.Node, Any, Any], Any]
@@ -189,8 +190,22 @@ def traits_of(op: str) -> Trait:
 
 
 def does(node: object, traits: Trait) -> bool:
-    """Whether a node calls an op that has one of some traits."""
-    return isinstance(node, fx.Node) and node.op == "call_function" and bool(traits_of(op_name(node)) & traits)
+    """Whether a node calls an op that has one of some traits; one that rounds what it casts has no other."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    known = traits_of(op_name(node))
+    if Trait.CASTS in known and rounds(node):
+        known = Trait.CASTS
+    return bool(known & traits)
+
+
+def rounds(node: fx.Node) -> bool:
+    """Whether an op makes of numbers such as have fewer bits than weights are moved with, or whole ones."""
+    before, after = (n.meta.get("val") for n in (node.args[0], node) if isinstance(n, fx.Node))
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor) or not before.is_floating_point():
+        return False
+    is_float = after.is_floating_point() or after.is_complex()
+    return not is_float or after.dtype.itemsize < min(before.dtype.itemsize, torch.float32.itemsize)
 
 
 def factors_named(op: str) -> Factors | None:

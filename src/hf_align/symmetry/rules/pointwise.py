@@ -14,7 +14,7 @@ from hf_align.symmetry.interpreter.spaces import Axis, cut, fresh
 from hf_align.symmetry.interpreter.values import Product, Value, aligned
 from hf_align.symmetry.rules.gains import gain, is_vector_along_last, linked_gain, offset_gain
 from hf_align.symmetry.rules.patterns import subtracts_mean
-from hf_align.tracing.ops import Trait, describe, op_name, runs
+from hf_align.tracing.ops import Trait, describe, op_name, rounds, runs
 
 _CONSTANTS_OF_FUNCTIONS = (
     "self other min max alpha beta scale input_scale threshold value min_val max_val approximate eps nan posinf neginf"
@@ -32,15 +32,15 @@ _SAME = Trait.SAME | Trait.MOVES
 @rule_for_numbers("detach", traits=_SAME)
 @rule_for_numbers("detach_", "lift_fresh_copy", traits=Trait.SAME)
 def unchanged(call: Call) -> object:
-    """y = x; as an integer, a function of one entry."""
+    """y = x; where it is rounded, an odd function of one entry, and any function as an integer."""
     call.argument("dtype")  # as the result shows
     call.expect("train", False)
-    before, after = call.argument(0).meta["val"], call.node.meta["val"]
-    if before.is_floating_point() and not (after.is_floating_point() or after.is_complex()):
-        value = call.value(call.argument(0))
-        call.lower_all(value.axes, PERMUTATION, "rounding")
-        return Value(value.axes)
-    return call.raw(call.argument(0))
+    if not rounds(call.node):
+        return call.raw(call.argument(0))
+    value = call.value(call.argument(0))
+    is_odd = call.node.meta["val"].is_floating_point()
+    call.lower_all(value.axes, monomial(Scalars.SIGN) if is_odd else PERMUTATION, "rounding")
+    return Value(value.axes)
 
 
 describe("clamp", "clamp_", "clip", traits=Trait.LIMITS)
