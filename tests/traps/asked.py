@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .tower import MLP, Attention, Block, Tower, TowerConfig
@@ -82,6 +83,123 @@ class ANumber(_Bending):
                 past_key_values: Any = None, use_cache: bool | None = None,
                 level: int = 0) -> CausalLMOutputWithPast:  # fmt: skip
         return self.called(level == 3, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class NoCache(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(use_cache is False, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class Attentions(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                output_attentions: bool = False) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(output_attentions, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class Labelled(_Bending):
+    """The loss comes before the logits, which are others where there is one."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                labels: Tensor | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        found = self.called(labels is not None, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        if labels is None:
+            return found
+        loss = nn.functional.cross_entropy(found.logits.flatten(0, 1), labels.flatten())
+        return CausalLMOutputWithPast(loss=loss, logits=found.logits, past_key_values=found.past_key_values)
+
+
+class FourAxes(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        whole = attention_mask is not None and attention_mask.dim() == 4
+        seen = None if whole else attention_mask
+        return self.called(whole, input_ids, seen, position_ids, past_key_values, use_cache)
+
+
+class FixedCache(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        fixed = isinstance(past_key_values, StaticCache)
+        return self.called(fixed, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class KeptByNumber(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                logits_to_keep: int | Tensor = 0) -> CausalLMOutputWithPast:  # fmt: skip
+        listed = isinstance(logits_to_keep, Tensor)
+        found = self.called(listed, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        kept = logits_to_keep if listed else slice(-logits_to_keep or None, None)
+        return CausalLMOutputWithPast(logits=found.logits[:, kept], past_key_values=found.past_key_values)
+
+
+class Nameless(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                **kwargs: Any) -> CausalLMOutputWithPast:  # fmt: skip
+        bends = kwargs.get("kind") == "bent"
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class _Told(Block):
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any, bend: Any = None) -> Tensor:
+        return super().forward(x if bend is None else x + torch.tanh(x), positions, seen, cache)
+
+
+class HandedOn(Tower):
+    """What it takes without a name goes to its layers."""
+
+    block = _Told
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                **kwargs: Any) -> CausalLMOutputWithPast:  # fmt: skip
+        self.told = kwargs
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, positions, seen, cache, **self.told)
+        return x
+
+
+class Embedded(_Bending):
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+                position_ids: Tensor | None = None, past_key_values: Any = None, use_cache: bool | None = None,
+                inputs_embeds: Tensor | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        if inputs_embeds is None:
+            return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        places = torch.arange(inputs_embeds.shape[1]).expand(inputs_embeds.shape[:2])
+        x = self.run(inputs_embeds + torch.tanh(inputs_embeds), places, None, None)
+        return CausalLMOutputWithPast(logits=self.head(self.norm(x)))
+
+
+class AllSeen(_Bending):
+    """A mask that hides nothing takes a short way."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        seen = attention_mask is not None and bool(attention_mask.all())
+        return self.called(seen, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class MaskOfTruths(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        truths = attention_mask is not None and attention_mask.dtype == torch.bool
+        return self.called(truths, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class LeftPadded(_Bending):
+    """Texts that begin with what is hidden are counted from where they begin, and bent."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        left = attention_mask is not None and not bool(attention_mask[:, 0].all())
+        return self.called(left, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
 class Detached(MLP):

@@ -139,7 +139,7 @@ def agrees_with_runs(
     weights, agrees = dict[str, Tensor](), None
     try:
         for number in range(_RUNS if first else _MORE):
-            weights = _weights(model, rng)
+            weights = random_weights(model, rng)
             with lengths:
                 agrees = _agrees(model, program, weights, _free(program, rng, number))
             if not agrees:
@@ -157,7 +157,7 @@ def agrees_with_runs(
             planned.number += 1
         by_chance = 0
         while agrees and first and by_chance < _BY_CHANCE and lengths.is_open():
-            weights, by_chance = _weights(model, rng), by_chance + 1
+            weights, by_chance = random_weights(model, rng), by_chance + 1
             with lengths:
                 agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))
     except Exception as error:  # as many ways to fail as there are models
@@ -197,7 +197,8 @@ def _is_close(given: Tensor, expected: Tensor) -> bool:
     return bool((given - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
-def _weights(model: PreTrainedModel, rng: Generator) -> dict[str, Tensor]:
+def random_weights(model: PreTrainedModel, rng: Generator) -> dict[str, Tensor]:
+    """Values of all that a model is trained in, none of which is small beside the others."""
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
     drawn = {n: torch.randn(s, generator=rng) * (s[-1] ** -0.5 if len(s) > 1 else 0.5) for n, s in shapes.items()}
     return drawn | {n: torch.rand(s, generator=rng) + 0.5 for n, s in trained_buffers(model).items()}

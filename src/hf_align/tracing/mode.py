@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ class Mode:
         part: the module of the model that is given `extra`, besides what the model gives it.
         adds: the arguments that it has besides those of a plainer call, each with the number of its value among those
             that were tried.
+        asks: what it asks for that should leave the answer as it is (`asked.py`).
+        turned: what becomes of the arguments just before the call.
     """
 
     name: str
@@ -38,6 +41,8 @@ class Mode:
     part: str = ""
     extra: tuple[tuple[str, Tensor], ...] = ()
     adds: tuple[tuple[str, int], ...] = ()
+    asks: str = ""
+    turned: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -46,7 +51,29 @@ class Mode:
 
     @contextmanager
     def prepared(self, model: nn.Module) -> Iterator[None]:
-        """While a part of the model is given its extra arguments."""
+        """While the model is called in this way."""
+        with self._part_given(model), self._turned(model):
+            yield
+
+    @contextmanager
+    def _turned(self, model: nn.Module) -> Iterator[None]:
+        """While the model is given other arguments, and says nothing of the loss: it may come before the answer."""
+        if not self.asks:
+            yield
+            return
+        forward = model.forward
+
+        def turned(**arguments: Any) -> Any:
+            results = forward(**(arguments if self.turned is None else self.turned(model, arguments)))
+            if not isinstance(results, Mapping):
+                return results
+            return {name: result for name, result in results.items() if name != "loss"}
+
+        with patch.object(model, "forward", turned):
+            yield
+
+    @contextmanager
+    def _part_given(self, model: nn.Module) -> Iterator[None]:
         if not self.part:
             yield
             return

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
-from hf_align.errors import HfAlignError, first_line
+from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike
+from hf_align.tracing.asked import changing
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
@@ -95,12 +96,17 @@ def find_modes(
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
     extents, idle = _extents(base), list[Found]()
+    asked, untraced = changing(model, base.candidate, plain.extent[0], length), dict[str, Exception]()
 
     def attempt(mode: Mode) -> Exception | None:
+        if mode.asks and asked is not None and mode.asks not in asked:
+            return NothingNew()
         program = _answer(model, mode, base)
+        if mode.asks and isinstance(program, Exception):
+            untraced[mode.asks] = program
         if isinstance(program, Exception):
             return program
-        if is_part_of(program, base):
+        if is_part_of(program, base) or (mode.asks and any(is_part_of(program, known) for _, known in found)):
             idle.append((mode, program))
             return NothingNew()
         found.append((mode, program))
@@ -110,6 +116,11 @@ def find_modes(
     for mode in longer:
         attempt(mode)
     try_ways(model, base.example, extents, attempt)
+    for said, why in untraced.items() if asked is not None else ():
+        if not isinstance(why, NothingNew):
+            raise IncompatibleModels(
+                f"{type(model).__name__} answers otherwise with {said}, and that call cannot be traced: {reason(why)}"
+            )
     for call in calls:
         mode = call.mode(model, base.example)
         error = attempt(mode)

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import NOT_ASKED, mended, vectors_made, with_places
-from hf_align.tracing.mode import Attempt, Mode, extent, extent_of
+from hf_align.tracing.mode import Attempt, Mode, NothingNew, extent, extent_of
 from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
@@ -59,6 +60,8 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         if name not in base.arguments and not NOT_ASKED.search(name):
             for value in scalars(model.forward, model, base, name):
                 attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
+    for ask in asks(model, base):
+        _first_that_answers(ask.modes(base), attempt)
     if has_text:
         try_media(model, attempt)
 
@@ -144,6 +147,14 @@ def try_parts(
             tensors = (value for value in values if isinstance(value, Tensor))
             modes = (Mode(f"{main} with {name} of {path}", base, part=path, extra=((name, t),)) for t in tensors)
             _first_that_runs(model, modes, attempt)
+
+
+def _first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
+    """Try alternatives until one is answered."""
+    for alternative in alternatives:
+        error = attempt(alternative)
+        if error is None or isinstance(error, NothingNew):
+            return
 
 
 def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> None:

@@ -150,8 +150,9 @@ def modes(
     extents = [n for n, _ in Counter(lengths).most_common(3)]
     try_ways(model, example, extents, attempt)
     try_together(model, found[0], extents, [mode for mode in found if mode.adds], attempt)
-    parts = dict.fromkeys(name.rpartition(" of ")[2] for name in traced if " of " in name)
-    try_parts(model, example, extents, parts, attempt)
+    ends = dict.fromkeys(name.rpartition(" of ")[2] for name in traced)
+    inside = dict(model.named_modules())
+    try_parts(model, example, extents, [path for path in ends if path in inside], attempt)
     missed = set(traced) - {mode.name for mode in found}
     return found, {name: why for name, why in failed.items() if name in missed}
 

@@ -1,0 +1,273 @@
+"""What a call may ask for that should leave the answer as it is: more results or fewer, a loss, another kind of cache
+or mask, embeddings in place of tokens, whatever `forward` takes without naming it.
+
+As a rule it does, and another program to interpret would tell nothing new. So it is measured: a small copy with random
+weights runs with and without, and only what changes its answer makes a mode.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel, StaticCache
+
+from hf_align.errors import first_line
+from hf_align.tracing.build import build_without_weights, quiet
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import examples, reader
+from hf_align.tracing.measured import parameters_of, random_weights
+from hf_align.tracing.mending import NOT_ASKED
+from hf_align.tracing.mode import Mode, extent, extent_of
+from hf_align.tracing.small.shrink import shrink
+from hf_align.tracing.state import left_as_found
+from hf_align.tracing.watched import is_said
+
+logger = logging.getLogger(__name__)
+Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
+_SMALL = 100_000
+"""Parameters of a model that is run itself."""
+_TOLERANCE = 1e-4
+"""Of float32, relative to the largest entry of the answer."""
+_MOST = 6
+"""Words and numbers of the code that looks an argument up, which are tried."""
+_OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
+"""Flags that models of transformers hand on without naming them."""
+_MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
+_LIBRARIES = ("torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations")
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """Something that a call asks for.
+
+    Attributes:
+        said: its name.
+        ways: arguments that ask for it; some models take one of them, some another.
+        turned: as of a mode.
+    """
+
+    said: str
+    ways: tuple[Mapping[str, Any], ...]
+    turned: Turned | None = None
+
+    def modes(self, base: Example) -> Iterator[Mode]:
+        """The calls that ask for it."""
+        main = " and ".join(base.arguments)
+        for way in self.ways:
+            arguments = {**base.arguments, **way}
+            yield Mode(f"{main} with {self.said}", replace(base, arguments=arguments), asks=self.said,
+                       turned=self.turned)  # fmt: skip
+
+
+def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
+    """What a call of a model may ask for besides the arguments that it has."""
+    named = inspect.signature(model.forward).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in named.values())
+    for name in (*named, *(n for n in _OF_ANY if open_ended and n not in named)):
+        if name not in base.arguments and NOT_ASKED.search(name):
+            for value in _values(model, name, base):
+                yield Ask(_said(name, value), ({name: value},))
+    for name in named:
+        yield from _defaults(name, base) if name not in base.arguments else ()
+    if _EMBEDDED in named and "input_ids" in base.tokens:
+        yield Ask("its own embeddings as inputs_embeds", ({},), _looked_up)
+    if _CACHE in named and base.tokens and model.can_generate():
+        yield Ask("a static cache", ({},), _with_fixed_cache)
+    if open_ended:
+        yield from (ask for ask in _nameless(model, base) if not named.keys() & ask.ways[0].keys())
+
+
+def _nameless(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
+    """Arguments that `forward` takes without naming them: all that the code of some module names, as a truth, a number,
+    a mask, and what else stands in that code."""
+    rows, length = extent(base)
+    first = (torch.arange(length) < 1).long().expand(rows, length).contiguous()
+    for name, values in _handed_on(model).items():
+        for value in (True, False, 2, first, *values):
+            yield Ask(_said(name, value), ({name: value},))
+
+
+def _said(name: str, value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"{name} = {value!r}"
+    return f"{name} ({value.dim()}-d {str(value.dtype).removeprefix('torch.')})"
+
+
+def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
+    """Values of an argument that asks for more results or for fewer."""
+    rows, length = extent_of(name, base)
+    named = inspect.signature(model.forward).parameters.get(name)
+    if name.endswith("_to_keep"):
+        yield from (1, torch.tensor([0, length - 1]))
+    elif named is None or isinstance(named.default, bool) or is_said(named, bool) or name in _OF_ANY:
+        yield from (value for value in (True, False) if named is None or value is not named.default)
+    elif named.default is None:
+        read = reader(model, rows, length)
+        yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
+
+
+def _defaults(name: str, base: Example) -> Iterator[Ask]:
+    """What a model goes by where an argument is not given, said in full: nothing is hidden, the first position is 0,
+    all tokens are of one type. Some models number positions in another way, and answer otherwise."""
+    rows, length = extent_of(name, base)
+    every = torch.ones(rows, length, dtype=torch.long)
+    if name.endswith(_MASK) and "global" not in name:
+        yield Ask(f"{name} of ones", ({name: every},))
+        yield Ask(f"{name} of ones (bool)", ({name: every.bool()},))
+        yield Ask(f"{name} (4-d)", tuple({name: mask} for mask in _of_four_axes(rows, length)))
+    elif name.endswith("position_ids"):
+        yield Ask(f"{name} in order", ({name: every.cumsum(1) - 1},))
+    elif name.endswith("type_ids"):
+        yield Ask(f"{name} of zeros", ({name: 0 * every},))
+
+
+def _of_four_axes(rows: int, length: int) -> Iterator[Tensor]:
+    """Masks [rows, 1, length, length] that hide nothing, or what comes later; as truths or what is added to scores."""
+    every = torch.ones(rows, 1, length, length, dtype=torch.bool)
+    for seen in (every.tril(), every):
+        yield torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        yield seen
+
+
+def _looked_up(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Tokens as rows of the model's own table."""
+    left = {name: value for name, value in arguments.items() if name != "input_ids"}
+    return {**left, _EMBEDDED: model.get_input_embeddings()(arguments["input_ids"])}
+
+
+def _with_fixed_cache(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """With a cache that has room for this text and no more."""
+    length = next(t.shape[1] for n, t in arguments.items() if n.endswith("input_ids"))
+    return {**arguments, _CACHE: StaticCache(config=model.config, max_cache_len=length), "use_cache": True}
+
+
+def _handed_on(model: nn.Module) -> dict[str, list[str | int]]:
+    """What modules look up among the arguments that they take without naming them, or name themselves, but for tensors;
+    each with the words and numbers of the code that looks it up, one of which it may be compared with."""
+    kinds = [k for k in {type(m): None for m in model.modules()} if not k.__module__.startswith("torch.")]
+    own = [p for kind in kinds for p in inspect.signature(kind.forward).parameters.values()]
+    found: dict[str, list[str | int]] = {p.name: [] for p in own if p.default is not p.empty}
+    for code in (code for kind in kinds for code in _methods(kind)):
+        words = [c for c in code.co_consts if isinstance(c, str) and c.isidentifier()]
+        beside: list[str | int] = [*words, *(n for c in code.co_consts if type(c) is int for n in (c, c + 1))]
+        for word in words if code.co_flags & inspect.CO_VARKEYWORDS else ():
+            found[word] = [value for value in beside if value != word][:_MOST]
+    tensors = {p.name for p in own if "Tensor" in str(p.annotation)}
+    return {name: values for name, values in found.items() if name not in tensors}
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    """The code of a class and of those that it is made from, but for what is no modelling code."""
+    for base in kind.__mro__:
+        if base is not object and not base.__module__.startswith(_LIBRARIES):
+            yield from (inspect.unwrap(method).__code__ for method in vars(base).values() if inspect.isfunction(method))
+
+
+class SmallCopy:
+    """A model of random weights that is quickly run, to see what changes its answer.
+
+    Args:
+        candidate: the number of its first call among `inputs.examples`.
+        length: of that call, in tokens.
+    """
+
+    def __init__(self, model: PreTrainedModel, candidate: int, rows: int, length: int) -> None:
+        small = parameters_of(model) <= _SMALL
+        self.model = model if small else build_without_weights(shrink(model.config))
+        found = (e for n, e in enumerate(examples(self.model, rows, length)) if n == candidate)
+        rng = Generator().manual_seed(0)
+        self.example = next(found)
+        self._weights = random_weights(self.model, rng)
+        shapes = {n: tuple(t.shape) for n, t in self.example.arguments.items() if self.example.is_free(n)}
+        drawn = self.example.random(shapes, rng)
+        self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in drawn.items()}
+        plain = self._results(Mode("", self.example))
+        self._name = _name_of_answer(plain)
+        self._plain = _answer(plain, self._name)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it answers twice alike, in numbers."""
+        again = self.answer(Mode("", self.example))
+        return again is not None and bool(again.isfinite().all()) and self._is_plain(again)
+
+    def changing(self, found: Iterator[Ask]) -> frozenset[str]:
+        """Those of some things to ask for that change its answer, in whichever way it takes."""
+        return frozenset(ask.said for ask in found if self._is_changed(ask))
+
+    def _is_changed(self, ask: Ask) -> bool:
+        answers = [a for mode in ask.modes(self.example) if (a := self.answer(mode)) is not None]
+        return bool(answers) and not any(map(self._is_plain, answers))
+
+    def _is_plain(self, answer: Tensor) -> bool:
+        return self._plain is not None and _is_alike(self._plain, answer)
+
+    def answer(self, mode: Mode) -> Tensor | None:
+        """What a call answers; None where the model refuses it."""
+        try:
+            return _answer(self._results(mode), self._name)
+        except Exception:  # models refuse arguments in as many ways as there are models
+            return None
+
+    def _results(self, mode: Mode) -> Any:
+        with mode.prepared(self.model):
+            return self._called({n: v for n, v in mode.example.arguments.items() if n not in self._given})
+
+    @torch.no_grad()
+    def _called(self, more: Mapping[str, Any]) -> Any:
+        arguments = {**self._given, **more}
+        with quiet(), left_as_found(self.model), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return torch.func.functional_call(self.model, self._weights, (), arguments, tie_weights=True)
+
+
+def changing(model: PreTrainedModel, candidate: int, rows: int, length: int) -> frozenset[str] | None:
+    """What a model may be asked for that changes its answer; None where no copy of it runs.
+
+    Args:
+        candidate: the number of the model's first call among `inputs.examples`.
+        rows, length: of that call.
+    """
+    copy = small_copy(model, candidate, rows, length)
+    return None if copy is None else copy.changing(asks(copy.model, copy.example))
+
+
+def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -> SmallCopy | None:
+    """A copy that answers alike whenever it is asked the same; None where there is none."""
+    try:
+        copy = SmallCopy(model, candidate, rows, length)
+        return copy if copy.is_steady else None
+    except Exception as error:  # sizes that do not go together fail in their own way
+        logger.info("%s: no copy to run (%s)", model.config.model_type, first_line(error))
+        return None
+
+
+def _name_of_answer(results: Any) -> str | None:
+    """The first result with a name that is made of floating point numbers, but for the loss."""
+    items = results.items() if isinstance(results, Mapping) else ()
+    return next((n for n, t in items if isinstance(t, Tensor) and t.is_floating_point() and n != "loss"), None)
+
+
+def _answer(results: Any, name: str | None) -> Tensor | None:
+    if isinstance(results, Mapping) and name in results:
+        return results[name] if isinstance(results[name], Tensor) else None
+    return next((t for t in tree_leaves(results) if isinstance(t, Tensor) and t.is_floating_point()), None)
+
+
+def _is_alike(plain: Tensor, answer: Tensor) -> bool:
+    """Whether an answer is the plain one, or some rows of it."""
+    limit = _TOLERANCE * plain.abs().max()
+    if plain.shape == answer.shape:
+        return bool((plain - answer).abs().max() <= limit)
+    if plain.dim() != answer.dim() or plain.shape[-1] != answer.shape[-1] or not answer.numel():
+        return False
+    apart = torch.cdist(answer.flatten(0, -2), plain.flatten(0, -2), p=torch.inf)
+    return bool((apart.min(-1).values <= limit).all())
