@@ -161,6 +161,14 @@ def from_neighbours(x: Tensor) -> Tensor:
     return torch.cat([even * cos - odd * sin, odd * cos + even * sin, rest], 1)
 
 
+def neighbours_side_by_side(x: Tensor, sign: float = 1) -> Tensor:
+    """Neighbours turn towards each other, are stacked, and are laid out as they lay before."""
+    even, odd = x[:, ::2], x[:, 1::2]
+    angles = torch.arange(7)[:, None].float() * torch.tensor([*FREQUENCIES, 0.5])
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([even * cos - odd * sin, odd * cos + sign * even * sin], -1).flatten(1)
+
+
 def planes_of(
     call: Callable[[Tensor], Tensor], places: int = 7
 ) -> tuple[set[frozenset[tuple[int, int]]], tuple[int, ...]]:
@@ -201,6 +209,17 @@ def test_neighbours_that_are_laid_out_as_halves_are_found_at_one_place() -> None
     expected = {frozenset([p]) for p in alone} | {frozenset([(2, 3), (6, 7), (13, 12)])}
     assert set(map(frozenset, region.rotations.planes)) == expected and region.rotations.still == (4, 5, 14, 15)
     assert region.order == (*range(0, 14, 2), *range(1, 14, 2), 14, 15)
+
+
+def test_neighbours_that_are_stacked_and_laid_out_again_turn() -> None:
+    alone = [(0, 1), (8, 9), (10, 11), (14, 15)]
+    expected = {frozenset([p]) for p in alone} | {frozenset([(2, 3), (6, 7), (13, 12)])}
+    assert planes_of(neighbours_side_by_side) == (expected, (4, 5))
+
+
+def test_trap_neighbours_that_are_stacked_and_laid_out_need_not_turn() -> None:
+    program = trace_op(OpExample("stack", lambda x: neighbours_side_by_side(x, -1), (Data((7, 16)),), ""))
+    assert not linear_regions.find_rotations(program)
 
 
 def test_coordinates_that_only_pass_by_are_not_looked_at_at_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,9 +134,11 @@ def find_rotations(program: Program) -> dict[fx.Node, LinearRegion]:
 
 
 def _joins_coordinates(node: fx.Node, known: _Known) -> bool:
-    """Whether a region may end here: several values meet, or complex numbers are laid out as pairs again."""
+    """Whether a region may end here: several values meet, or the coordinates of pairs that were stacked, or of complex
+    numbers, are laid out one behind the other again."""
     operands = _operands(node, known)
-    return len(operands) > 1 or does(operands[0], Trait.AS_PAIRS)
+    stacked = does(node, Trait.RESHAPES) and does(operands[0], Trait.STACKS)
+    return len(operands) > 1 or stacked or does(operands[0], Trait.AS_PAIRS)
 
 
 def _regions(output: fx.Node, parent: Mapping[fx.Node, fx.Node], known: _Known) -> Iterator[Region]:
