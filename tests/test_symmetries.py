@@ -288,6 +288,9 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma2": lambda: decoder("Gemma2Config", "Gemma2ForCausalLM"),
     "gpt-oss": lambda: decoder("GptOssConfig", "GptOssForCausalLM", num_local_experts=3, num_experts_per_tok=2,
                                intermediate_size=3, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "privacy filter": lambda: decoder("OpenAIPrivacyFilterConfig", "OpenAIPrivacyFilterModel", num_local_experts=3,
+                                      num_experts_per_tok=2, intermediate_size=6, num_key_value_heads=1,
+                                      rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "granite moe": lambda: decoder("GraniteMoeConfig", "GraniteMoeForCausalLM", num_local_experts=3,
                                    num_experts_per_tok=2, intermediate_size=3),
     "mixtral": lambda: decoder("MixtralConfig", "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2,
@@ -1086,6 +1089,12 @@ def test_grouped_experts_stay_in_their_groups() -> None:
     groups, within = (space(spec, "experts.down_proj", 0, factor=i) for i in (0, 1))
     assert (groups.group, within.group, within.index) == (Permutation(2), Permutation(2), (groups.name,))
     assert space(spec, "e_score_correction_bias", 0) == within
+
+
+def test_units_of_experts_reach_their_limits_and_fall_below_them() -> None:
+    spec = complete("privacy filter")
+    assert group(spec, "experts.down_proj", 1) == Permutation(6)
+    assert isinstance(group(spec, "q_proj.weight", 0), RotaryCommutant)
 
 
 @pytest.mark.parametrize("case", ["granite moe", "gpt-oss"])

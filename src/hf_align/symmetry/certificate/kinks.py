@@ -1,7 +1,8 @@
 """Random weights at which what has a kink is seen on both sides of it.
 
 A ReLU that is open for no input, or for all of them, has null directions that are none of the architecture's. Behind
-other ReLUs, whose answers are all positive, most are so by chance.
+other ReLUs, whose answers are all positive, most are so by chance. So has a unit that lies beyond its limit for all
+inputs, or for none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Generator, Tensor
 from torch.fx import Node
 
 from hf_align.symmetry.certificate.count import in_each
-from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
+from hf_align.symmetry.certificate.random_copy import NO_LIMIT, Weights, random_inputs
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import run
 from hf_align.tracing.ops import Trait, does
@@ -19,29 +20,40 @@ from hf_align.tracing.program import Program, upstream
 
 _CONTEXTS, _STEPS, _RATE = 24, 40, 0.03
 """Of a descent of so few steps that weights stay as random as they were drawn."""
+_LEAST_LIMIT = 0.1
+"""What is smaller keeps divisors from being zero."""
 _LEAST = 1e-12
 """In place of a variance that is zero."""
 
 
-def kinks(program: Program) -> list[Node]:
-    """What goes into ReLUs that a result depends on."""
+def kinks(program: Program) -> list[tuple[Node, float]]:
+    """What goes into ReLUs and limits that a result depends on, and where the kink lies."""
     returned = upstream(program.interface, program)
-    return [node.all_input_nodes[0] for node in program.graph.nodes if does(node, Trait.KINKED) and node in returned]
+    places = {node: _kink(node) for node in program.graph.nodes if node in returned and node not in program.constants}
+    return [(node.all_input_nodes[0], place) for node, place in places.items() if place is not None]
+
+
+def _kink(node: Node) -> float | None:
+    """Where an op has a kink that units reach; of two limits, one."""
+    if does(node, Trait.KINKED):
+        return 0.0
+    limits = [*node.args, *node.kwargs.values()] if does(node, Trait.LIMITS) else []
+    return next((n for n in reversed(limits) if isinstance(n, float) and _LEAST_LIMIT < abs(n) < NO_LIMIT), None)
 
 
 def on_both_sides(program: Program, spec: SymmetrySpec, weights: Weights, rng: Generator) -> Weights:
-    """The weights, moved until the mean of what goes into a ReLU lies at its kink."""
+    """The weights, moved until the mean of what goes into a ReLU, or a limit, lies at its kink."""
     bent = kinks(program)
     if not bent:
         return weights
-    sizes, needed = [node.meta["val"].numel() for node in bent], upstream(bent, program)
+    sizes, needed = [node.meta["val"].numel() for node, _ in bent], upstream([node for node, _ in bent], program)
     contexts = [random_inputs(program, rng) for _ in range(_CONTEXTS)]
     moved = {n: w.clone().requires_grad_(n not in spec.positive) for n, w in weights.items()}
     optimiser = torch.optim.Adam([w for w in moved.values() if w.requires_grad], lr=_RATE)
 
     def before_kinks(inputs: Weights) -> Tensor:
         values = run(program, moved, inputs, needed)
-        return torch.cat([values[node].reshape(-1) for node in bent])
+        return torch.cat([values[node].reshape(-1) - place for node, place in bent])
 
     for _ in range(_STEPS):
         values = torch.stack([*in_each(before_kinks, contexts, (), _CONTEXTS)])

@@ -26,9 +26,9 @@ _SMALL_SIDE = 16
 SIZES = (1.0, 0.5)
 """Of random weights; the second where a model is undecided at the first: from layer to layer rounding grows as weights
 do. Of much smaller ones no unit would reach a limit."""
-_LIMIT = 1.0
-"""About as large as what random weights make."""
-_NO_LIMIT = 100.0
+_LIMIT = 0.7
+"""Of what random weights make, about as much is larger as is smaller: nearly every unit comes to lie on both sides."""
+NO_LIMIT = 100.0
 """What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
 
 
@@ -105,7 +105,7 @@ def lower_limits(program: Program) -> Program:
 
 
 def _within_reach(limit: Any) -> Any:
-    far = isinstance(limit, float) and _LIMIT < abs(limit) < _NO_LIMIT
+    far = isinstance(limit, float) and _LIMIT < abs(limit) < NO_LIMIT
     return math.copysign(_LIMIT, limit) if far else limit
 
 

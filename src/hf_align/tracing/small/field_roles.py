@@ -105,8 +105,6 @@ AT_MOST: dict[str, int] = {
     "num_conv_pos_embedding_groups": 2,
     "spectrogram_length": 4,
 }  # fmt: skip
-CLAMPS = frozenset(("swiglu_limit",))
-"""Bounds that small weights would never reach: without them units may be scaled."""
 _LAYER_NAMES = (
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers depth "
     "num_blocks num_decoder_layers decoder_num_layers encoder_num_layers num_block text_encoder_layers "

@@ -18,7 +18,6 @@ from transformers import PretrainedConfig
 from hf_align.tracing.build import quiet
 from hf_align.tracing.small.field_roles import (
     AT_MOST,
-    CLAMPS,
     DERIVED,
     KV_HEADS,
     LAYERS,
@@ -179,8 +178,6 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = [1 if name == "depths" else sizes.width * (i + 1) for i in range(len(value))]
         elif name in ("partial_rotary_factor", "rotary_pct") and isinstance(value, float):
             fields[key] = 1.0 if value == 1.0 else 0.5
-        elif name in CLAMPS and isinstance(value, float):
-            fields[key] = min(value, 0.2)
         elif name == "rotary_dim" and isinstance(value, int):
             fields[key] = sizes.head_dim // 2
     if before.get("attention_hidden_size") and before["attention_hidden_size"] == 2 * before.get("hidden_size", 0):
