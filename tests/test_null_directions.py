@@ -13,7 +13,9 @@ from test_symmetries import CASES, derived, traced
 from hf_align.symmetry.certificate import count
 from hf_align.symmetry.certificate import null_directions as counting
 from hf_align.symmetry.certificate.count import Look, looks, telling_looks
+from hf_align.symmetry.certificate.kinks import within_reach
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
+from hf_align.symmetry.certificate.random_copy import random_weights
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant
@@ -155,3 +157,14 @@ def test_where_an_svd_does_not_converge_another_does(monkeypatch: pytest.MonkeyP
     found = count.null_space(rows)
     assert found.shape == expected.shape == (4, 9)
     assert torch.allclose(found.T @ found, expected.T @ expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_limit_that_another_hides_has_the_other_sign(sign: int) -> None:
+    """xIELU takes the smaller of x and a stored number where x is negative: a positive one says nothing."""
+    program, spec = traced("activation with learned slopes"), derived("activation with learned slopes")
+    weights = random_weights(spec, rng())
+    limits = {name: sign * w.abs() for name, w in weights.items() if name.endswith("act_fn.eps")}
+    reached = within_reach(program, spec, weights | limits, rng())
+    assert limits and all((reached[name] < 0).all() for name in limits)
+    assert all(torch.equal(reached[name], w) for name, w in weights.items() if name not in limits)

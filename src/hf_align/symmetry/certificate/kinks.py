@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.fx import Node
 
-from hf_align.symmetry.certificate.count import in_each
+from hf_align.symmetry.certificate.count import Look, in_each, jacobian
 from hf_align.symmetry.certificate.random_copy import NO_LIMIT, Weights, random_inputs
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import run
@@ -62,6 +62,15 @@ def on_both_sides(program: Program, spec: SymmetrySpec, weights: Weights, rng: G
         loss.backward()
         optimiser.step()
     return {n: w.detach() for n, w in moved.items()}
+
+
+def within_reach(program: Program, spec: SymmetrySpec, weights: Weights, rng: Generator) -> Weights:
+    """The weights, those that have no effect at all with the other sign: a limit may lie beyond another one."""
+    results = tuple(result for result in program.interface if result.meta["val"].is_floating_point())
+    effects = jacobian(program, weights, [Look(results, _CONTEXTS, wanted=1)], rng).ne(0).any(0)
+    sizes = [weight.numel() for weight in weights.values()]
+    seen = {name: bool(e.any()) for name, e in zip(weights, effects.split(sizes), strict=True)}
+    return {name: w if seen[name] or name in spec.positive else -w for name, w in weights.items()}
 
 
 def _off_centre(values: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from hf_align.symmetry.certificate.count import (
 )
 from hf_align.symmetry.certificate.fibres import Fibres, fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
-from hf_align.symmetry.certificate.kinks import on_both_sides
+from hf_align.symmetry.certificate.kinks import on_both_sides, within_reach
 from hf_align.symmetry.certificate.random_copy import Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -148,7 +148,7 @@ def canonical_weights(program: Program, spec: SymmetrySpec, rng: Generator, *, a
     """Random weights with every gauge fixed."""
     weights = random_weights(spec, rng)
     if around_kinks:
-        weights = on_both_sides(program, spec, weights, rng)
+        weights = within_reach(program, spec, on_both_sides(program, spec, weights, rng), rng)
     quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}
     return dict(CanonicalWeights(weights | quiet, spec.gauges))
 
