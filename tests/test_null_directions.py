@@ -15,7 +15,8 @@ from hf_align.symmetry.certificate import null_directions as counting
 from hf_align.symmetry.certificate.count import Look, looks, telling_looks
 from hf_align.symmetry.certificate.kinks import within_reach
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
-from hf_align.symmetry.certificate.random_copy import random_weights
+from hf_align.symmetry.certificate.random_copy import random_weights, with_tokens
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant
@@ -102,6 +103,16 @@ def test_what_a_first_look_leaves_is_looked_at_in_all_results(monkeypatch: pytes
     monkeypatch.setattr(counting, "telling_looks", lambda *_, **__: iter(few))
     found = null_directions(traced("llama"), derived("llama"), rng())
     assert (found.nullity, len(found.open)) == (whole.nullity, 0)
+
+
+def test_rows_of_a_table_are_seen_in_as_many_contexts_as_they_were_looked_up_in() -> None:
+    """Few contexts of ten tokens leave some of 128 out, whose rows would seem to have no effect."""
+    config = with_tokens(CASES["llama"](), 128)
+    assert config is not None
+    program = trace(config, length=10)
+    found = null_directions(program, derive(program), rng())
+    assert bool(found.reached.all())
+    assert tuple(map(len, (found.moved, found.fixed, found.flat, found.open))) == (74, 24, 0, 0)
 
 
 def test_what_was_not_read_is_not_seen_either(monkeypatch: pytest.MonkeyPatch) -> None:

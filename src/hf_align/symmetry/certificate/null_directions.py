@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from hf_align.symmetry.certificate.count import (
+    Look,
     are_null,
     jacobian,
     looks,
@@ -44,6 +45,8 @@ _SHARE = 1.1
 """Outputs that a first look at the weights sees, for each direction in which they may have an effect."""
 _AGAIN = 2.0
 """Outputs that are looked at again, for each direction that had none."""
+_IN_MANY = 4
+"""Outputs that are looked at in each of many contexts."""
 _SKETCH = 64
 """Random combinations of rows that are tried first, where they may depend on each other."""
 _QUIET = 0.01
@@ -98,10 +101,11 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     moved, fixed = tangents(spec, weights), fibres(spec.gauges, weights)
     sizes = {name: weight.numel() for name, weight in weights.items()}
     contexts = sum(look.contexts for look in looks(program, sizes, _SHARE, spare=1))
-    read = reached(program, weights, max(contexts, _CONTEXTS), rng)
+    contexts = max(contexts, _CONTEXTS)
+    read = reached(program, weights, contexts, rng)
     first = orthonormal(moved[:, read])
     second = beside(first, fixed.tangents[:, read])
-    derivatives, rest = _beyond(program, weights, torch.cat([first, second]), read, rng)
+    derivatives, rest = _beyond(program, weights, torch.cat([first, second]), read, contexts, rng)
     null, third = torch.cat([first, second, rest]), rest[:0]
     if len(rest):
         known, means = null[: -len(rest)], [*_means(program, spec, rng)]
@@ -110,20 +114,27 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     return NullDirections(first, second, third, left, derivatives, read, sizes)
 
 
-def _beyond(program: Program, weights: Weights, known: Tensor, read: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
+def _beyond(
+    program: Program, weights: Weights, known: Tensor, read: Tensor, contexts: int, rng: Generator
+) -> tuple[Tensor, Tensor]:
     """Derivatives by the weights that are read, and the null directions that are orthogonal to the known ones.
 
-    One result that depends on all weights shows most. What it does not see moved is looked at again, in all results,
-    until a look finds no effect of any.
+    One result that depends on all weights shows most. What it does not see moved is looked at again: in few outputs of
+    as many contexts as had to be for all rows of tables to be looked up, then in all results, until a look finds no
+    effect of any.
+
+    Args:
+        contexts: in which it was found out what is read.
     """
     sizes = {name: weight.numel() for name, weight in weights.items()}
     most = max(1, int(read.sum()) - len(known))
-    first = [
-        *telling_looks(program, _SHARE, spare=1, most=most),
-        *looks(program, sizes, 1, most=1),
-    ]
-    derivatives = _of_read(jacobian(program, weights, first, rng), read)
+    telling = [*telling_looks(program, _SHARE, spare=1, most=most)]
+    derivatives = _of_read(jacobian(program, weights, [*telling, *looks(program, sizes, 1, most=1)], rng), read)
     rest, before = _others(derivatives, known), None
+    if len(rest):
+        wide = [Look(look.results, contexts, _IN_MANY) for look in telling]
+        more = jacobian(program, weights, wide, rng)
+        derivatives, rest = torch.cat([derivatives, _of_read(more, read)]), without_effect(rest, [more[:, read]])
     while len(rest) and len(rest) != before:
         again = looks(program, sizes, _AGAIN, spare=1, most=len(rest))
         more, before = jacobian(program, weights, again, rng), len(rest)
