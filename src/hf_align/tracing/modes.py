@@ -33,8 +33,8 @@ from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, ex
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
-from hf_align.tracing.reasons import reason
-from hf_align.tracing.trace import trace_call, trace_first_call, trace_module
+from hf_align.tracing.reasons import is_about_numbers, reason
+from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,12 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
         Exception: whatever the model raises.
     """
     with mode.prepared(model), _in_two_steps(model) if mode.goes_on else nullcontext():
-        return trace_call(model, mode.example)
+        try:
+            return trace_call(model, mode.example)
+        except Exception as error:  # whatever the model raises
+            if not mode.asks or not is_about_numbers(error):
+                raise
+            return export_call(model, mode.example)
 
 
 def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _LENGTH) -> Program:
@@ -106,7 +111,9 @@ def find_modes(
             untraced[mode.asks] = program
         if isinstance(program, Exception):
             return program
-        if is_part_of(program, base) or (mode.asks and any(is_part_of(program, known) for _, known in found)):
+        if mode.asks and any(is_part_of(program, known) for _, known in found):
+            return NothingNew()
+        if is_part_of(program, base):
             idle.append((mode, program))
             return NothingNew()
         found.append((mode, program))

@@ -190,6 +190,19 @@ def trace_call(model: PreTrainedModel, example: Example) -> Program:
         return _by_record(model, example, generic=True)
 
 
+def export_call(model: PreTrainedModel, example: Example) -> Program:
+    """As `trace_call`, by export: it takes what a call asserts of values for granted.
+
+    Raises:
+        IncompatibleModels: no export of the call is known to give what runs give.
+    """
+    reasons: list[Exception] = []
+    program = _traced(model, example, _EXPORTED, reasons)
+    if program is None:
+        raise IncompatibleModels(reason(reasons[0]) if reasons else "its sizes depend on values")
+    return program
+
+
 def trace_module(model: ModuleModel, example: Example) -> Program:
     """One call of a plain module with just these arguments.
 
