@@ -48,8 +48,8 @@ from hf_align.tracing.trace import trace
 
 _TRAPS = [
     import_module(f"traps.{name}")
-    for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "learned", "linked", "masked",
-                 "means", "normed", "pooled", "scales", "stored", "streams")
+    for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "idle", "learned", "linked",
+                 "masked", "means", "normed", "pooled", "scales", "stored", "streams")
 ]  # fmt: skip
 
 
@@ -132,6 +132,19 @@ def test_what_reads_a_mean_by_factors_reads_constants_whole_only_if_these_sum_to
     found = gauges(f"Masked{part}")
     assert any(isinstance(g, MoveConstant) and g.source.parameter == "pooled.bias" for g in found) == moves
     assert any(isinstance(g, FreeReader) and g.weight == "read.weight" for g in found) == frees
+
+
+@pytest.mark.parametrize(
+    ("part", "idle"),
+    [("", True), ("Lowered", True), ("Fixed", True), ("FixedAhead", False), ("FixedWeighed", False),
+     ("Weighed", False), ("Ahead", False), ("First", False), ("Unless", False), ("Returned", False),
+     ("Otherwise", False), ("Mixed", False), ("Shifted", False), ("Multiplied", False), ("Fainter", False),
+     ("Louder", False), ("Summed", False)],
+)  # fmt: skip
+def test_the_bias_of_a_norm_goes_through_a_mask_only_if_nobody_sees_what_that_hides(part: str, idle: bool) -> None:
+    found = gauges(f"Idle{part}")
+    assert any(isinstance(g, MoveConstant) and g.source.parameter.endswith("first.bias") for g in found) == idle
+    assert any(isinstance(g, FreeReader) and g.weight.endswith("attn.q.weight") for g in found) == idle
 
 
 @pytest.mark.parametrize(

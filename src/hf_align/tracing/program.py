@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Program:
         candidate: their number among `inputs.examples`.
         modes: the calls that it consists of, by name.
         opened: the parameters that some op reads, be it for nothing that is returned.
+        idle: products by masks that hide only what nobody sees -> what they multiply, which could stand in their place.
     """
 
     config: PretrainedConfig
@@ -66,6 +67,7 @@ class Program:
     candidate: int = 0
     modes: tuple[str, ...] = ()
     opened: frozenset[str] = frozenset()
+    idle: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     @cached_property
     def order(self) -> dict[fx.Node, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
@@ -16,6 +16,7 @@ from hf_align.symmetry.gauges.constant_queries import read_constants, seen_keys
 from hf_align.symmetry.gauges.constants import moved_constants
 from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
 from hf_align.symmetry.gauges.free_scores import free_scores
+from hf_align.symmetry.gauges.idle_masks import idle_masks
 from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
 from hf_align.symmetry.gauges.inputs import folded_inputs
 from hf_align.symmetry.gauges.kept_norms import kept_norms, norms_that_stay
@@ -71,7 +72,8 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
     Args:
         between: gains between two streams that could turn without them.
     """
-    apart, parts = taken_apart(found)
+    idle = replace(found.program, idle=idle_masks(found))
+    apart, parts = taken_apart(replace(found, program=idle))
     return tuple(on_wholes(_find_gauges(apart, folded, between), parts))
 
 

@@ -12,7 +12,7 @@ from hf_align.symmetry.rules.patterns import gives_only_its_shape, is_softmax, s
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program, upstream
 
-_MASKED = -1e3
+MASKED = -1e3
 """A score from which on down an exponential is nothing beside the others of its row."""
 
 
@@ -58,7 +58,7 @@ def _is_hidden_later(user: fx.Node, node: fx.Node, program: Program) -> bool:
         return False
     added = [program.constants.get(_other(u, user)) for u in user.users if does(u, Trait.ADDS)]
     return len(added) == len(user.users) and all(
-        isinstance(a, Tensor) and bool(((mask == 1) | (a <= _MASKED)).all()) for a in added
+        isinstance(a, Tensor) and bool(((mask == 1) | (a <= MASKED)).all()) for a in added
     )
 
 
@@ -71,7 +71,7 @@ def _is_hidden(user: fx.Node, node: fx.Node, program: Program) -> bool:
         if condition is node or _depends_on_weights(condition, program):
             return False
     values = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in operands]
-    return len(values) == 1 and values[0] is not None and bool((torch.as_tensor(values[0]) <= _MASKED).all())
+    return len(values) == 1 and values[0] is not None and bool((torch.as_tensor(values[0]) <= MASKED).all())
 
 
 def _depends_on_weights(node: object, program: Program) -> bool:

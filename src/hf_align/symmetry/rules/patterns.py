@@ -34,7 +34,9 @@ def keeps_last(node: fx.Node) -> bool:
 
 
 def multiplies_by_one(node: fx.Node, value: fx.Node, program: Program) -> bool:
-    """Whether an op multiplies a value by one, or by a mask that hides nothing, and leaves its shape."""
+    """Whether an op multiplies a value by one, or by a mask that hides nothing that is seen, and leaves its shape."""
+    if program.idle.get(node) is value:
+        return True
     if not does(node, Trait.MULTIPLIES) or node.kwargs or node.meta["val"].shape != value.meta["val"].shape:
         return False
     factors = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in node.args if a is not value]

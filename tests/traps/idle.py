@@ -1,0 +1,177 @@
+"""Decoders that set padding to zero before each layer and behind it: masks that hide only what nobody sees anyway.
+
+Each part has somebody see it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .carried import Behind
+from .tower import MLP, Attention, Tower, TowerConfig
+
+
+class Biased(Attention):
+    """All that reads the stream has a bias."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        for name in "qkvo":
+            linear = getattr(self, name)
+            setattr(self, name, nn.Linear(linear.in_features, linear.out_features))
+
+
+class Padded(Behind):
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.first(x) * self.factors
+        x = self.between(self.attn_norm(x + self.attn(x, positions, self.keys(self.factors.mT[:, None] != 0), cache)))
+        return self.hide_again(self.mlp_norm(x + self.mlp(x)))
+
+    def hide_again(self, x: Tensor) -> Tensor:
+        return x * self.factors
+
+    def keys(self, seen: Tensor) -> Tensor | None:
+        return seen
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+
+class IdleTower(Tower):
+    block, attention = Padded, Biased
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        for layer in self.layers:
+            layer.factors = self.factors(input_ids).unsqueeze(-1)
+        return super().forward(input_ids, **kwargs)
+
+    def factors(self, ids: Tensor) -> Tensor:
+        return ids > 5
+
+
+class Ahead(Padded):
+    """Attention leaves padding out only if it comes later."""
+
+    def keys(self, seen: Tensor) -> Tensor | None:
+        return None
+
+
+class First(Padded):
+    """The first key is always seen."""
+
+    def keys(self, seen: Tensor) -> Tensor | None:
+        return seen | (torch.arange(seen.shape[-1]) == 0)
+
+
+class Unless(Padded):
+    """Attention leaves padding out unless the first key is shown."""
+
+    def keys(self, seen: Tensor) -> Tensor | None:
+        return seen | seen[..., :1]
+
+
+class Returned(Padded):
+    """Nothing hides what comes of it."""
+
+    def hide_again(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Otherwise(Padded):
+    """Other places are hidden behind."""
+
+    def hide_again(self, x: Tensor) -> Tensor:
+        return x * self.factors.roll(1, 1)
+
+
+class Mixed(Padded):
+    """All places see a mean of all."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + x.mean(1, keepdim=True)
+
+
+class Shifted(Padded):
+    """All places see the one before."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + x.roll(1, 1)
+
+
+class Multiplied(Padded):
+    """All places see a sum of all, by a product of matrices."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + (x.mT @ torch.ones(x.shape[1], x.shape[1])).mT
+
+
+class Lowered(Biased):
+    """Scores of padding are lowered by a number that leaves nothing of them."""
+
+    by: float = -1e9
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        self.lower = None if seen is None else (~seen).to(x.dtype) * self.by
+        return super().forward(x, positions, None, cache)
+
+    def score(self, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+        scores = super().score(q, k, positions)
+        return scores if self.lower is None else scores + self.lower
+
+
+class Fainter(Lowered):
+    """Something is left of them."""
+
+    by = -5.0
+
+
+class Louder(Biased):
+    """Shares of padding count again where values are mixed."""
+
+    def mix(self, shares: Tensor, v: Tensor) -> Tensor:
+        return (shares + 0.1) @ v
+
+
+class Summed(MLP):
+    """A number of all places goes into each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.sigmoid(x.sum((1, 2), keepdim=True))
+
+
+PARTS: dict[str, dict[str, type[nn.Module]]] = {
+    **{f"Idle{part.__name__}": {"block": part}
+       for part in (Ahead, First, Unless, Returned, Otherwise, Mixed, Shifted, Multiplied)},
+    **{f"Idle{part.__name__}": {"attention": part} for part in (Lowered, Fainter, Louder)},
+    "IdleSummed": {"mlp": Summed},
+}  # fmt: skip
+globals().update({f"{name}Tower": type(f"{name}Tower", (IdleTower,), {**parts, "__module__": __name__})
+                  for name, parts in PARTS.items()})  # fmt: skip
+
+
+class IdleWeighedTower(IdleTower):
+    """What is shown is multiplied, too."""
+
+    def factors(self, ids: Tensor) -> Tensor:
+        return (ids - 5).clamp(min=0) / 5
+
+
+class IdleFixedTower(IdleTower):
+    """The same places are shown in all texts."""
+
+    def factors(self, ids: Tensor) -> Tensor:
+        return (torch.arange(ids.shape[1]) < 6).expand(ids.shape)
+
+
+class IdleFixedAheadTower(IdleFixedTower):
+    """They would not be if they were others."""
+
+    block = Ahead
+
+
+class IdleFixedWeighedTower(IdleFixedTower):
+    def factors(self, ids: Tensor) -> Tensor:
+        return super().factors(ids) / 2
