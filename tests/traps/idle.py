@@ -159,6 +159,13 @@ class IdleWeighedTower(IdleTower):
         return (ids - 5).clamp(min=0) / 5
 
 
+class IdleUnboundTower(IdleTower):
+    """The mask is one of several that come out of one op."""
+
+    def factors(self, ids: Tensor) -> Tensor:
+        return torch.stack((ids > 5, ids > 3)).unbind()[0]
+
+
 class IdleFixedTower(IdleTower):
     """The same places are shown in all texts."""
 

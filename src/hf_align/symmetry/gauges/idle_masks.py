@@ -53,8 +53,10 @@ def _drawn(mask: fx.Node, found: Interpretation) -> Iterator[dict[fx.Node, Tenso
             yield {}
         return
     source = mask
-    while does(source, Trait.SAME | Trait.CASTS | Trait.MOVES) and len(source.all_input_nodes) == 1:
-        (source,) = source.all_input_nodes
+    while does(source, Trait.SAME | Trait.CASTS | Trait.MOVES) and len(before := source.all_input_nodes) == 1:
+        if not isinstance(before[0].meta["val"], Tensor):
+            break
+        (source,) = before
     if source.meta["val"].dtype is torch.bool:
         yield from ({source: shown} for shown in _separating(source.meta["val"].shape))
 
