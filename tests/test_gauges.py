@@ -36,6 +36,7 @@ from hf_align.symmetry.gauges.kept_norms import FreeReader
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.linked_gains import LinkedGain
+from hf_align.symmetry.gauges.masked_readers import MaskedReader
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
 from hf_align.symmetry.gauges.parts import OnParts
 from hf_align.symmetry.gauges.read_streams import ShearStream, ShortenWriter
@@ -145,6 +146,20 @@ def test_the_bias_of_a_norm_goes_through_a_mask_only_if_nobody_sees_what_that_hi
     found = gauges(f"Idle{part}")
     assert any(isinstance(g, MoveConstant) and g.source.parameter.endswith("first.bias") for g in found) == idle
     assert any(isinstance(g, FreeReader) and g.weight.endswith("attn.q.weight") for g in found) == idle
+
+
+@pytest.mark.parametrize(
+    ("part", "free"),
+    [("", {}), ("Square", {"q": ((0, 8),), "k": ((0, 4),)}), ("Returned", {"k": ((0, 4),)}),
+     ("Ahead", {"q": ((0, 8),)}), ("Fused", {"proj": ((0, 12), (18, 30))}),
+     ("FusedUnbiased", {"proj": ((6, 12), (24, 30))}), ("FusedLocal", {"proj": ((0, 6), (18, 24))}),
+     ("FusedKept", {"proj": ((6, 12), (24, 30))})],
+)  # fmt: skip
+def test_readers_behind_a_mask_are_free_where_nobody_sees_what_they_read_of_padding(
+    part: str, free: dict[str, Slices]
+) -> None:
+    found = [gauge for gauge in gauges(f"Idle{part}") if isinstance(gauge, MaskedReader)]
+    assert {gauge.weight.split(".")[-2]: gauge.rows for gauge in found} == free
 
 
 @pytest.mark.parametrize(

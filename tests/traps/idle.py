@@ -142,11 +142,68 @@ class Summed(MLP):
         return super().forward(x) * torch.sigmoid(x.sum((1, 2), keepdim=True))
 
 
+class Square(Returned):
+    """Padding sees nothing in particular, and nothing sees padding; but it is returned."""
+
+    def keys(self, seen: Tensor) -> Tensor | None:
+        return seen & seen.mT
+
+
+class Fused(Attention):
+    """Queries, keys and values of a head come out of one map, and only what is added to queries is a bias."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        del self.q, self.k, self.v
+        self.heads = config.num_attention_heads
+        self.proj = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+        self.o = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        assert seen is not None
+        q, k, v = self.proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(3, -1)
+        scores = self.score(self.query(q), k, positions).masked_fill(~seen, torch.finfo(x.dtype).min)
+        return self.o(self.mix(scores.softmax(-1), v).transpose(1, 2).flatten(2))
+
+    def query(self, q: Tensor) -> Tensor:
+        return q + self.split_bias()
+
+    def split_bias(self) -> Tensor:
+        return self.bias.view(1, 1, self.heads, -1).transpose(1, 2)
+
+
+class FusedUnbiased(Fused):
+    """What is added to queries is more than the bias."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return q + torch.tanh(self.split_bias())
+
+
+class FusedLocal(Fused):
+    """Scores of keys depend on where these are, too."""
+
+    def score(self, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+        near = torch.arange(k.shape[2] * k.shape[3]).reshape(k.shape[2:]).cos()
+        return super().score(q, k, positions) + (k * near).sum(-1)[:, :, None]
+
+
+class FusedKept(Fused):
+    """Something else sees what queries are where padding is."""
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        q = self.query(self.proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(3, -1)[0])
+        return super().forward(x, positions, seen, cache) + q.transpose(1, 2).flatten(2)
+
+
 PARTS: dict[str, dict[str, type[nn.Module]]] = {
     **{f"Idle{part.__name__}": {"block": part}
        for part in (Ahead, First, Unless, Returned, Otherwise, Mixed, Shifted, Multiplied)},
     **{f"Idle{part.__name__}": {"attention": part} for part in (Lowered, Fainter, Louder)},
     "IdleSummed": {"mlp": Summed},
+    "IdleSquare": {"block": Square},
+    **{f"Idle{part.__name__}": {"block": Square, "attention": part}
+       for part in (Fused, FusedUnbiased, FusedLocal, FusedKept)},
 }  # fmt: skip
 globals().update({f"{name}Tower": type(f"{name}Tower", (IdleTower,), {**parts, "__module__": __name__})
                   for name, parts in PARTS.items()})  # fmt: skip

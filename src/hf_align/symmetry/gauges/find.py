@@ -24,6 +24,7 @@ from hf_align.symmetry.gauges.kernels import level_kernels
 from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
 from hf_align.symmetry.gauges.linked_gains import linked_gains
+from hf_align.symmetry.gauges.masked_readers import masked_readers
 from hf_align.symmetry.gauges.mean_moves import moved_means
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
@@ -99,6 +100,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         g.source.parameter for g in constants if g.entries == ((0, found.weights[g.source.parameter].axes[-1].size),)
     }
     readers = tuple(kept_norms(found, gone, zero))
+    norms = norms_that_stay(found, gone, zero)
     means = _Means(found, ones)
     centred = {r.weight for g in folds if g.centred and g.exclusive for r in g.reads if r.bias or not g.bias}
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
@@ -116,10 +118,11 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *linked_gains(found, {f.gains[0].parameter for f in folded}),
         *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases
+        *masked_readers(norms, found, still),  # and these
         *carried_biases(found, gone, zero, still, means.is_lost_by),  # and these
         *constants,
         *(g for g in readers if g.norm_bias is None),
-        *free_scores(norms_that_stay(found, gone, zero), found),
+        *free_scores(norms, found),
         *level_norms(found, gone, zero),
         *narrow,
         *shears,

@@ -9,7 +9,8 @@ it apart, and through what other masks make of it that come from the same source
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -24,15 +25,42 @@ from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does, factors_of
 
 
+@dataclass(frozen=True)
+class Mask:
+    """x ⊙ m by the node of x, and by what m comes from with values, by each of which m is of zeros and ones."""
+
+    value: fx.Node
+    factor: fx.Node
+    draws: tuple[dict[fx.Node, Tensor], ...]
+
+
+def masks(found: Interpretation) -> dict[fx.Node, Mask]:
+    """The products by masks that multiply each vector along the last axis as a whole."""
+    products = [(node, *factors) for node in found.program.graph.nodes for factors in _factors(node)]
+    by_node = {node: Mask(value, factor, tuple(_drawn(factor, found))) for node, value, factor in products}
+    return {node: mask for node, mask in by_node.items() if mask.draws}
+
+
 def idle_masks(found: Interpretation) -> dict[fx.Node, fx.Node]:
     """The products x ⊙ m that x could replace, all of them at once, and x."""
-    idle: dict[fx.Node, fx.Node] = {}
-    for product in found.program.graph.nodes:
-        for value, mask in _factors(product):
-            draws = list(_drawn(mask, found))
-            if draws and all(_Hidden(product, mask, known, found).are_unseen() for known in draws):
-                idle[product] = value
-    return idle
+    return {product: mask.value for product, mask in masks(found).items() if hides_unseen(product, mask, found)}
+
+
+Reached = Callable[[Tensor], Mapping[fx.Node, Tensor]]
+"""From the entries of a product that its mask hides, those that are followed, by node."""
+
+
+def hides_unseen(product: fx.Node, mask: Mask, found: Interpretation, reached: Reached | None = None) -> bool:
+    """Whether nothing that the model returns depends on what a mask hides, or on what is reached of it."""
+    for known in mask.draws:
+        hidden = _Hidden(known, found)
+        shown = hidden.value(mask.factor)
+        if not isinstance(shown, Tensor):
+            return False
+        entries = (shown == 0).expand(product.meta["val"].shape)
+        if not hidden.are_unseen({product: entries} if reached is None else reached(entries)):
+            return False
+    return True
 
 
 def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -72,26 +100,24 @@ def _separating(shape: torch.Size) -> Iterator[Tensor]:
 
 
 class _Hidden:
-    """What the entries decide that one value of a mask hides: by node, whether each entry may depend on them.
+    """What hidden entries decide, for one value of a mask: by node, whether each entry may depend on them.
 
     Attributes:
         low: scores of which a softmax leaves nothing beside others.
         zero: what it leaves of those.
     """
 
-    def __init__(self, product: fx.Node, mask: fx.Node, known: dict[fx.Node, Tensor], found: Interpretation) -> None:
-        self.found, self.known, self.product = found, dict(known), product
+    def __init__(self, known: Mapping[fx.Node, Tensor], found: Interpretation) -> None:
+        self.found, self.known = found, dict(known)
         self.depends: dict[fx.Node, Tensor] = {}
         self.low: dict[fx.Node, Tensor] = {}
         self.zero: dict[fx.Node, Tensor] = {}
-        shown = self._value(mask)
-        if isinstance(shown, Tensor):
-            self.depends[product] = (shown == 0).expand(product.meta["val"].shape)
 
-    def are_unseen(self) -> bool:
-        """Whether nothing that the model returns depends on them."""
+    def are_unseen(self, starts: Mapping[fx.Node, Tensor]) -> bool:
+        """Whether nothing that the model returns depends on these entries."""
+        self.depends.update(starts)
         order = self.found.program.order
-        waiting = [(order[user], user) for user in self.product.users] if self.depends else []
+        waiting = [(order[user], user) for node in starts for user in node.users]
         heapify(waiting)
         seen = set[fx.Node]()
         while waiting:
@@ -106,7 +132,7 @@ class _Hidden:
             for node in after:
                 for later in node.users:
                     heappush(waiting, (order[later], later))
-        return bool(self.depends)
+        return True
 
     def _matters(self, node: fx.Node) -> bool:
         return any(node in kept and bool(kept[node].any()) for kept in (self.depends, self.low, self.zero))
@@ -152,7 +178,7 @@ class _Hidden:
         after = torch.zeros(shape, dtype=torch.bool)
         for a in user.all_input_nodes:
             after = after | self._of(self.depends, a)
-        values = [self._value(a) for a in user.args]
+        values = [self.value(a) for a in user.args]
         known = [torch.as_tensor(v) for v in values if v is not None]
         if does(user, Trait.MULTIPLIES) and len(user.args) == 2 and len(known) == 1:
             (factor,) = known
@@ -166,7 +192,7 @@ class _Hidden:
         """One of two values by a condition that is known."""
         fills = does(user, Trait.FILLS)
         condition, one, other = (user.args[i] for i in ((1, 2, 0) if fills else (0, 1, 2)))
-        chosen = self._value(condition)
+        chosen = self.value(condition)
         if not isinstance(chosen, Tensor) or user.kwargs:
             return None
         shape = user.meta["val"].shape
@@ -198,7 +224,7 @@ class _Hidden:
         return (through[0] + through[1]) > 0
 
     def _low(self, value: object) -> Tensor:
-        known = self._value(value)
+        known = self.value(value)
         return torch.as_tensor(known) <= MASKED if known is not None else self._of(self.low, value)
 
     def _of(self, kept: dict[fx.Node, Tensor], value: object) -> Tensor:
@@ -207,7 +233,7 @@ class _Hidden:
             return torch.tensor(False)
         return kept[value] if value in kept else torch.tensor(False).expand(value.meta["val"].shape)
 
-    def _value(self, value: object) -> Any:
+    def value(self, value: object) -> Any:
         """A number, or what a node gives if it comes from the mask and constants alone; else none."""
         if not isinstance(value, fx.Node):
             return value
@@ -216,7 +242,7 @@ class _Hidden:
             return constants[value] if value in constants else self.known[value]
         if value.op != "call_function" or value in self.depends or not value.all_input_nodes:
             return None
-        inputs = {a: self._value(a) for a in value.all_input_nodes}
+        inputs = {a: self.value(a) for a in value.all_input_nodes}
         if any(v is None for v in inputs.values()):
             return None
         args, kwargs = fx.node.map_arg((value.args, value.kwargs), inputs.__getitem__)
