@@ -153,7 +153,7 @@ def test_the_bias_of_a_norm_goes_through_a_mask_only_if_nobody_sees_what_that_hi
     [("", {}), ("Square", {"q": ((0, 8),), "k": ((0, 4),)}), ("Returned", {"k": ((0, 4),)}),
      ("Ahead", {"q": ((0, 8),)}), ("Fused", {"proj": ((0, 12), (18, 30))}),
      ("FusedUnbiased", {"proj": ((6, 12), (24, 30))}), ("FusedLocal", {"proj": ((0, 6), (18, 24))}),
-     ("FusedKept", {"proj": ((6, 12), (24, 30))})],
+     ("FusedKept", {"proj": ((6, 12), (24, 30))}), ("SquareTwice", {}), ("SquareTurned", {}), ("SquareBeside", {})],
 )  # fmt: skip
 def test_readers_behind_a_mask_are_free_where_nobody_sees_what_they_read_of_padding(
     part: str, free: dict[str, Slices]

@@ -27,7 +27,9 @@ class Biased(Attention):
 class Padded(Behind):
     def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         x = self.first(x) * self.factors
-        x = self.between(self.attn_norm(x + self.attn(x, positions, self.keys(self.factors.mT[:, None] != 0), cache)))
+        x = self.between(
+            self.attn_norm(x + self.attn(self.read(x), positions, self.keys(self.factors.mT[:, None] != 0), cache))
+        )
         return self.hide_again(self.mlp_norm(x + self.mlp(x)))
 
     def hide_again(self, x: Tensor) -> Tensor:
@@ -35,6 +37,9 @@ class Padded(Behind):
 
     def keys(self, seen: Tensor) -> Tensor | None:
         return seen
+
+    def read(self, x: Tensor) -> Tensor:
+        return x
 
     def between(self, x: Tensor) -> Tensor:
         return x
@@ -149,6 +154,32 @@ class Square(Returned):
         return seen & seen.mT
 
 
+class SquareTwice(Square):
+    """Attention hides other places, too, and only leaves out those."""
+
+    def read(self, x: Tensor) -> Tensor:
+        self.others = self.factors.roll(1, 1)
+        return x * self.others
+
+    def keys(self, seen: Tensor) -> Tensor | None:
+        shown = self.others.mT[:, None] != 0
+        return shown & shown.mT
+
+
+class SquareTurned(Square):
+    """Attention reads the entries of a vector in another order."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.roll(1, -1)
+
+
+class SquareBeside(Square):
+    """Attention reads something else, too."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.attn.proj(torch.tanh(x)).mean(-1, keepdim=True)
+
+
 class Fused(Attention):
     """Queries, keys and values of a head come out of one map, and only what is added to queries is a bias."""
 
@@ -204,6 +235,8 @@ PARTS: dict[str, dict[str, type[nn.Module]]] = {
     "IdleSquare": {"block": Square},
     **{f"Idle{part.__name__}": {"block": Square, "attention": part}
        for part in (Fused, FusedUnbiased, FusedLocal, FusedKept)},
+    **{f"Idle{part.__name__}": {"block": part, "attention": Fused}
+       for part in (SquareTwice, SquareTurned, SquareBeside)},
 }  # fmt: skip
 globals().update({f"{name}Tower": type(f"{name}Tower", (IdleTower,), {**parts, "__module__": __name__})
                   for name, parts in PARTS.items()})  # fmt: skip
