@@ -73,14 +73,12 @@ def find_gauges(found: Interpretation, folded: list[Folding], between: Collectio
     Args:
         between: gains between two streams that could turn without them.
     """
-    idle = replace(found.program, idle=idle_masks(found))
-    apart, parts = taken_apart(replace(found, program=idle))
+    apart, parts = taken_apart(replace(found, program=replace(found.program, idle=idle_masks(found))))
     return tuple(on_wholes(_find_gauges(apart, folded, between), parts))
 
 
 def _find_gauges(found: Interpretation, folded: list[Folding], between: Collection[Gain]) -> tuple[Gauge, ...]:
     statistics = (FoldStatistics(s.gain, s.bias, s.mean, s.variance, s.eps) for s in found.statistics)
-    ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
     gains = tuple(_gains(found, folded))
     gone = {g.gain for g in gains if isinstance(g, FoldIntoWriter) or (isinstance(g, FoldNorm) and g.exclusive)}
     folds = [g for g in gains if isinstance(g, FoldNorm)]
@@ -92,8 +90,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         if not r.bias and r.before == r.behind == 1 and _is_matrix(r.weight, found)
     }
     taken = {g.bias for g in folds if g.exclusive and g.bias}
-    gone_gains = {g.node for f in folded for g in f.gains}
-    still = {node for node in gone_gains if does(node, Trait.STORED_STATISTICS)}
+    still = {g.node for f in folded for g in f.gains if does(g.node, Trait.STORED_STATISTICS)}
     constants = tuple(moved_constants(found, kept, taken, still))
     moved = {g.source.parameter for g in constants}
     zero = {
@@ -101,13 +98,12 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     }
     readers = tuple(kept_norms(found, gone, zero))
     norms = norms_that_stay(found, gone, zero)
-    means = _Means(found, ones)
+    means = _Means(found, frozenset(g.node for f in folded if f.writer is not None for g in f.gains))
     centred = {r.weight for g in folds if g.centred and g.exclusive for r in g.reads if r.bias or not g.bias}
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
     shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
     writers = tuple(_centred_writers(found, means))
     streams = Streams(found, means.is_lost_by)
-    sheared = {name for g in (*narrow, *shears) for name in g.targets}
     without_mean = {(w.parameter, w.axis) for w in writers}
     read = tuple(read_constants(found))
     return (
@@ -129,7 +125,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *level_spectra(found, between, gone, shears, means.is_lost_by),
         *writers,
         *centred_rows(found),
-        *sheared_streams(streams, sheared),
+        *sheared_streams(streams, {name for g in (*narrow, *shears) for name in g.targets}),
         *shortened_constants(found, kept, taken | moved, without_mean),
         *moved_means(found, kept, taken | moved, means.is_lost_by),
         *shortened_writers(streams, without_mean),
