@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, fx
 
 from hf_align.tracing.nested import leaves, nesting
 from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
 from hf_align.tracing.results import blank_like
 
 
@@ -62,3 +64,13 @@ def _constant_or_shape(node: fx.Node, constants: dict[fx.Node, Any]) -> Any:
         return constants[node]
     example = node.meta["val"]
     return torch.empty(example.shape, dtype=example.dtype) if isinstance(example, Tensor) else example
+
+
+def hides_all(program: Program) -> bool:
+    """Whether some position attends to nothing at all, so that the output is no number."""
+    for node in program.graph.nodes:
+        if does(node, Trait.FILLS) and node.args[2] == -math.inf:
+            hidden = program.constants.get(node.args[1])
+            if isinstance(hidden, Tensor) and bool(hidden.all(-1).any()):
+                return True
+    return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 from collections.abc import Callable, Collection, MutableMapping
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -24,7 +23,7 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
-from hf_align.tracing.constants import evaluate_constants
+from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
 from hf_align.tracing.frames import line
 from hf_align.tracing.inputs import examples
@@ -74,27 +73,17 @@ def trace_first_call(
     zeros and infinities may have been taken for such of ones and zeros."""
     program = trace_model(model, batch=batch, length=length, candidate=candidate)
     kind = model.config._attn_implementation
-    if kind == _MASKED_BY_TRUTH or isinstance(model, ModuleModel) or not _hides_all(program):
+    if kind == _MASKED_BY_TRUTH or isinstance(model, ModuleModel) or not hides_all(program):
         return program
     try:
         model.set_attn_implementation(_MASKED_BY_TRUTH)
         other = trace_model(model, batch=batch, length=length, candidate=candidate)
     except (IncompatibleModels, ValueError):
         other = program
-    if _hides_all(other):
+    if hides_all(other):
         model.set_attn_implementation(kind)
         return program
     return other
-
-
-def _hides_all(program: Program) -> bool:
-    """Whether some position attends to nothing at all, so that the output is no number."""
-    for node in program.graph.nodes:
-        if does(node, Trait.FILLS) and node.args[2] == -math.inf:
-            hidden = program.constants.get(node.args[1])
-            if isinstance(hidden, Tensor) and bool(hidden.all(-1).any()):
-                return True
-    return False
 
 
 def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
