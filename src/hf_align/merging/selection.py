@@ -29,7 +29,7 @@ from hf_align.tracing.program import Program
 
 _AT_ONCE = 4
 """The share of the units, one in so many, that are taken out before costs are computed anew."""
-_HELD = 1e-6
+_HELD = 1e-8
 """The ridge while units are taken out: next to nothing, so that of two that do the same either one costs nothing."""
 _ALIKE = 1e-3
 """How far units may be from what they were with other units beside them, against the largest: float32."""
