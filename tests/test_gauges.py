@@ -238,7 +238,7 @@ def test_slopes_give_their_factor_to_what_reads_the_units() -> None:
 @pytest.mark.parametrize(
     ("part", "opens"),
     [("Valve", True), ("ValveHidden", True), ("ValveFilled", False), ("ValveOpen", False), ("ValveBeside", False),
-     ("ValveAgain", False), ("ValveNormed", False), ("ValveShared", False)],
+     ("ValveAgain", False), ("ValveNormed", False), ("ValveSeen", False), ("ValveShared", False)],
 )  # fmt: skip
 def test_a_gate_goes_into_what_writes_through_it_if_all_of_that_does(part: str, opens: bool) -> None:
     gauge = one(CommonScale, part)
@@ -299,7 +299,8 @@ def test_a_gain_between_two_streams_is_levelled_if_nothing_else_keeps_these_from
     ("part", "weights"),
     [("Cosine", {"q": 2, "k": 1}), ("CosineByHand", {"q": 2, "k": 1}), ("CosineOfAll", {"q": 1, "k": 1}),
      ("MixedUnit", {"v": 1}), ("UnitUp", {"up": 1}), ("CosineFloored", {}), ("CosineNearly", {}), ("CosineSquared", {}),
-     ("CosineBeside", {}), ("CosineAcross", {"q": 1, "k": 1}), ("MixedUnitShown", {}), ("UnitUpAgain", {})],
+     ("CosineSummed", {}), ("CosineBeside", {}), ("CosineAcross", {"q": 1, "k": 1}), ("MixedUnitShown", {}),
+     ("UnitUpAgain", {})],
 )  # fmt: skip
 def test_what_is_divided_by_its_length_has_one_only_where_nothing_sees_it(part: str, weights: dict[str, int]) -> None:
     """By weight, how many sets of its rows have a length of their own."""

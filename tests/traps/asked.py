@@ -257,6 +257,12 @@ class _Rounded(_ByHand):
         return super().normed(x).to(torch.bfloat16).to(x.dtype)
 
 
+class _Squared(_ByHand):
+    def normed(self, x: Tensor) -> Tensor:
+        y = x - x.mean(-1, keepdim=True)
+        return y * y / y.square().mean(-1, keepdim=True)
+
+
 class _Clamped(_ByHand):
     def forward(self, x: Tensor) -> Tensor:
         return self.normed(x) * self.weight.clamp(max=1.0) + self.bias
@@ -296,7 +302,7 @@ def _tower(name: str, **parts: Any) -> type[Tower]:
 
 
 BY_HAND = []
-for _norm in (_ByHand, _Alpha, _AlphaFirst, _Signed, _Position, _PartMean, _Rounded, _Clamped, _Mixed, _Cmul):
+for _norm in (_ByHand, _Alpha, _AlphaFirst, _Signed, _Position, _PartMean, _Rounded, _Squared, _Clamped, _Mixed, _Cmul):
     for _block in (Behind, Before):
         _name = f"{_block.__name__}{_norm.__name__}"
         globals()[_name] = type(_name, (_block,), {"norm": _norm, "__module__": __name__})

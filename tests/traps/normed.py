@@ -44,6 +44,13 @@ class CosineSquared(Cosine):
         return x / x.square().sum(-1, keepdim=True)
 
 
+class CosineSummed(Cosine):
+    """What is divided by may be less than nothing, and is kept from that."""
+
+    def unit(self, x: Tensor) -> Tensor:
+        return x / x.sum(-1, keepdim=True).clamp_min(1e-6) * 1e-6
+
+
 class CosineBeside(Cosine):
     """The vectors themselves pass by."""
 

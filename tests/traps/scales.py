@@ -137,6 +137,14 @@ class ValveNormed(Valve):
         return functional.normalize(super().written(x), dim=-1)
 
 
+class ValveSeen(Valve):
+    """Its direction is seen, which turns round with the sign of the gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        written = self.written(x)
+        return torch.tanh(self.open) * written + torch.tanh(functional.normalize(written, dim=-1))
+
+
 class ValveShared(Valve):
     """The same map writes without a gate."""
 

@@ -287,4 +287,4 @@ def _is_sound(parts: Shares, found: Interpretation) -> bool:
             powers[node] = powers.get(node, 0) + part.powers(node.meta["val"].shape)
         if not reads:
             return False
-    return cancels(powers, found)
+    return cancels(powers, found, any_sign=any(part.link is Link.TANH for part in parts))

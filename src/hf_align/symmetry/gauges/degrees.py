@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.index_provenance import moved, only_moves
 from hf_align.symmetry.interpreter.values import Interpretation
-from hf_align.symmetry.rules.links import exponent_of
+from hf_align.symmetry.rules.links import exponent_of, exponent_of_any
 from hf_align.symmetry.rules.patterns import gives_only_its_shape
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.execute import call_wide
@@ -35,14 +35,18 @@ def drawn_powers(count: int) -> Tensor:
     return torch.randint(1, _LARGEST, (count,), generator=torch.Generator().manual_seed(0))
 
 
-def cancels(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> bool:
-    """Whether no output changes if the entries of some values are multiplied by powers of any positive number."""
+def cancels(starts: Mapping[fx.Node, Tensor], found: Interpretation, any_sign: bool = False) -> bool:
+    """Whether no output changes if the entries of some values are multiplied by powers of any positive number.
+
+    Args:
+        any_sign: or of a negative one: it goes through a length or a root only if its power there is even.
+    """
     powers = dict(starts)
     for node in found.program.graph.nodes:
         if node in starts or node.op == "output" or not any(a in powers for a in node.all_input_nodes):
             continue
         after = _powers(node, powers, found)
-        if after is None:
+        if after is None or (any_sign and _loses_sign(node) and not _are_even(node, {**powers, **after})):
             return False
         powers.update((n, p) for n, p in after.items() if bool(p.any()))
     return powers.keys().isdisjoint(found.program.interface)
@@ -83,6 +87,16 @@ def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | No
     if does(node, Trait.DIVIDES) and len(node.args) == 2 and not node.kwargs:
         return {node: (of(node.args[0]) - of(node.args[1])).expand(_shape(node))}
     return _contracted(node, of)
+
+
+def _loses_sign(node: fx.Node) -> bool:
+    """Whether an op makes the same of factors of either sign."""
+    return does(node, Trait.MEASURES) or (exponent_of(node) is not None and exponent_of_any(node) is None)
+
+
+def _are_even(node: fx.Node, powers: Powers) -> bool:
+    """Whether an op's operands and what it makes of them have even powers, if they have any."""
+    return not any(bool((powers[n] % 2).any()) for n in (node, *node.all_input_nodes) if n in powers)
 
 
 def _shape(node: fx.Node) -> torch.Size:

@@ -86,10 +86,32 @@ def exponent_of(node: fx.Node) -> Fraction | None:
         return exact if exact is not None and max(abs(exact.numerator), exact.denominator) <= _LARGEST else None
     if does(node, Trait.FLOORS):
         floor = beside[0] if beside else None
-        return Fraction(1) if isinstance(floor, (int, float)) and 0 <= floor <= _UNREACHED else None
+        unreached = isinstance(floor, (int, float)) and 0 < floor <= _UNREACHED and _is_size(node.args[0])
+        return Fraction(1) if unreached or floor == 0 else None
     if does(node, Trait.KINKED):
         return Fraction(1)
     return _EXPONENTS.get(op_name(node)) if not beside else None
+
+
+def exponent_of_any(node: fx.Node) -> Fraction | None:
+    """The same, for factors below zero as well: of whole powers alone."""
+    exponent = exponent_of(node)
+    whole = exponent is not None and exponent.denominator == 1 and op_name(node) != "abs"
+    return None if not whole or does(node, Trait.KINKED | Trait.FLOORS) else exponent
+
+
+def _is_size(node: object) -> bool:
+    """Whether a value is made of absolute values, squares or roots: it is not below zero, and hardly ever near it."""
+    while isinstance(node, fx.Node):
+        exponent = None if does(node, Trait.KINKED | Trait.FLOORS) else exponent_of(node)
+        squared = does(node, Trait.MULTIPLIES) and node.args[0] is node.args[1]
+        even = exponent is not None and exponent.numerator * exponent.denominator % 2 == 0
+        if does(node, Trait.MEASURES) or op_name(node) == "abs" or even or squared:
+            return True
+        if not does(node, Trait.SAME | Trait.MOVES | Trait.COPIES | Trait.TOTALS | Trait.AVERAGES | Trait.FLOORS):
+            return False
+        node = node.args[0]
+    return False
 
 
 def is_length_of(node: object, value: fx.Node) -> bool:

@@ -121,8 +121,8 @@ def stored_matrix(node: fx.Node, program: Program) -> tuple[fx.Node, bool] | Non
 def is_centred(node: fx.Node) -> bool:
     """Whether a value has mean zero along its last axis: x - mean x, times factors that do not vary along it."""
     while does(node, Trait.SAME | Trait.MULTIPLIES | Trait.DIVIDES):
-        inputs = [a for a in node.all_input_nodes if a.meta["val"].dim() and a.meta["val"].shape[-1] > 1]
-        if len(inputs) != 1 or "rounding_mode" in node.kwargs or not node.meta["val"].is_floating_point():
+        inputs = [a for a in node.all_input_nodes if does(node, Trait.SAME) or scales(node, a)]
+        if len(inputs) != 1 or not node.meta["val"].is_floating_point():
             return False
         node = inputs[0]
     return subtracts_mean(node)
