@@ -23,7 +23,7 @@ from hf_align.errors import first_line
 from hf_align.tracing.build import build_without_weights, quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, reader
-from hf_align.tracing.measured import parameters_of, random_weights
+from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, extent, extent_of
 from hf_align.tracing.small.shrink import shrink
@@ -33,7 +33,7 @@ from hf_align.tracing.watched import is_said
 logger = logging.getLogger(__name__)
 Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
 _SMALL = 100_000
-"""Parameters of a model that is run itself."""
+"""Parameters of a model of which no smaller copy is made."""
 _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
 _MOST = 6
@@ -175,17 +175,16 @@ class SmallCopy:
     """A model of random weights that is quickly run, to see what changes its answer.
 
     Args:
+        model: the copy; its weights are never read.
         candidate: the number of its first call among `inputs.examples`.
         length: of that call, in tokens.
     """
 
     def __init__(self, model: PreTrainedModel, candidate: int, rows: int, length: int) -> None:
-        small = parameters_of(model) <= _SMALL
-        self.model = model if small else build_without_weights(shrink(model.config))
-        found = (e for n, e in enumerate(examples(self.model, rows, length)) if n == candidate)
+        found = (e for n, e in enumerate(examples(model, rows, length)) if n == candidate)
         rng = Generator().manual_seed(0)
-        self.example = next(found)
-        self._weights = random_weights(self.model, rng)
+        self.model, self.example = model, next(found)
+        self._weights = random_weights(model, rng)
         shapes = {n: tuple(t.shape) for n, t in self.example.arguments.items() if self.example.is_free(n)}
         drawn = self.example.random(shapes, rng)
         self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in drawn.items()}
@@ -242,12 +241,22 @@ def changing(model: PreTrainedModel, candidate: int, rows: int, length: int) -> 
 
 def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -> SmallCopy | None:
     """A copy that answers alike whenever it is asked the same; None where there is none."""
-    try:
-        copy = SmallCopy(model, candidate, rows, length)
-        return copy if copy.is_steady else None
-    except Exception as error:  # sizes that do not go together fail in their own way
-        logger.info("%s: no copy to run (%s)", model.config.model_type, first_line(error))
-        return None
+    for copied in _copies(model):
+        try:
+            copy = SmallCopy(copied(), candidate, rows, length)
+        except Exception as error:  # sizes that do not go together fail in their own way
+            logger.info("%s: no copy to run (%s)", model.config.model_type, first_line(error))
+            continue
+        if copy.is_steady:
+            return copy
+    return None
+
+
+def _copies(model: PreTrainedModel) -> list[Callable[[], PreTrainedModel]]:
+    """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be."""
+    size, itself = parameters_of(model), lambda: model
+    shrunk = [lambda: build_without_weights(shrink(model.config))] if size > _SMALL else []
+    return [*shrunk, itself] if size <= LARGEST else shrunk
 
 
 def _name_of_answer(results: Any) -> str | None:
