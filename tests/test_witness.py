@@ -14,7 +14,7 @@ import torch
 import transformers
 from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_t5, tiny_vit
 from torch import Tensor
-from transformers import CLIPConfig, PretrainedConfig
+from transformers import CLIPConfig, EsmConfig, PretrainedConfig
 
 import hf_align
 from hf_align.checkpoints.ondemand import Recalled
@@ -30,7 +30,7 @@ from hf_align.symmetry.derivation import depth
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes as tracing_modes
 from hf_align.tracing.build import build_as_loaded, model_class
-from hf_align.witness.calls import WRITTEN, modes
+from hf_align.witness.calls import WRITTEN, Case, modes
 from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held
 from hf_align.witness.noise import Jittered, changes
@@ -190,6 +190,21 @@ def test_modes_and_lengths() -> None:
     ]  # fmt: skip
     assert not failed
     assert WRITTEN == 32
+
+
+@pytest.mark.parametrize(("traced", "first"), [(("input_ids, 2 × 12",), "input_ids"), ((), "inputs_embeds")])
+def test_a_text_is_cut_before_embeddings_are_given_in_its_place(traced: tuple[str, ...], first: str) -> None:
+    """As of a model with few positions, which counts those of its own tokens alone."""
+
+    def answers(case: Case) -> dict[str, Tensor]:
+        if case.length is not None and case.length > 7:
+            raise IndexError("no such position")
+        return {"logits": torch.zeros(1)}
+
+    config = EsmConfig(vocab_size=12, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+                       pad_token_id=1, mask_token_id=2, max_position_embeddings=20)  # fmt: skip
+    found, _ = modes(build_as_loaded(config), traced, answers)
+    assert found[0].name == first
 
 
 def test_long_inputs_are_as_long_as_is_affordable() -> None:

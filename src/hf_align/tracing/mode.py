@@ -196,7 +196,12 @@ def with_fewer_tokens(mode: Mode, length: int) -> Mode | None:
 
 def at_its_length(mode: Mode) -> Mode:
     """A mode whose name says how long it is."""
-    return replace(mode, name=f"{_ITS_LENGTH.sub('', mode.name)}, {' × '.join(map(str, mode.extent))}")
+    return replace(mode, name=f"{without_length(mode.name)}, {' × '.join(map(str, mode.extent))}")
+
+
+def without_length(name: str) -> str:
+    """A mode's name, but for how long it is."""
+    return _ITS_LENGTH.sub("", name)
 
 
 def extent(example: Example) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import examples
-from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent
+from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
 
@@ -114,7 +114,7 @@ def modes(
     if isinstance(model, ModuleModel):
         return _of_module(model, answers)
     first, lengths = None, list[int]()
-    for example in (e for rows in (_ROWS, 1) for length in (_SHORT, _PROMPT) for e in examples(model, rows, length)):
+    for example in _first_calls(model, traced):
         try:
             with _lengths_computed(extent(example)[0], lengths):
                 first = answers(_case(Mode("", example), model.config))
@@ -155,6 +155,14 @@ def modes(
     try_parts(model, example, extents, [path for path in ends if path in inside], attempt)
     missed = set(traced) - {mode.name for mode in found}
     return found, {name: why for name, why in failed.items() if name in missed}
+
+
+def _first_calls(model: PreTrainedModel, traced: Collection[str]) -> list[Example]:
+    """Likely first calls: those with the arguments of a mode that was traced before any other, for a short text may do
+    where a longer one has no positions, and embeddings that are given in its place are in a basis of their own."""
+    likely = [e for rows in (_ROWS, 1) for length in (_SHORT, _PROMPT) for e in examples(model, rows, length)]
+    known = {without_length(name) for name in traced}
+    return sorted(likely, key=lambda example: " and ".join(example.arguments) not in known)
 
 
 def _of_module(
