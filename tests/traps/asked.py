@@ -144,6 +144,27 @@ class Nameless(_Bending):
         return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
+class MaskOfFloats(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        of_floats = attention_mask is not None and attention_mask.is_floating_point()
+        return self.called(of_floats, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class AShare(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                share: float = 0.0) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(share > 0.5, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class ANumberOrNone(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                level: int | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(level is not None, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class _Told(Block):
     def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any, bend: Any = None) -> Tensor:
         return super().forward(x if bend is None else x + torch.tanh(x), positions, seen, cache)

@@ -60,6 +60,9 @@ ASKED = {
     "AllSeen": once(attention_mask=lambda model, ids: torch.ones_like(ids)),
     "MaskOfTruths": once(attention_mask=lambda model, ids: _left_padded(model, ids).bool()),
     "LeftPadded": once(attention_mask=_left_padded),
+    "MaskOfFloats": once(attention_mask=lambda model, ids: _left_padded(model, ids).float()),
+    "AShare": once(share=1.0),
+    "ANumberOrNone": once(level=4),
 }
 TRAPS = [
     *(Trap(name, custom(getattr(code, name)), calls) for name, calls in ASKED.items()),

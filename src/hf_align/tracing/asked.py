@@ -62,9 +62,8 @@ class Ask:
         """The calls that ask for it."""
         main = " and ".join(base.arguments)
         for way in self.ways:
-            arguments = {**base.arguments, **way}
-            yield Mode(f"{main} with {self.said}", replace(base, arguments=arguments), asks=self.said,
-                       turned=self.turned)  # fmt: skip
+            example = replace(base, arguments={**base.arguments, **way}, held=base.held | way.keys())
+            yield Mode(f"{main} with {self.said}", example, asks=self.said, turned=self.turned)
 
 
 def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
@@ -121,7 +120,8 @@ def _defaults(name: str, base: Example) -> Iterator[Ask]:
     every = torch.ones(rows, length, dtype=torch.long)
     if name.endswith(_MASK) and "global" not in name:
         yield Ask(f"{name} of ones", ({name: every},))
-        yield Ask(f"{name} of ones (bool)", ({name: every.bool()},))
+        for kind in (torch.bool, torch.int32, torch.float32):
+            yield Ask(f"{name} of ones ({str(kind).removeprefix('torch.')})", ({name: every.to(kind)},))
         yield Ask(f"{name} (4-d)", tuple({name: mask} for mask in _of_four_axes(rows, length)))
     elif name.endswith("position_ids"):
         yield Ask(f"{name} in order", ({name: every.cumsum(1) - 1},))

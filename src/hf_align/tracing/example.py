@@ -17,15 +17,18 @@ class Example:
         arguments: by name. Floating point tensors and token ids are free; everything else is part of the question.
         tokens: for the names of token ids, the ids that may occur, [ids].
         rows_of_one: rows of token ids that make up one text: those of a sound may have one for each codebook.
+        held: the names of floating point tensors that are part of the question, too, such as masks.
     """
 
     arguments: dict[str, Any]
     tokens: dict[str, Tensor]
     rows_of_one: int = 1
+    held: frozenset[str] = frozenset()
 
     def is_free(self, name: str) -> bool:
         value = self.arguments[name]
-        return name in self.tokens or (isinstance(value, Tensor) and value.is_floating_point())
+        is_value = isinstance(value, Tensor) and value.is_floating_point() and name not in self.held
+        return name in self.tokens or is_value
 
     def with_tokens(self, more: Tensor) -> Example:
         """The same with more ids that may occur."""

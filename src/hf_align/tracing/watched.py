@@ -11,10 +11,10 @@ import torch
 
 from hf_align.tracing.example import Example
 
-Scalar = str | int
+Scalar = str | int | float
 _MOST = 4
 """Values of one argument that are tried."""
-_KINDS = (str, int)
+_KINDS = (str, int, float)
 
 
 def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
@@ -35,7 +35,8 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
             call(**base.arguments, **{name: _watched(start, seen)})
     except Exception:  # whatever a model says of a value that it does not know: it has compared it before
         pass
-    more = [value for found in seen for value in ((found, found + 1) if isinstance(found, int) else (found,))]
+    seen += [0] if parameter.default is None and kind is not str else []  # whether there is one may be all that matters
+    more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
     yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
 
 
@@ -54,14 +55,14 @@ def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
         plain = getattr(kind, name)
 
         def compare(self: Any, other: Any) -> Any:
-            if type(other) is kind:
+            if isinstance(other, str) is (kind is str):
                 seen.append(other)
             return plain(self, other)
 
         return compare
 
     def truth(self: Any) -> bool:
-        if kind is int:
+        if kind is not str:
             seen.append(0)
         return bool(kind(self))
 
