@@ -190,31 +190,31 @@ class SmallCopy:
         self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in drawn.items()}
         plain = self._results(Mode("", self.example))
         self._name = _name_of_answer(plain)
-        self._plain = _answer(plain, self._name)
+        self._plain = next(iter(_answers(plain, self._name)), None)
 
     @property
     def is_steady(self) -> bool:
         """Whether it answers twice alike, in numbers."""
-        again = self.answer(Mode("", self.example))
-        return again is not None and bool(again.isfinite().all()) and self._is_plain(again)
+        is_number = self._plain is not None and bool(self._plain.isfinite().all())
+        return is_number and self._is_plain(self._answers(Mode("", self.example)))
 
     def changing(self, found: Iterator[Ask]) -> frozenset[str]:
         """Those of some things to ask for that change its answer, in whichever way it takes."""
         return frozenset(ask.said for ask in found if self._is_changed(ask))
 
     def _is_changed(self, ask: Ask) -> bool:
-        answers = [a for mode in ask.modes(self.example) if (a := self.answer(mode)) is not None]
-        return bool(answers) and not any(map(self._is_plain, answers))
+        ways = [answers for mode in ask.modes(self.example) if (answers := self._answers(mode))]
+        return bool(ways) and not any(map(self._is_plain, ways))
 
-    def _is_plain(self, answer: Tensor) -> bool:
-        return self._plain is not None and _is_alike(self._plain, answer)
+    def _is_plain(self, answers: list[Tensor]) -> bool:
+        return self._plain is not None and any(_is_alike(self._plain, answer) for answer in answers)
 
-    def answer(self, mode: Mode) -> Tensor | None:
-        """What a call answers; None where the model refuses it."""
+    def _answers(self, mode: Mode) -> list[Tensor]:
+        """What may be the answer to a call; nothing where the model refuses it."""
         try:
-            return _answer(self._results(mode), self._name)
+            return _answers(self._results(mode), self._name)
         except Exception:  # models refuse arguments in as many ways as there are models
-            return None
+            return []
 
     def _results(self, mode: Mode) -> Any:
         with mode.prepared(self.model):
@@ -265,10 +265,10 @@ def _name_of_answer(results: Any) -> str | None:
     return next((n for n, t in items if isinstance(t, Tensor) and t.is_floating_point() and n != "loss"), None)
 
 
-def _answer(results: Any, name: str | None) -> Tensor | None:
-    if isinstance(results, Mapping) and name in results:
-        return results[name] if isinstance(results[name], Tensor) else None
-    return next((t for t in tree_leaves(results) if isinstance(t, Tensor) and t.is_floating_point()), None)
+def _answers(results: Any, name: str | None) -> list[Tensor]:
+    """The result of a name; of results without names, all that are made of floating point numbers."""
+    found = [results.get(name)] if isinstance(results, Mapping) and name is not None else tree_leaves(results)
+    return [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def _is_alike(plain: Tensor, answer: Tensor) -> bool:
