@@ -84,7 +84,7 @@ def test_its_groups(registered: None) -> None:
     spec = derive(trace(tiny(tie_word_embeddings=False)))
     groups = {name: space.group.name for name, space in spec.spaces.items() if space.group}
     assert sorted(groups.values()) == ["GeneralLinear", "Orthogonal", "Permutation", "PositiveScaledPermutation",
-                                       "QuarterTurns", "Scaling"]  # fmt: skip
+                                       "QuarterTurns", "Scaling", "TorusPermutation"]  # fmt: skip
     ((inner,),) = (axis[0] for axis in spec.parameters["blocks.0.down.weight"][1:])
     assert inner.power == (2,) and groups[str(inner.space)] == "PositiveScaledPermutation"
 
