@@ -536,7 +536,7 @@ def test_scales_about_free_weights_leave_nothing_open(part: str) -> None:
 @pytest.mark.parametrize(
     ("part", "folds"),
     [("Convolved", True), ("ConvolvedUnbiased", True), ("ConvolvedInside", True), ("ConvolvedBent", False),
-     ("ConvolvedBeside", False), ("ConvolvedRolled", False), ("ConvolvedAcross", False)],
+     ("ConvolvedBeside", False), ("ConvolvedMasked", False), ("ConvolvedRolled", False), ("ConvolvedAcross", False)],
 )  # fmt: skip
 def test_a_norm_goes_whole_into_a_convolution_that_alone_reads_its_channels_in_order(part: str, folds: bool) -> None:
     read = {r.weight for g in gauges(part) if isinstance(g, FoldNorm) and g.exclusive and g.centred for r in g.reads}

@@ -60,6 +60,20 @@ class ConvolvedBeside(Convolved):
         return self.places(x) * x.square().mean(1, keepdim=True)
 
 
+class ConvolvedMasked(Convolved):
+    """Some channels are set to zero first, and there are more of them than are made of them."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        size = config.intermediate_size
+        self.channels = nn.LayerNorm(config.hidden_size)
+        self.places = nn.Conv1d(config.hidden_size, size, 3, padding=1)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        shown = (torch.arange(x.shape[-1], device=x.device) % 3 != 0)[:, None]
+        return functional.gelu(self.read(self.channels(x).transpose(1, 2) * shown).transpose(1, 2))
+
+
 class ConvolvedRolled(Convolved):
     """The channels are read in another order."""
 
