@@ -121,10 +121,8 @@ def _passed(found: Interpretation) -> Passing:
 
 def _free(readings: list[_Reading], hiding: Mapping[fx.Node, Mask], ways: Ways) -> tuple[Tensor, tuple[Taken, ...]]:
     """The outputs that are free, and what takes up what they add."""
-    every, taken = (
-        torch.zeros(numbered(readings[0].use).shape[readings[0].use.out_axis], dtype=torch.bool),
-        list[Taken](),
-    )
+    first, taken = readings[0].use, list[Taken]()
+    every = torch.zeros(numbered(first).shape[first.out_axis], dtype=torch.bool)
     for rows, taker in _groups([r.use for r in readings], len(every), ways):
         if bool(rows.any()) and all(_is_unseen(rows, r, hiding, ways.found) for r in readings):
             every |= rows
