@@ -25,13 +25,12 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mending import NOT_ASKED
-from hf_align.tracing.mode import Mode, extent, extent_of
+from hf_align.tracing.mode import Mode, Turned, extent, extent_of
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import left_as_found
 from hf_align.tracing.watched import is_said
 
 logger = logging.getLogger(__name__)
-Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
 _SMALL = 100_000
 """Parameters of a model of which no smaller copy is made."""
 _TOLERANCE = 1e-4
@@ -79,7 +78,7 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
     if _EMBEDDED in named and "input_ids" in base.tokens:
         yield Ask("its own embeddings as inputs_embeds", ({},), _looked_up)
     if _CACHE in named and base.tokens and model.can_generate():
-        yield Ask("a static cache", ({},), _with_fixed_cache)
+        yield Ask("a static cache", ({},), _with_static_cache)
     if open_ended:
         yield from (ask for ask in _nameless(model, base) if not named.keys() & ask.ways[0].keys())
 
@@ -143,7 +142,7 @@ def _looked_up(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**left, _EMBEDDED: model.get_input_embeddings()(arguments["input_ids"])}
 
 
-def _with_fixed_cache(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_static_cache(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """With a cache that has room for this text and no more."""
     length = next(t.shape[1] for n, t in arguments.items() if n.endswith("input_ids"))
     return {**arguments, _CACHE: StaticCache(config=model.config, max_cache_len=length), "use_cache": True}
@@ -185,9 +184,7 @@ class SmallCopy:
         rng = Generator().manual_seed(0)
         self.model, self.example = model, next(found)
         self._weights = random_weights(model, rng)
-        shapes = {n: tuple(t.shape) for n, t in self.example.arguments.items() if self.example.is_free(n)}
-        drawn = self.example.random(shapes, rng)
-        self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in drawn.items()}
+        self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in self.example.drawn(rng).items()}
         plain = self._results(Mode("", self.example))
         self._name = _name_of_answer(plain)
         self._plain = next(iter(_answers(plain, self._name)), None)

@@ -34,6 +34,10 @@ class Example:
         """The same with more ids that may occur."""
         return replace(self, tokens={name: torch.cat([ids, more]).unique() for name, ids in self.tokens.items()})
 
+    def drawn(self, rng: torch.Generator) -> dict[str, Tensor]:
+        """As `random`, in the shapes of this example."""
+        return self.random({n: tuple(v.shape) for n, v in self.arguments.items() if self.is_free(n)}, rng)
+
     def random(self, shapes: dict[str, tuple[int, ...]], rng: torch.Generator) -> dict[str, Tensor]:
         """Random values of the free arguments: float64 noise, or token ids."""
         return {

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from hf_align.tracing.example import Example
 
+Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
+"""From a model and the arguments of a call, the arguments that `forward` gets."""
 _ITS_LENGTH = re.compile(r", \d+ × \d+$")
 
 
@@ -42,7 +44,7 @@ class Mode:
     extra: tuple[tuple[str, Tensor], ...] = ()
     adds: tuple[tuple[str, int], ...] = ()
     asks: str = ""
-    turned: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
+    turned: Turned | None = None
 
     @property
     def extent(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -157,12 +158,14 @@ def modes(
     return found, {name: why for name, why in failed.items() if name in missed}
 
 
-def _first_calls(model: PreTrainedModel, traced: Collection[str]) -> list[Example]:
+def _first_calls(model: PreTrainedModel, traced: Collection[str]) -> Iterator[Example]:
     """Likely first calls: those with the arguments of a mode that was traced before any other, for a short text may do
     where a longer one has no positions, and embeddings that are given in its place are in a basis of their own."""
-    likely = [e for rows in (_ROWS, 1) for length in (_SHORT, _PROMPT) for e in examples(model, rows, length)]
     known = {without_length(name) for name in traced}
-    return sorted(likely, key=lambda example: " and ".join(example.arguments) not in known)
+    for is_known, rows, length in itertools.product((True, False), (_ROWS, 1), (_SHORT, _PROMPT)):
+        for example in examples(model, rows, length):
+            if (" and ".join(example.arguments) in known) is is_known:
+                yield example
 
 
 def _of_module(
@@ -243,8 +246,7 @@ def _case(mode: Mode, config: PretrainedConfig) -> Case:
 
 
 def _drawn(example: Example, rng: Generator) -> Batch:
-    shapes = {n: tuple(t.shape) for n, t in example.arguments.items() if example.is_free(n)}
-    return {**example.arguments, **example.random(shapes, rng)}
+    return {**example.arguments, **example.drawn(rng)}
 
 
 def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
