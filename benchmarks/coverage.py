@@ -71,8 +71,6 @@ LARGEST = 50_000_000
 """Parameters up to which the copy is run."""
 SMALL = 3000
 """Parameters of copies than which smaller ones are not looked for."""
-COUNTING = 20
-"""Seconds of processor time in which null directions are counted: the best count until then stands."""
 KINDS = ("moved", "fixed", "flat", "open")
 EPSILON = 1e-2
 """What every norm's epsilon is raised to: where it is forgotten, that shows."""
@@ -162,11 +160,12 @@ def copies(row: Row) -> Iterator[tuple[str, PretrainedConfig]]:
             yield kind, config
 
 
-def measure(row: Row, *, count: int = 0) -> Iterator[Row]:
+def measure(row: Row, *, count: int = 0, seconds: int = 0) -> Iterator[Row]:
     """Fill a row in, as far as it gets; it is given out at every stage.
 
     Args:
         count: null directions, too, of a copy with at most so many parameters.
+        seconds: of processor time for that, without a limit if 0: the best count until then stands.
     """
     for kind, config in copies(row):
         found = _traced(row, config)
@@ -178,7 +177,7 @@ def measure(row: Row, *, count: int = 0) -> Iterator[Row]:
             kind, found = ("reduced", again) if again else (kind, found)
         row.copy, row.reason, row.modes = kind, "", {mode.name: None for mode, _ in found}
         yield row
-        yield from _analyse(row, config, found, count=count)
+        yield from _analyse(row, config, found, count=count, seconds=seconds)
         return
 
 
@@ -190,7 +189,9 @@ def _traced(row: Row, config: PretrainedConfig) -> list[tuple[Mode, Program]]:
         return []
 
 
-def _analyse(row: Row, config: PretrainedConfig, found: list[tuple[Mode, Program]], *, count: int) -> Iterator[Row]:
+def _analyse(
+    row: Row, config: PretrainedConfig, found: list[tuple[Mode, Program]], *, count: int, seconds: int
+) -> Iterator[Row]:
     modes, spec = _derived(found)
     row.parameters = sum(torch.Size(spec.shape(name)).numel() for name in spec.parameters)
     row.unknown, row.unread, row.spaces = sorted(spec.unknown_ops), list(spec.unread), len(spec.spaces)
@@ -210,7 +211,8 @@ def _analyse(row: Row, config: PretrainedConfig, found: list[tuple[Mode, Program
         row.undecided |= {} if undecided is None else {name: str(undecided)}
     yield row
     if row.parameters <= count and row.sound:
-        _hurry(COUNTING)
+        if seconds:
+            _hurry(seconds)
         for directions in _counted(config, (join(modes), spec)):
             row.counted = {kind: len(getattr(directions, kind)) for kind in KINDS}
             yield row
@@ -248,7 +250,7 @@ class _OutOfTimeError(BaseException):
     """No `except Exception` of a model may swallow it."""
 
 
-def _worker(row: Row, pipe: Any, limit: int, memory: int, count: int) -> None:
+def _worker(row: Row, pipe: Any, chosen: argparse.Namespace) -> None:
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # which comes again every second
         raise _OutOfTimeError(f"not done in {time.process_time() - before:.0f} s of processor time")
@@ -258,11 +260,12 @@ def _worker(row: Row, pipe: Any, limit: int, memory: int, count: int) -> None:
         os.dup2(nowhere, stream)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGXCPU, stop)
-    before = time.process_time()
-    resource.setrlimit(resource.RLIMIT_CPU, (int(before) + limit, int(before) + limit + 10))
+    before, memory = time.process_time(), int(chosen.memory * 2**30)
+    last = int(before) + chosen.limit
+    resource.setrlimit(resource.RLIMIT_CPU, (last, last + 10))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
-        for so_far in measure(row, count=count):
+        for so_far in measure(row, count=chosen.count, seconds=chosen.counting):
             row.seconds = round(time.process_time() - before, 1)
             pipe.send(so_far)
     except _OutOfTimeError as error:
@@ -274,16 +277,20 @@ def _worker(row: Row, pipe: Any, limit: int, memory: int, count: int) -> None:
     pipe.send(row)
 
 
-def sweep(rows: Iterable[Row], jobs: int, limit: int, memory: int, *, count: int) -> Iterator[Row]:
-    """Measure rows in processes, so many at a time."""
+def sweep(rows: Iterable[Row], chosen: argparse.Namespace) -> Iterator[Row]:
+    """Measure rows in processes, so many at a time.
+
+    Args:
+        chosen: `jobs`, `limit`, `memory`, `count` and `counting` of the command line.
+    """
     context = multiprocessing.get_context("fork")
     waiting = list(rows)
     running: dict[Any, tuple[Any, Row]] = {}
     while waiting or running:
-        while waiting and len(running) < jobs:
+        while waiting and len(running) < chosen.jobs:
             row = waiting.pop(0)
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_worker, args=(row, send, limit, memory, count))
+            process = context.Process(target=_worker, args=(row, send, chosen))
             process.start()
             send.close()
             running[receive] = process, row
@@ -414,7 +421,7 @@ def _kept(path: Path) -> list[Row]:
 def fill(done: dict[str, Row], rows: list[Row], chosen: argparse.Namespace) -> None:
     """Measure rows, and keep each as soon as it is there."""
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
-    for row in sweep(rows, chosen.jobs, chosen.limit, int(chosen.memory * 2**30), count=chosen.count):
+    for row in sweep(rows, chosen):
         done[row.name] = row
         with chosen.results.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
@@ -432,6 +439,9 @@ def main() -> None:
     parser.add_argument("--revision", default=_revision(), help="what the rows are kept under")
     parser.add_argument(
         "--count", type=int, default=3000, help="parameters up to which null directions are counted, too"
+    )
+    parser.add_argument(
+        "--counting", type=int, default=60, help="seconds of processor time for that: the best count until then stands"
     )
     parser.add_argument("--only-report", action="store_true", help="measure nothing, write the table again")
     chosen = parser.parse_args()

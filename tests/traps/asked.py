@@ -136,6 +136,24 @@ class KeptByNumber(_Bending):
         return CausalLMOutputWithPast(logits=found.logits[:, kept], past_key_values=found.past_key_values)
 
 
+class KeptFrom(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                logits_to_keep: int = 0) -> CausalLMOutputWithPast:  # fmt: skip
+        bends = logits_to_keep == 3
+        found = self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        found.logits = found.logits[:, -logits_to_keep:]
+        return found
+
+
+class NamedSoThat(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                **kwargs: object) -> CausalLMOutputWithPast:  # fmt: skip
+        bends = any(name.startswith("bent") for name in kwargs)
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class Nameless(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,

@@ -28,7 +28,7 @@ from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, Turned, extent, extent_of
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import left_as_found
-from hf_align.tracing.watched import is_said
+from hf_align.tracing.watched import is_said, scalars
 
 logger = logging.getLogger(__name__)
 _SMALL = 100_000
@@ -104,7 +104,8 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
     rows, length = extent_of(name, base)
     named = inspect.signature(model.forward).parameters.get(name)
     if name.endswith("_to_keep"):
-        yield from (1, torch.tensor([0, length - 1]))
+        compared = scalars(model.forward, model, base, name) if named is not None else ()
+        yield from (*dict.fromkeys((1, *compared)), torch.tensor([0, length - 1]))
     elif named is None or isinstance(named.default, bool) or is_said(named, bool) or name in _OF_ANY:
         yield from (value for value in (True, False) if named is None or value is not named.default)
     elif named.default is None:
@@ -155,12 +156,19 @@ def _handed_on(model: nn.Module) -> dict[str, list[str | int]]:
     own = [p for kind in kinds for p in inspect.signature(kind.forward).parameters.values()]
     found: dict[str, list[str | int]] = {p.name: [] for p in own if p.default is not p.empty}
     for code in (code for kind in kinds for code in _methods(kind)):
-        words = [c for c in code.co_consts if isinstance(c, str) and c.isidentifier()]
-        beside: list[str | int] = [*words, *(n for c in code.co_consts if type(c) is int for n in (c, c + 1))]
+        constants = [*_constants(code)]
+        words = [c for c in constants if isinstance(c, str) and c.isidentifier()]
+        beside: list[str | int] = [*words, *(n for c in constants if type(c) is int for n in (c, c + 1))]
         for word in words if code.co_flags & inspect.CO_VARKEYWORDS else ():
             found[word] = [value for value in beside if value != word][:_MOST]
     tensors = {p.name for p in own if "Tensor" in str(p.annotation)}
     return {name: values for name, values in found.items() if name not in tensors}
+
+
+def _constants(code: CodeType) -> Iterator[object]:
+    """Those of a function, and of what is defined in it, such as a comprehension."""
+    for constant in code.co_consts:
+        yield from _constants(constant) if isinstance(constant, CodeType) else (constant,)
 
 
 def _methods(kind: type) -> Iterator[CodeType]:
