@@ -162,6 +162,67 @@ class Nameless(_Bending):
         return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
+class Beside(_Bending):
+    """The stream is bent where two things are asked for, each of which does nothing alone."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None, bend: bool | None = None,
+                labels: Tensor | None = None, **kwargs: object) -> CausalLMOutputWithPast:  # fmt: skip
+        read = 0 if past_key_values is None else past_key_values.get_seq_length()
+        asked = self.is_asked(
+            bend=bool(bend), labels=labels is not None, masked=attention_mask is not None, uncached=use_cache is False,
+            fixed=isinstance(past_key_values, StaticCache), placed=position_ids is not None, goes_on=read > 0,
+            several=input_ids.shape[1] > 1, named=bool(kwargs.get("named")),
+            heads=bool(kwargs.get("output_attentions")), states=bool(kwargs.get("output_hidden_states")),
+        )  # fmt: skip
+        return self.called(asked, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+    def is_asked(self, **asked: bool) -> bool:
+        raise NotImplementedError
+
+
+def _beside(*names: str) -> type[Tower]:
+    def is_asked(self: Beside, **asked: bool) -> bool:
+        return all(asked[name] for name in names)
+
+    return type(
+        f"{'And'.join(n.title().replace('_', '') for n in names)}Tower",
+        (Beside,),
+        {"is_asked": is_asked, "__module__": __name__},
+    )
+
+
+BESIDE = {
+    tower.__name__: tower
+    for tower in (
+        _beside("bend", "goes_on"),
+        _beside("labels", "masked"),
+        _beside("uncached", "masked"),
+        _beside("fixed", "masked"),
+        _beside("masked", "goes_on"),
+        _beside("placed", "goes_on"),
+        _beside("several", "goes_on"),
+        _beside("named", "masked"),
+        _beside("heads", "states"),
+        _beside("labels", "goes_on"),
+    )
+}
+globals().update(BESIDE)
+
+
+class BentInHalf(Tower):
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if x.dtype == torch.bfloat16 else x, positions, seen, cache)
+
+
+class Listed(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                skipped: list[int] | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        bends = skipped is not None and 1 in skipped
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class MaskOfFloats(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import run
 from transformers import PreTrainedModel, StaticCache
 
 from traps import asked as code
-from traps.trap import Calls, Trap, both, cases, check, custom, forward, ids_of, lengths
+from traps.trap import Calls, Trap, both, cases, check, custom, forward, ids_of, lengths, save
 
 
 def once(**arguments: Any) -> Calls:
@@ -41,6 +42,38 @@ def _embedded(model: PreTrainedModel) -> torch.Tensor:
     return forward(model, inputs_embeds=model.get_input_embeddings()(ids_of(model, 7)))
 
 
+def going_on(count: int = 1, **beside: Any) -> Calls:
+    """The last tokens, behind what was read of the first ones."""
+
+    def read(model: PreTrainedModel) -> torch.Tensor:
+        ids = ids_of(model, 9)
+        found = model(input_ids=ids[:, :-count], use_cache=True)
+        more = {k: v(model, ids) if callable(v) else v for k, v in beside.items()}
+        more = {k: v[:, -count:] if k in ("position_ids", "labels") else v for k, v in more.items()}
+        kept = found.past_key_values
+        return forward(model, input_ids=ids[:, -count:], past_key_values=kept, use_cache=True, **more)
+
+    return lambda _: {f"{count} with a cache": read}
+
+
+def _ones(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(ids)
+
+
+def _places(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    return torch.arange(ids.shape[1]).expand_as(ids)
+
+
+def _in_static_cache_with_mask(model: PreTrainedModel) -> torch.Tensor:
+    cache = StaticCache(config=model.config, max_cache_len=9)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    return forward(model, input_ids=ids_of(model, 7), past_key_values=cache, use_cache=True, attention_mask=mask)
+
+
+def _same(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    return ids
+
+
 ASKED = {
     "ADict": once(extras={"scale": torch.ones(1)}),
     "AList": once(extras=[torch.ones(1), torch.ones(1)]),
@@ -66,7 +99,21 @@ ASKED = {
     "AShare": once(share=1.0),
     "ANumberOrNone": once(level=4),
 }
+BESIDE = {
+    "Listed": once(skipped=[1]),
+    "BendAndGoesOnTower": going_on(bend=True),
+    "LabelsAndMaskedTower": once(labels=_same, attention_mask=_left_padded),
+    "UncachedAndMaskedTower": once(use_cache=False, attention_mask=_left_padded),
+    "FixedAndMaskedTower": lambda model: {"with a static cache": _in_static_cache_with_mask},
+    "MaskedAndGoesOnTower": going_on(attention_mask=_ones),
+    "PlacedAndGoesOnTower": going_on(position_ids=_places),
+    "SeveralAndGoesOnTower": going_on(3),
+    "NamedAndMaskedTower": once(named=True, attention_mask=_left_padded),
+    "HeadsAndStatesTower": once(output_attentions=True, output_hidden_states=True),
+    "LabelsAndGoesOnTower": going_on(labels=_same),
+}
 TRAPS = [
+    *(Trap(name, custom(getattr(code, name)), calls, may_refuse=True) for name, calls in BESIDE.items()),
     *(Trap(name, custom(getattr(code, name)), calls) for name, calls in ASKED.items()),
     *(Trap(name, custom(getattr(code, name)), lengths(3, 9)) for name in code.BY_HAND),
     Trap("FixedCache", custom(code.FixedCache), lambda model: {"with a static cache": _in_static_cache}),
@@ -77,3 +124,12 @@ TRAPS = [
 @pytest.mark.parametrize("trap", cases("asked", TRAPS))
 def test_asked(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(trap, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("kind", ["Tower", "BentInHalf"])
+def test_what_the_dtype_asks_for(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate("ab"):
+        save(Trap(kind, custom(getattr(code, kind)), then=lambda model, rng: model.bfloat16()), seed, tmp_path / name)
+    status = run("align", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "--quiet", "--trust-remote-code")
+    assert status == (2 if kind == "BentInHalf" else 0)
+    assert "loaded as bfloat16" in capsys.readouterr().err or kind == "Tower"

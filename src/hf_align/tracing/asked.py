@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -28,7 +28,7 @@ from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, Turned, extent, extent_of
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import left_as_found
-from hf_align.tracing.watched import is_said, scalars
+from hf_align.tracing.watched import constants_of, is_said, scalars
 
 logger = logging.getLogger(__name__)
 _SMALL = 100_000
@@ -156,19 +156,13 @@ def _handed_on(model: nn.Module) -> dict[str, list[str | int]]:
     own = [p for kind in kinds for p in inspect.signature(kind.forward).parameters.values()]
     found: dict[str, list[str | int]] = {p.name: [] for p in own if p.default is not p.empty}
     for code in (code for kind in kinds for code in _methods(kind)):
-        constants = [*_constants(code)]
+        constants = [*constants_of(code)]
         words = [c for c in constants if isinstance(c, str) and c.isidentifier()]
         beside: list[str | int] = [*words, *(n for c in constants if type(c) is int for n in (c, c + 1))]
         for word in words if code.co_flags & inspect.CO_VARKEYWORDS else ():
             found[word] = [value for value in beside if value != word][:_MOST]
     tensors = {p.name for p in own if "Tensor" in str(p.annotation)}
     return {name: values for name, values in found.items() if name not in tensors}
-
-
-def _constants(code: CodeType) -> Iterator[object]:
-    """Those of a function, and of what is defined in it, such as a comprehension."""
-    for constant in code.co_consts:
-        yield from _constants(constant) if isinstance(constant, CodeType) else (constant,)
 
 
 def _methods(kind: type) -> Iterator[CodeType]:
@@ -201,20 +195,21 @@ class SmallCopy:
     def is_steady(self) -> bool:
         """Whether it answers twice alike, in numbers."""
         is_number = self._plain is not None and bool(self._plain.isfinite().all())
-        return is_number and self._is_plain(self._answers(Mode("", self.example)))
+        return is_number and self.is_plain(self.answers(Mode("", self.example)))
 
     def changing(self, found: Iterator[Ask]) -> frozenset[str]:
         """Those of some things to ask for that change its answer, in whichever way it takes."""
         return frozenset(ask.said for ask in found if self._is_changed(ask))
 
     def _is_changed(self, ask: Ask) -> bool:
-        ways = [answers for mode in ask.modes(self.example) if (answers := self._answers(mode))]
-        return bool(ways) and not any(map(self._is_plain, ways))
+        ways = [answers for mode in ask.modes(self.example) if (answers := self.answers(mode))]
+        return bool(ways) and not any(map(self.is_plain, ways))
 
-    def _is_plain(self, answers: list[Tensor]) -> bool:
-        return self._plain is not None and any(_is_alike(self._plain, answer) for answer in answers)
+    def is_plain(self, answers: list[Tensor]) -> bool:
+        """Whether the answer to the first call is among some results, or some rows of it."""
+        return self._plain is not None and has_answer(answers, self._plain)
 
-    def _answers(self, mode: Mode) -> list[Tensor]:
+    def answers(self, mode: Mode) -> list[Tensor]:
         """What may be the answer to a call; nothing where the model refuses it."""
         try:
             return _answers(self._results(mode), self._name)
@@ -274,6 +269,11 @@ def _answers(results: Any, name: str | None) -> list[Tensor]:
     """The result of a name; of results without names, all that are made of floating point numbers."""
     found = [results.get(name)] if isinstance(results, Mapping) and name is not None else tree_leaves(results)
     return [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def has_answer(answers: Iterable[Tensor], plain: Tensor) -> bool:
+    """Whether one of some results is the plain answer, or some rows of it."""
+    return any(_is_alike(plain, answer) for answer in answers)
 
 
 def _is_alike(plain: Tensor, answer: Tensor) -> bool:

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import CodeType
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -34,7 +33,9 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
+from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
+from hf_align.tracing.watched import constants_of
 from hf_align.tracing.ways import positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ _LEAST = 3
 Found = tuple[Mode, Program]
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
-_KEEPS = ("use_cache", "use_mems")
-"""Flags that make a model return what a later call goes on with."""
 
 
 def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
@@ -308,42 +307,25 @@ def numbers_in_code(model: nn.Module) -> set[int]:
     found: set[int] = set()
     for kind in {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")}:
         code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-        found |= set(_constants(code)) if code is not None else set()
+        found |= {c for c in constants_of(code) if type(c) is int} if code is not None else set()
     return {v for v in found if _LEAST <= v <= _LONGEST}
-
-
-def _constants(code: CodeType) -> Iterator[int]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _constants(constant)
-        elif isinstance(constant, int) and not isinstance(constant, bool):
-            yield constant
 
 
 @contextmanager
 def _in_two_steps(model: PreTrainedModel) -> Iterator[None]:
     """Make `forward` two calls: all tokens but the last, then the last with what the first call returned."""
     forward = model.forward
-    asked = inspect.signature(forward).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in asked.values())
-    flags = {name: True for name in _KEEPS if name in asked or (takes_all and name == _KEEPS[0])}
+    flags = asking_for_a_cache(forward)
 
     def twice(**arguments: Any) -> Any:
-        main = _last_tokens(arguments)
+        main = last_tokens(arguments)
         first = forward(**{**arguments, main: arguments[main][:, :-1]}, **flags)
-        kept = {k: v for k, v in first.items() if k in asked and k not in arguments and not isinstance(v, Tensor)}
-        if not kept:
-            raise ValueError("nothing to go on with")
+        kept = handed_on(forward, first, arguments)
         second = forward(**{**arguments, main: arguments[main][:, -1:]}, **kept, **flags)
         return tuple(next(v for v in output.values() if isinstance(v, Tensor)) for output in (first, second))
 
     with patch.object(model, "forward", twice):
         yield
-
-
-def _last_tokens(arguments: Mapping[str, Any]) -> str:
-    """The tokens that a model goes on from: the decoder's, where it has one."""
-    return next((n for n in arguments if n.startswith("decoder") and n.endswith("input_ids")), "input_ids")
 
 
 def _extents(base: Program) -> list[int]:

@@ -1,10 +1,11 @@
 """Arguments of `forward` that are words or numbers: which values of one matter is seen by watching what it is compared
-with."""
+with, or stands in the code."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
     seen += [0] if parameter.default is None and kind is not str else []  # whether there is one may be all that matters
     more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
     yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
+
+
+def constants_of(code: CodeType) -> Iterator[object]:
+    """What a function's code names, and the code of what is defined in it, such as a comprehension."""
+    for constant in code.co_consts:
+        yield from constants_of(constant) if isinstance(constant, CodeType) else (constant,)
 
 
 def is_said(parameter: inspect.Parameter, kind: type) -> bool:

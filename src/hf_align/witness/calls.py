@@ -24,6 +24,7 @@ from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
+from hf_align.witness.together import calls_together
 
 WRITTEN = 32
 """Tokens that are written with a cache."""
@@ -154,6 +155,8 @@ def modes(
     ends = dict.fromkeys(name.rpartition(" of ")[2] for name in traced)
     inside = dict(model.named_modules())
     try_parts(model, example, extents, [path for path in ends if path in inside], attempt)
+    for mode in calls_together(model, example):
+        attempt(mode)
     missed = set(traced) - {mode.name for mode in found}
     return found, {name: why for name, why in failed.items() if name in missed}
 

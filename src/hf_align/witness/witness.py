@@ -29,6 +29,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_as_loaded, build_without_weights
 from hf_align.tracing.measured import LARGEST, lists_of_data, parameters_of
 from hf_align.tracing.mode import Mode, extent
+from hf_align.witness.as_loaded import dtype_of_fewer_bits, excess
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
 from hf_align.witness.effort import COPIES, lengths, loads
@@ -135,6 +136,7 @@ class _Trial:
 
     def __init__(self, moved: Moved, device: torch.device, offload: bool | None, folder: Path) -> None:
         self._moved = moved
+        self._offloaded = offload
         how = partial(network_for, device=device, offload=offload, copies=COPIES, dtype=moved.dtype)
         as_loaded = partial(build_as_loaded, dtype=moved.dtype)
         self._own, self._written = how(moved.config, build=as_loaded), how(moved.written, build=as_loaded)
@@ -175,6 +177,7 @@ class _Trial:
         found = {c: self._largest(c, answers, moved[c], first, most) for c, answers in asked.items()}
         for case in [c for c, change in found.items() if change > most]:
             found[case] = self._looked_at_again(case, first, typical, most)
+        self._hold_as_loaded(max(short or asked, key=lambda case: case.length or 0))
         by_mode: dict[str, dict[str, float]] = {}
         for case, change in found.items():
             at = by_mode.setdefault(case.mode.name, {})
@@ -318,6 +321,35 @@ class _Trial:
             f"aligned {moved.called} is not {moved.called}: with {case.described} its outputs change by {change:.1e} "
             f"of the largest (rounding explains {most:.0e}), {where}{tie}; nothing is written"
         )
+
+    def _hold_as_loaded(self, case: Case) -> None:
+        """Ask both once more in the dtype that weights are written in, if it has fewer bits.
+
+        Raises:
+            FunctionChanged: they answer otherwise there.
+        """
+        moved = self._moved
+        dtype = dtype_of_fewer_bits(moved.stored)
+        if dtype is None:
+            return
+        own, written = (network_for(config, self._own.device, self._offloaded, copies=COPIES, dtype=dtype,
+                                    build=partial(build_as_loaded, dtype=dtype))
+                        for config in (moved.config, moved.written))  # fmt: skip
+        asked, found = None if case.asked is None else (case.asked,), list[tuple[float, float]]()
+        with suppress(Exception):  # not every model runs in every dtype on every device
+            for draw in range(_DRAWS):
+                drawn = next(cases(case.mode, asked, moved.config, draw))
+                found.append(excess(drawn, (own, written), self._before, self._after))
+                if found[-1][0] <= found[-1][1]:
+                    return
+        if found:
+            change, most = max(found)
+            raise FunctionChanged(
+                f"aligned {moved.called} is not {moved.called}: loaded as {str(dtype).removeprefix('torch.')}, with "
+                f"{case.described} half of its outputs change by {change:.1e} of the largest or more (rounding "
+                f"explains {most:.0e}), while in {str(moved.dtype).removeprefix('torch.')} they do not; nothing is "
+                "written"
+            )
 
     def _answers(self, case: Case, network: Network, weights: Weights) -> Answers:
         return case.answers(network.module(network.placed(weights)), network.device, network.dtype)

@@ -1,0 +1,46 @@
+"""Whether a model answers as before where it is loaded in a dtype of fewer bits than the witness runs it in.
+
+Code may ask for the dtype and do something else. What rounding does there is no measure of a basis, so that half of the
+rows of the answers must change by far more than what rounding all weights once more changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from hf_align.running.network import Network, Weights
+from hf_align.witness.calls import Case
+from hf_align.witness.noise import Answers, Jittered, changes
+
+_FACTOR = 8.0
+"""How much more than rounding an alignment may cost. The trained models of this project's benchmarks change by as much
+as rounding does (0.7 to 1.0 times, in bfloat16 and in float16)."""
+_EPS = torch.finfo(torch.float32).eps
+
+
+def dtype_of_fewer_bits(stored: Mapping[str, torch.dtype]) -> torch.dtype | None:
+    """The dtype of most weights as they are written, if it has fewer bits than float32."""
+    kinds = Counter(dtype for dtype in stored.values() if dtype.is_floating_point)
+    most = max(kinds, key=kinds.__getitem__, default=torch.float32)
+    return most if most.itemsize < torch.float32.itemsize else None
+
+
+def excess(case: Case, networks: tuple[Network, Network], before: Weights, after: Weights) -> tuple[float, float]:
+    """How far half of the rows of an answer move at least, relative to its largest entry, and the most that is none.
+
+    Args:
+        networks: of the config before and after, in the dtype.
+        before, after: the weights, in any dtype.
+    """
+    own, written = networks
+
+    def answers(network: Network, weights: Weights) -> Answers:
+        return case.answers(network.module(network.placed(weights)), network.device, network.dtype)
+
+    plain, eps = answers(own, before), torch.finfo(own.dtype).eps
+    rounded = changes(plain, answers(own, Jittered(before, eps / _EPS)))
+    moved = changes(plain, answers(written, after))
+    return float(moved.median()), _FACTOR * float(rounded.median()) + eps
