@@ -140,7 +140,7 @@ def test_what_reads_a_mean_by_factors_reads_constants_whole_only_if_these_sum_to
     [("", True), ("Lowered", True), ("Unbound", True), ("Fixed", True), ("FixedAhead", False),
      ("FixedWeighed", False), ("Weighed", False), ("Ahead", False), ("First", False), ("Unless", False),
      ("Returned", False), ("Otherwise", False), ("Mixed", False), ("Shifted", False), ("Multiplied", False),
-     ("Fainter", False), ("Louder", False), ("Summed", False)],
+     ("Fainter", False), ("Louder", False), ("Summed", False), ("Recurrent", True)],
 )  # fmt: skip
 def test_the_bias_of_a_norm_goes_through_a_mask_only_if_nobody_sees_what_that_hides(part: str, idle: bool) -> None:
     found = gauges(f"Idle{part}")

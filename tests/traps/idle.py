@@ -113,6 +113,20 @@ class Multiplied(Padded):
         return x + (x.mT @ torch.ones(x.shape[1], x.shape[1])).mT
 
 
+class Recurrent(Padded):
+    """Beside it stands a number that comes out of a long recurrence, which reads each of its values twice."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.state = nn.Parameter(torch.zeros(1))
+
+    def between(self, x: Tensor) -> Tensor:
+        state = self.state
+        for _ in range(600):
+            state = torch.tanh(state * state + state)
+        return x + 0 * state
+
+
 class Lowered(Biased):
     """Scores of padding are lowered by a number that leaves nothing of them."""
 
@@ -229,7 +243,7 @@ class FusedKept(Fused):
 
 PARTS: dict[str, dict[str, type[nn.Module]]] = {
     **{f"Idle{part.__name__}": {"block": part}
-       for part in (Ahead, First, Unless, Returned, Otherwise, Mixed, Shifted, Multiplied)},
+       for part in (Ahead, First, Unless, Returned, Otherwise, Mixed, Shifted, Multiplied, Recurrent)},
     **{f"Idle{part.__name__}": {"attention": part} for part in (Lowered, Fainter, Louder)},
     "IdleSummed": {"mlp": Summed},
     "IdleSquare": {"block": Square},

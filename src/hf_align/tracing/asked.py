@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import CodeType
 from typing import Any
 
@@ -197,9 +198,15 @@ class SmallCopy:
         is_number = self._plain is not None and bool(self._plain.isfinite().all())
         return is_number and self.is_plain(self.answers(Mode("", self.example)))
 
-    def changing(self, found: Iterator[Ask]) -> frozenset[str]:
-        """Those of some things to ask for that change its answer, in whichever way it takes."""
-        return frozenset(ask.said for ask in found if self._is_changed(ask))
+    @cached_property
+    def changing(self) -> frozenset[str]:
+        """What it may be asked for that changes its answer, in whichever way it takes."""
+        return frozenset(ask.said for ask in asks(self.model, self.example) if self._is_changed(ask))
+
+    def gives_no_number(self, mode: Mode) -> bool:
+        """Whether it answers a call, but with no finite number, as where something is divided by zero."""
+        answers = self.answers(mode)
+        return bool(answers) and not any(bool(answer.isfinite().any()) for answer in answers)
 
     def _is_changed(self, ask: Ask) -> bool:
         ways = [answers for mode in ask.modes(self.example) if (answers := self.answers(mode))]
@@ -228,19 +235,13 @@ class SmallCopy:
             return torch.func.functional_call(self.model, self._weights, (), arguments, tie_weights=True)
 
 
-def changing(model: PreTrainedModel, candidate: int, rows: int, length: int) -> frozenset[str] | None:
-    """What a model may be asked for that changes its answer; None where no copy of it runs.
+def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -> SmallCopy | None:
+    """A copy that answers alike whenever it is asked the same; None where there is none.
 
     Args:
         candidate: the number of the model's first call among `inputs.examples`.
         rows, length: of that call.
     """
-    copy = small_copy(model, candidate, rows, length)
-    return None if copy is None else copy.changing(asks(copy.model, copy.example))
-
-
-def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -> SmallCopy | None:
-    """A copy that answers alike whenever it is asked the same; None where there is none."""
     for copied in _copies(model):
         try:
             copy = SmallCopy(copied(), candidate, rows, length)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike
-from hf_align.tracing.asked import changing
+from hf_align.tracing.asked import small_copy
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
@@ -100,10 +100,10 @@ def find_modes(
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
     extents, idle = _extents(base), list[Found]()
-    asked, untraced = changing(model, base.candidate, plain.extent[0], length), dict[str, Exception]()
+    copy, untraced = small_copy(model, base.candidate, plain.extent[0], length), dict[str, Exception]()
 
     def attempt(mode: Mode) -> Exception | None:
-        if mode.asks and asked is not None and mode.asks not in asked:
+        if copy is not None and (mode.asks not in copy.changing if mode.asks else copy.gives_no_number(mode)):
             return NothingNew()
         program = _answer(model, mode, base)
         if mode.asks and isinstance(program, Exception):
@@ -122,7 +122,7 @@ def find_modes(
     for mode in longer:
         attempt(mode)
     try_ways(model, base.example, extents, attempt)
-    for said, why in untraced.items() if asked is not None else ():
+    for said, why in untraced.items() if copy is not None else ():
         if not isinstance(why, NothingNew):
             raise IncompatibleModels(
                 f"{type(model).__name__} answers otherwise with {said}, and that call cannot be traced: {reason(why)}"

@@ -108,7 +108,8 @@ class _Hidden:
     """
 
     def __init__(self, known: Mapping[fx.Node, Tensor], found: Interpretation) -> None:
-        self.found, self.known = found, dict(known)
+        self.found = found
+        self.known: dict[fx.Node, Any] = dict(known)
         self.depends: dict[fx.Node, Tensor] = {}
         self.low: dict[fx.Node, Tensor] = {}
         self.zero: dict[fx.Node, Tensor] = {}
@@ -238,17 +239,38 @@ class _Hidden:
         """A number, or what a node gives if it comes from the mask and constants alone; else none."""
         if not isinstance(value, fx.Node):
             return value
+        waiting = [value]
+        while waiting:  # not by recursion: a recurrence is longer than the stack, and reads a value many times
+            node = waiting[-1]
+            unsettled = [] if self._is_settled(node) else [a for a in self._read(node) if not self._is_settled(a)]
+            if unsettled:
+                waiting.append(unsettled[0])
+                continue
+            if not self._is_settled(waiting.pop()):
+                self.known[node] = self._computed(node)
+        return self._settled(value)
+
+    def _is_settled(self, node: fx.Node) -> bool:
+        return node in self.known or node in self.found.program.constants
+
+    def _settled(self, node: fx.Node) -> Any:
         constants = self.found.program.constants
-        if value in constants or value in self.known:
-            return constants[value] if value in constants else self.known[value]
-        if value.op != "call_function" or value in self.depends or not value.all_input_nodes:
+        return constants[node] if node in constants else self.known[node]
+
+    def _read(self, node: fx.Node) -> list[fx.Node]:
+        """What a value is computed from; nothing where something is known to have no value, as what depends on hidden
+        entries."""
+        if node.op != "call_function" or node in self.depends:
+            return []
+        inputs = node.all_input_nodes
+        return [] if any(self._is_settled(a) and self._settled(a) is None for a in inputs) else inputs
+
+    def _computed(self, node: fx.Node) -> Any:
+        inputs = {a: self._settled(a) for a in self._read(node)}
+        if not inputs or any(v is None for v in inputs.values()):
             return None
-        inputs = {a: self.value(a) for a in value.all_input_nodes}
-        if any(v is None for v in inputs.values()):
-            return None
-        args, kwargs = fx.node.map_arg((value.args, value.kwargs), inputs.__getitem__)
-        self.known[value] = result = call_wide(value, args, kwargs)
-        return result
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
+        return call_wide(node, args, kwargs)
 
 
 def _is_pointwise(user: fx.Node) -> bool:
