@@ -26,7 +26,7 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mending import NOT_ASKED
-from hf_align.tracing.mode import Mode, Turned, extent, extent_of
+from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import left_as_found
 from hf_align.tracing.watched import constants_of, is_said, scalars
@@ -38,7 +38,7 @@ _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
 _MOST = 6
 """Words and numbers of the code that looks an argument up, which are tried."""
-_OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
+OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
 _LIBRARIES = ("torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations")
@@ -51,12 +51,13 @@ class Ask:
     Attributes:
         said: its name.
         ways: arguments that ask for it; some models take one of them, some another.
-        turned: as of a mode.
+        turned, within: as of a mode.
     """
 
     said: str
     ways: tuple[Mapping[str, Any], ...]
     turned: Turned | None = None
+    within: Within | None = None
 
     def modes(self, base: Example) -> Iterator[Mode]:
         """The calls that ask for it."""
@@ -70,7 +71,7 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
     """What a call of a model may ask for besides the arguments that it has."""
     named = inspect.signature(model.forward).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in named.values())
-    for name in (*named, *(n for n in _OF_ANY if open_ended and n not in named)):
+    for name in (*named, *(n for n in OF_ANY if open_ended and n not in named)):
         if name not in base.arguments and NOT_ASKED.search(name):
             for value in _values(model, name, base):
                 yield Ask(_said(name, value), ({name: value},))
@@ -107,7 +108,7 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
     if name.endswith("_to_keep"):
         compared = scalars(model.forward, model, base, name) if named is not None else ()
         yield from (*dict.fromkeys((1, *compared)), torch.tensor([0, length - 1]))
-    elif named is None or isinstance(named.default, bool) or is_said(named, bool) or name in _OF_ANY:
+    elif named is None or isinstance(named.default, bool) or is_said(named, bool) or name in OF_ANY:
         yield from (value for value in (True, False) if named is None or value is not named.default)
     elif named.default is None:
         read = reader(model, rows, length)

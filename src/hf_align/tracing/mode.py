@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,8 @@ from hf_align.tracing.example import Example
 
 Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
 """From a model and the arguments of a call, the arguments that `forward` gets."""
+Within = Callable[[Any], AbstractContextManager[Any]]
+"""From a model, what surrounds a call of it."""
 _ITS_LENGTH = re.compile(r", \d+ × \d+$")
 
 
@@ -33,6 +35,7 @@ class Mode:
             that were tried.
         asks: what it asks for that should leave the answer as it is (`asked.py`).
         turned: what becomes of the arguments just before the call.
+        within: what then surrounds it.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Mode:
     adds: tuple[tuple[str, int], ...] = ()
     asks: str = ""
     turned: Turned | None = None
+    within: Within | None = None
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -66,11 +70,13 @@ class Mode:
         forward = model.forward
 
         def turned(**arguments: Any) -> Any:
-            with patch.object(model, "forward", forward):  # what turns the arguments may call it, too
+            around = nullcontext() if self.within is None else self.within(model)
+            with patch.object(model, "forward", forward), around:  # what turns the arguments may call it, too
                 results = forward(**(arguments if self.turned is None else self.turned(model, arguments)))
             if not isinstance(results, Mapping):
                 return results
-            return {name: result for name, result in results.items() if name != "loss"}
+            found = {name: result for name, result in results.items() if name != "loss"}
+            return {n: result.detach() if isinstance(result, Tensor) else result for n, result in found.items()}
 
         with patch.object(model, "forward", turned):
             yield

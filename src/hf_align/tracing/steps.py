@@ -39,15 +39,16 @@ def handed_on(forward: Callable[..., Any], first: Mapping[str, Any], arguments: 
         ValueError: there is nothing.
     """
     asked = inspect.signature(forward).parameters
-    found = {k: v for k, v in first.items() if k in asked and k not in arguments and not isinstance(v, Tensor)}
+    found = {k: v for k, v in first.items() if k in asked and not isinstance(v, Tensor)}
     if not found:
         raise ValueError("nothing to go on with")
-    return found
+    return {k: v for k, v in found.items() if k not in arguments}
 
 
 def last_tokens(arguments: Mapping[str, Any]) -> str:
-    """The tokens that a model goes on from: the decoder's, where it has one."""
-    return next((n for n in arguments if n.startswith("decoder") and n.endswith("input_ids")), "input_ids")
+    """The tokens that a model goes on from, or their embeddings: the decoder's, where it has one."""
+    names = [n for n in arguments if n.endswith(("input_ids", "inputs_embeds"))]
+    return next((n for n in names if n.startswith("decoder")), "input_ids" if "input_ids" in names else names[0])
 
 
 def _part(arguments: Mapping[str, Any], main: str, which: slice) -> dict[str, Any]:
@@ -55,6 +56,8 @@ def _part(arguments: Mapping[str, Any], main: str, which: slice) -> dict[str, An
     length, of_decoder = arguments[main].shape[1], main.startswith("decoder")
 
     def part(name: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-2:] == (length, length):
+            return value[:, :, which, : which.stop]
         beside = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
         if not beside or name.startswith("decoder") != of_decoder or name.startswith("encoder"):
             return value

@@ -199,6 +199,14 @@ def _arguments(
             yield name, known is not None, known if known is not None else _guesses(model, name, base, extents)
 
 
+def numbers_beside(model: PreTrainedModel, base: Example) -> Iterator[tuple[str, Tensor]]:
+    """Arguments of known meaning that hold a whole number for each token: masks, positions, types."""
+    for name, sure, values in _arguments(model, model.forward, base, ()):
+        value = next(values, None) if sure and not _is_text(name) else None
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape == extent_of(name, base):
+            yield name, value
+
+
 def _known(model: PreTrainedModel, name: str, base: Example, extents: Sequence[int]) -> Iterator[Tensor] | None:
     """Values of an argument that has one meaning wherever it occurs."""
     rows, length = extent_of(name, base)

@@ -1,5 +1,5 @@
 """Calls that ask for several things at once. Each may leave the answer as it is alone, and change it beside a mask, in
-a step with a cache, or with another.
+a step with a cache, among more texts, or with another.
 
 Tracing them all would take minutes. So a small copy with random weights is asked, and a call whose answer is another
 there is one that the model and what it was moved to must answer alike.
@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -21,10 +21,10 @@ from hf_align.tracing.asked import Ask, SmallCopy, asks, has_answer, small_copy
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mending import NOT_ASKED
-from hf_align.tracing.mode import Mode, Turned, extent, extent_of
-from hf_align.tracing.steps import in_steps
-from hf_align.tracing.watched import is_said
-from hf_align.tracing.ways import padded
+from hf_align.tracing.mode import Mode, extent
+from hf_align.tracing.watched import is_said, scalars
+from hf_align.witness.contexts import Context, contexts
+from hf_align.witness.surroundings import surroundings
 
 _ROUNDS = 4
 """Values of one argument that are tried together with those of others."""
@@ -36,38 +36,6 @@ _LISTS: dict[str, tuple[list[Any], ...]] = {
 }
 _LENGTH = 12
 """Tokens of the call of a small copy."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """A call in which more may be asked for.
-
-    Attributes:
-        arguments: that it has besides those of the first call.
-        behind: tokens that are read behind a cache; 0 where there is none.
-    """
-
-    said: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    behind: int = 0
-
-    def mode(self, base: Example, asked: Sequence[Ask] = ()) -> Mode:
-        """The call that asks for something besides."""
-        said = " and ".join(filter(None, [self.said, *(ask.said for ask in asked)]))
-        given = {**self.arguments, **{name: value for ask in asked for name, value in ask.ways[0].items()}}
-        example = replace(base, arguments={**base.arguments, **given}, held=base.held | given.keys())
-        return Mode(f"{' and '.join(base.arguments)} with {said}", example, sure=True, asks=said,
-                    turned=self._turned(asked))  # fmt: skip
-
-    def goes_with(self, ask: Ask) -> bool:
-        """Whether something may be asked for here."""
-        if ask.turned is not None:
-            return not self.behind
-        return not self.arguments.keys() & ask.ways[0].keys()
-
-    def _turned(self, asked: Sequence[Ask]) -> Turned | None:
-        turned = next((ask.turned for ask in asked if ask.turned is not None), None)
-        return in_steps(self.behind) if self.behind else turned
 
 
 def calls_together(model: PreTrainedModel, base: Example) -> list[Mode]:
@@ -83,7 +51,7 @@ def calls_together(model: PreTrainedModel, base: Example) -> list[Mode]:
     if copy is None:
         return []
     known = {ask.said: ask for ask in _all_asks(model, base)}
-    there = {context.said: context for context in (Context(""), *_contexts(model, base))}
+    there = {context.said: context for context in contexts(model, base)}
     return [there[context].mode(base, [known[name] for name in asked]) for context, asked in _changing(copy)
             if context in there and known.keys() >= set(asked)]  # fmt: skip
 
@@ -93,9 +61,9 @@ def _changing(copy: SmallCopy) -> Iterator[tuple[str, tuple[str, ...]]]:
 
     What does so alone was traced, unless it may stand for anything, and is asked for in no other context.
     """
-    found, untraced = _all_asks(copy.model, copy.example), {ask.said for ask in _anything(copy.model, copy.example)}
+    found, untraced = _all_asks(copy.model, copy.example), {ask.said for ask in _untraced(copy.model, copy.example)}
     alone = set[str]()
-    for context in (Context(""), *_contexts(copy.model, copy.example)):
+    for context in contexts(copy.model, copy.example):
         for asked in _changing_in(context, [ask for ask in found if ask.said not in alone], copy):
             names = tuple(ask.said for ask in asked)
             if len(names) == 1 and not context.said:
@@ -104,28 +72,19 @@ def _changing(copy: SmallCopy) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield context.said, names
 
 
-def _contexts(model: PreTrainedModel, base: Example) -> Iterator[Context]:
-    """What else a call may have: a mask, or something to go on from."""
-    for name in inspect.signature(model.forward).parameters:
-        rows, length = extent_of(name, base)
-        if name.endswith("attention_mask") and "global" not in name and name not in base.arguments and length > 2:
-            yield Context(f"{name} that hides some", {name: padded(rows, length)})
-    if base.tokens:
-        yield Context("the last token behind a cache", behind=1)
-        yield Context("the last two tokens behind a cache", behind=2)
-
-
 def _all_asks(model: PreTrainedModel, base: Example) -> list[Ask]:
     """All that may be asked for, each way of it alone."""
     return [replace(ask, said=ask.said if not n else f"{ask.said} (in way {n + 1})", ways=(way,))
-            for ask in (*asks(model, base), *_anything(model, base)) for n, way in enumerate(ask.ways)]  # fmt: skip
+            for ask in (*asks(model, base), *_untraced(model, base)) for n, way in enumerate(ask.ways)]  # fmt: skip
 
 
-def _anything(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
-    """Flags, and lists of numbers, that may stand for anything."""
+def _untraced(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
+    """Words, numbers, flags, and lists of numbers, that may stand for anything; and what surrounds a call."""
+    yield from surroundings(model)
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if name in base.arguments or NOT_ASKED.search(name):
             continue
+        yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in scalars(model.forward, model, base, name))
         if isinstance(parameter.default, bool) or is_said(parameter, bool):
             yield Ask(f"{name} = {not parameter.default}", ({name: not parameter.default},))
         elif kind := _LIST.search(str(parameter.annotation)):
@@ -148,7 +107,7 @@ def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Ite
     plain = next(iter(answers(())), None)
     if plain is None:
         return
-    if context.behind > 1 and not copy.is_plain([plain]):
+    if _is_another(context, plain, copy):
         yield ()
     idle = list[Ask]()
     for ask in filter(context.goes_with, found):
@@ -163,13 +122,26 @@ def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Ite
             yield most
 
 
+def _is_another(context: Context, plain: Tensor, copy: SmallCopy) -> bool:
+    """Whether a context alone is a call to be tried: one that is answered otherwise than the same at once, and each
+    that has no such counterpart and has not been tried alone.
+
+    Args:
+        plain: what the copy answers there.
+    """
+    if context.whole is None:
+        return not context.is_asked
+    whole = copy.answers(context.whole.mode(copy.example))
+    return bool(whole) and not has_answer([plain], whole[0])
+
+
 def _rounds(found: Sequence[Ask]) -> Iterator[Sequence[Ask]]:
     """All that can be asked for at once, one value for each argument; with what turns the arguments, and without."""
     values: dict[str, list[Ask]] = defaultdict(list)
     turning = [ask for ask in found if ask.turned is not None]
     for ask in found:
         if ask.turned is None:
-            values[next(iter(ask.ways[0]))].append(ask)
+            values[next(iter(ask.ways[0]), ask.said)].append(ask)
     for n in range(min(_ROUNDS, max(map(len, values.values()), default=0))):
         yield [several[min(n, len(several) - 1)] for several in values.values()]
     for ask in turning:

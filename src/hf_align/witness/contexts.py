@@ -1,0 +1,121 @@
+"""Calls in which more may be asked for, and which may change by themselves what a model does: tokens behind a cache,
+masks that hide the one end or the other, another number of texts.
+
+A text is answered alike whether it is read at once or in steps, alone or among others. Where it is not, that call is
+one more that must be answered as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_align.tracing.asked import Ask
+from hf_align.tracing.example import Example
+from hf_align.tracing.mode import Mode
+from hf_align.tracing.steps import in_steps
+from hf_align.tracing.ways import numbers_beside
+
+_BEHIND = {1: "the last token", 2: "the last two tokens", 5: "the last five tokens"}
+_TEXTS = {1: "one text", 5: "five texts"}
+_ASKED_BEHIND = 2
+"""Tokens behind a cache up to which more is asked for: all of it in all calls would take seconds."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A call in which more may be asked for.
+
+    Attributes:
+        arguments: that it has besides those of the first call.
+        behind: tokens that are read behind a cache; 0 where there is none.
+        texts: how many of them there are; 0 where they are as many as in the first call.
+        is_asked: whether anything more is asked for.
+        whole: the same of all tokens at once, or of other texts beside these, which is answered alike.
+    """
+
+    said: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    behind: int = 0
+    texts: int = 0
+    is_asked: bool = True
+    whole: Context | None = None
+
+    def mode(self, base: Example, asked: Sequence[Ask] = ()) -> Mode:
+        """The call that asks for something besides."""
+        said = " and ".join(filter(None, [self.said, *(ask.said for ask in asked)]))
+        given = {**self.arguments, **{name: value for ask in asked for name, value in ask.ways[0].items()}}
+        example = replace(base, arguments={**base.arguments, **given}, held=base.held | given.keys())
+        turns = [ask.turned for ask in asked if ask.turned is not None]
+
+        def turned(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+            arguments = _texts(arguments, self.texts) if self.texts else arguments
+            for turn in (*turns, *([in_steps(self.behind)] if self.behind else [])):
+                arguments = turn(model, arguments)
+            return arguments
+
+        @contextmanager
+        def within(model: Any) -> Iterator[None]:
+            with ExitStack() as stack:
+                for surrounds in (ask.within for ask in asked if ask.within is not None):
+                    stack.enter_context(surrounds(model))
+                yield
+
+        name = f"{' and '.join(base.arguments)} with {said}"
+        return Mode(name, example, sure=True, asks=said, turned=turned, within=within)
+
+    def goes_with(self, ask: Ask) -> bool:
+        """Whether something may be asked for here."""
+        return self.is_asked and not self.arguments.keys() & ask.ways[0].keys()
+
+
+def contexts(model: PreTrainedModel, base: Example) -> Iterator[Context]:
+    """The first call and all others that go with it, the plainest first."""
+    for whole in _wholes(model, base):
+        for steps in (whole, *(_in_steps(whole, count) for count in (_BEHIND if base.tokens else ()))):
+            yield steps
+            yield from (_of_texts(steps, count) for count in (_TEXTS if base.rows_of_one == 1 else ()))
+
+
+def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
+    """The first call, and what else it may be given for each token."""
+    yield Context("")
+    for name, value in numbers_beside(model, base):
+        if name.endswith("attention_mask") and "global" not in name:
+            yield Context(f"{name} that hides some", {name: value})
+            yield Context(f"{name} that hides what comes first", {name: _left(value)}, is_asked=False)
+            yield Context(f"{name} that hides what comes last", {name: _left(value).flip(1)}, is_asked=False)
+        else:
+            yield Context(name, {name: value}, is_asked=False)
+
+
+def _in_steps(whole: Context, count: int) -> Context:
+    said = " and ".join(filter(None, [whole.said, f"{_BEHIND[count]} behind a cache"]))
+    is_asked = whole.is_asked and count <= _ASKED_BEHIND
+    return replace(whole, said=said, behind=count, is_asked=is_asked, whole=whole)
+
+
+def _of_texts(context: Context, count: int) -> Context:
+    said = " and ".join(filter(None, [context.said, _TEXTS[count]]))
+    return replace(context, said=said, texts=count, is_asked=False, whole=context)
+
+
+def _left(mask: Tensor) -> Tensor:
+    """A mask [rows, length] that hides the first third of the first row, as of a shorter text."""
+    hidden = torch.ones_like(mask)
+    hidden[0, : mask.shape[1] // 3] = 0
+    return hidden
+
+
+def _texts(arguments: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """So many texts, which are those of a call in turn, and what belongs to them."""
+    rows = next(t.shape[0] for t in arguments.values() if isinstance(t, Tensor) and t.dim())
+    taken = torch.arange(count) % rows
+    return {n: t[taken.to(t.device)] if isinstance(t, Tensor) and t.dim() and t.shape[0] == rows else t
+            for n, t in arguments.items()}  # fmt: skip
