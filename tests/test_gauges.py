@@ -165,7 +165,7 @@ def test_readers_behind_a_mask_are_free_where_nobody_sees_what_they_read_of_padd
 @pytest.mark.parametrize(
     ("part", "frees"),
     [("", True), ("Biased", True), ("Uncentred", False), ("Padded", False), ("Wider", False), ("Narrow", False),
-     ("Bent", False), ("Across", False), ("Beside", False), ("Twice", False)],
+     ("Bent", False), ("Across", False), ("Beside", False), ("Twice", False), ("Some", False)],
 )  # fmt: skip
 def test_scores_lose_what_a_softmax_over_places_never_sees_of_a_norm(part: str, frees: bool) -> None:
     assert (one(FreeScores, f"Learned{part}") is not None) == frees
@@ -458,6 +458,7 @@ def test_a_bias_stays_where_the_mean_is_hardly_along_what_its_readers_do_not_see
         ("KeysSeen", {ReadConstant}),
         ("KeysShared", {ReadConstant}),
         ("KeysNormed", {ReadConstant}),
+        ("QueriesUneven", {ReadConstant}),
         ("ScoresBent", {ReadConstant}),
         ("QueriesRead", set()),
         ("FusedMeasured", set()),
@@ -585,6 +586,8 @@ def test_what_reads_several_vectors_at_once_leaves_nothing_open(part: str) -> No
         ("MeansBeside", {ShearStream}),
         ("MeansDoubled", set()),
         ("MeansTwice", set()),
+        ("MeansJoined", set()),
+        ("MeansShifted", set()),
         ("MeansUncentred", set()),
         ("MeansBent", set()),
         ("MeansFactor", set()),

@@ -57,6 +57,17 @@ class LearnedWiderTower(LearnedTower):
         return super().score(torch.cat([x, x[..., :1]], -1))
 
 
+class LearnedSomeTower(LearnedTower):
+    """The second map reads half of what the first one makes."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.first = nn.Conv1d(config.hidden_size, 2 * config.hidden_size, 1, bias=False)
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)[:, : x.shape[1]]).softmax(-1)
+
+
 class LearnedNarrowTower(LearnedTower):
     narrower = 2
 

@@ -39,6 +39,40 @@ class MeansTwiceTower(MeansTower):
         self.head = Scaled(config.hidden_size, config.vocab_size)
 
 
+class Joined(nn.Linear):
+    """A head that reads the stream, and a second map that also reads what a norm makes of it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.both = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.both(self.beside(x)).split(x.shape[1], 1)
+        return super().forward(x) + first + second.tanh()
+
+    def beside(self, x: Tensor) -> Tensor:
+        return torch.cat((x, nn.functional.layer_norm(x, x.shape[-1:])), 1)
+
+
+class Shifted(Joined):
+    """The second map reads the stream and a number."""
+
+    def beside(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), 1) + 1
+
+
+class MeansJoinedTower(MeansTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Joined(config.hidden_size, config.vocab_size)
+
+
+class MeansShiftedTower(MeansTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Shifted(config.hidden_size, config.vocab_size)
+
+
 class MeansUncentredTower(MeansTower):
     """A norm does not centre."""
 

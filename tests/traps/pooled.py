@@ -77,6 +77,13 @@ class KeysNormed(Pool):
         return super().score(q, functional.normalize(k, dim=-1))
 
 
+class QueriesUneven(Pool):
+    """Part of the query is twice as large."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return torch.cat((2 * q[..., :2], q[..., 2:]), -1) @ k.transpose(-1, -2)
+
+
 class ScoresBent(Pool):
     """What reaches the softmax depends on the input as well."""
 
@@ -147,6 +154,10 @@ class PooledKeysSharedTower(PooledTower):
 
 class PooledKeysNormedTower(PooledTower):
     pool = KeysNormed
+
+
+class PooledQueriesUnevenTower(PooledTower):
+    pool = QueriesUneven
 
 
 class PooledScoresBentTower(PooledTower):

@@ -155,9 +155,13 @@ def _queries(found: Interpretation, read: tuple[ReadConstant, ...]) -> dict[fx.N
             starts[bias][reading.node] = numbered(reading)
     queries: dict[fx.Node, tuple[str, Tensor]] = {}
     for name, nodes in starts.items():
-        for use in follow(nodes, found, lambda user, node, labels: labels if _scales(user, node) else None):
-            if bool((use.labels >= 0).all()):
-                queries[use.value] = (name, use.labels)
+        waiting = [nodes]
+        while waiting:  # what is scaled starts anew, for beside entries that are not it is no vector times one number
+            for use in follow(waiting.pop(), found):
+                if bool((use.labels >= 0).all()):
+                    queries[use.value] = (name, use.labels)
+                if _scales(use.user, use.value):
+                    waiting.append({use.user: use.labels})
     return queries
 
 

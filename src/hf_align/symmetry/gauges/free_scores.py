@@ -70,6 +70,8 @@ def free_scores(norms: Mapping[fx.Node, KeptNorm], found: Interpretation) -> Ite
     for node, norm in norms.items():
         shape = node.meta["val"].shape
         for first in _readers({node: torch.arange(shape[-1]).expand(shape)}, shape[-1], found):
+            if found.program.shapes[first.weight][0] != shape[-1]:
+                continue
             for second in _readers({first.node: numbered(first)}, shape[-1], found):
                 if second.bias is None and second.node in found.linear_uses and _are_scores(second, found):
                     ways[second.weight].add(FreeScores(second.weight, first.weight, norm.gain, norm.offset))

@@ -139,15 +139,16 @@ class Streams:
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user):
                 sums.append(user)
-            return None if does(user, Trait.SUBTRACTS) else passed_on(user, node, labels)
+            is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
+            return None if is_shifted else passed_on(user, node, labels)
 
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):
             reading = self.found.linear_uses.get(end.user)
             if reading is not None and reading.input is end.value:
                 dims = len(self.found.weights[reading.weight].axes)
-                if not _is_whole(end.labels, end.labels.dim() + 1 - dims):
-                    return None
+                if NOBODY in end.labels or not _is_whole(end.labels, end.labels.dim() + 1 - dims):
+                    return None  # it reads what is beside the stream, too
                 readings.append(reading)
             elif _is_whole(end.labels, -1) and self.loses_mean(end.user, end.value):
                 blind = True
