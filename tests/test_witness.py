@@ -187,6 +187,8 @@ def test_modes_and_lengths() -> None:
     assert [mode.name for mode in found] == [
         "input_ids", "a step with a cache", "input_ids with attention_mask", "input_ids with position_ids 1 apart",
         "input_ids with position_ids 100 apart", "input_ids with position_ids 255 apart",
+        "input_ids with attention_mask that hides what comes first",
+        "input_ids with attention_mask that hides what comes last",
     ]  # fmt: skip
     assert not failed
     assert WRITTEN == 32
@@ -297,7 +299,7 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--dtype", "bfloat16", "--json") == 0
     found = json.loads(capsys.readouterr().out)["witness"]
     assert re.fullmatch(r"witness: aligned B and A answer as they did, largest change \S+ of the largest output "
-                        r"\(rounding alone: \S+; as bfloat16: \S+\), 6 modes, lengths 1 to 64, 32 tokens with a cache",
+                        r"\(rounding alone: \S+; as bfloat16: \S+\), 8 modes, lengths 1 to 64, 32 tokens with a cache",
                         found["sentence"])  # fmt: skip
     b, a = found["models"]
     assert (b["model"], a["model"]) == ("B", "A") and b["written"] == 32 and not b["not_run"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from huggingface_hub import constants
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 VARIABLE = "HF_ALIGN_CACHE"
 """The environment variable that names another folder, or is `off`."""
@@ -22,6 +27,18 @@ def kept_folder() -> Path | None:
     if named.lower() in ("off", "0", "no", "false"):
         return None
     return Path(named) if named else Path(constants.HF_HOME) / "hf-align" / "specs"
+
+
+def found_once(path: Path | None, find: Callable[[], T]) -> T:
+    """What was found before and kept as JSON, else what is found now; nothing is kept where there is no path."""
+    with suppress(OSError, ValueError):
+        if path is not None:
+            kept: T = json.loads(path.read_bytes())
+            return kept
+    found = find()
+    if path is not None:
+        keep(path, json.dumps(found).encode())
+    return found
 
 
 def keep(path: Path, content: bytes) -> None:

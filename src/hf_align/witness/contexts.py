@@ -37,6 +37,7 @@ class Context:
         behind: tokens that are read behind a cache; 0 where there is none.
         texts: how many of them there are; 0 where they are as many as in the first call.
         is_asked: whether anything more is asked for.
+        is_new: whether it is to be tried as it is, since no mode is alike.
         whole: the same of all tokens at once, or of other texts beside these, which is answered alike.
     """
 
@@ -45,6 +46,7 @@ class Context:
     behind: int = 0
     texts: int = 0
     is_asked: bool = True
+    is_new: bool = False
     whole: Context | None = None
 
     def mode(self, base: Example, asked: Sequence[Ask] = ()) -> Mode:
@@ -89,8 +91,9 @@ def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
     for name, value in numbers_beside(model, base):
         if name.endswith("attention_mask") and "global" not in name:
             yield Context(f"{name} that hides some", {name: value})
-            yield Context(f"{name} that hides what comes first", {name: _left(value)}, is_asked=False)
-            yield Context(f"{name} that hides what comes last", {name: _left(value).flip(1)}, is_asked=False)
+            yield Context(f"{name} that hides what comes first", {name: _left(value)}, is_asked=False, is_new=True)
+            last = _left(value).flip(1)
+            yield Context(f"{name} that hides what comes last", {name: last}, is_asked=False, is_new=True)
         else:
             yield Context(name, {name: value}, is_asked=False)
 
@@ -114,8 +117,9 @@ def _left(mask: Tensor) -> Tensor:
 
 
 def _texts(arguments: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """So many texts, which are those of a call in turn, and what belongs to them."""
+    """So many texts, those of a call in turn, and what belongs to them; the last one first, for one that begins with
+    what is hidden may have no answer alone."""
     rows = next(t.shape[0] for t in arguments.values() if isinstance(t, Tensor) and t.dim())
-    taken = torch.arange(count) % rows
+    taken = (rows - 1 - torch.arange(count)) % rows
     return {n: t[taken.to(t.device)] if isinstance(t, Tensor) and t.dim() and t.shape[0] == rows else t
             for n, t in arguments.items()}  # fmt: skip

@@ -17,6 +17,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_align.runtime.kept import found_once, kept_folder
+from hf_align.symmetry.derivation.spec_cache import key_of
 from hf_align.tracing.asked import Ask, SmallCopy, asks, has_answer, small_copy
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
@@ -44,19 +46,29 @@ def calls_together(model: PreTrainedModel, base: Example) -> list[Mode]:
     Args:
         base: the arguments of the first call.
     """
-    rows, length = extent(base)[0], min(_LENGTH, extent(base)[1])
-    names = base.arguments.keys()
-    candidate = next((n for n, e in enumerate(examples(model, rows, length)) if e.arguments.keys() == names), None)
-    copy = None if candidate is None else small_copy(model, candidate, rows, length)
-    if copy is None:
-        return []
     known = {ask.said: ask for ask in _all_asks(model, base)}
     there = {context.said: context for context in contexts(model, base)}
-    return [there[context].mode(base, [known[name] for name in asked]) for context, asked in _changing(copy)
+    return [there[context].mode(base, [known[name] for name in asked])
+            for context, asked in _found_once(model, base)
             if context in there and known.keys() >= set(asked)]  # fmt: skip
 
 
-def _changing(copy: SmallCopy) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _found_once(model: PreTrainedModel, base: Example) -> list[tuple[str, list[str]]]:
+    """As `_changing`, kept for the next model of this config and code."""
+    rows, length, names = extent(base)[0], min(_LENGTH, extent(base)[1]), [*base.arguments]
+
+    def find() -> list[tuple[str, list[str]]]:
+        numbered = enumerate(examples(model, rows, length))
+        candidate = next((n for n, example in numbered if [*example.arguments] == names), None)
+        copy = None if candidate is None else small_copy(model, candidate, rows, length)
+        return [] if copy is None else [*_changing(copy)]
+
+    folder = kept_folder()
+    key = None if folder is None else key_of(model.config, [rows, length, names])
+    return found_once(folder / "together" / f"{key}.json" if folder is not None and key is not None else None, find)
+
+
+def _changing(copy: SmallCopy) -> Iterator[tuple[str, list[str]]]:
     """Where something changes the answer of a copy, and what: the names of a context, and of all that is asked for.
 
     What does so alone was traced, unless it may stand for anything, and is asked for in no other context.
@@ -65,7 +77,7 @@ def _changing(copy: SmallCopy) -> Iterator[tuple[str, tuple[str, ...]]]:
     alone = set[str]()
     for context in contexts(copy.model, copy.example):
         for asked in _changing_in(context, [ask for ask in found if ask.said not in alone], copy):
-            names = tuple(ask.said for ask in asked)
+            names = [ask.said for ask in asked]
             if len(names) == 1 and not context.said:
                 alone |= {*names}
             if not alone & {*names} - untraced:
@@ -123,14 +135,14 @@ def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Ite
 
 
 def _is_another(context: Context, plain: Tensor, copy: SmallCopy) -> bool:
-    """Whether a context alone is a call to be tried: one that is answered otherwise than the same at once, and each
-    that has no such counterpart and has not been tried alone.
+    """Whether a context alone is a call to be tried: one that is answered otherwise than the same at once, or that has
+    no such counterpart and is new.
 
     Args:
         plain: what the copy answers there.
     """
     if context.whole is None:
-        return not context.is_asked
+        return context.is_new
     whole = copy.answers(context.whole.mode(copy.example))
     return bool(whole) and not has_answer([plain], whole[0])
 

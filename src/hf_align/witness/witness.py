@@ -253,21 +253,23 @@ class _Trial:
     def _largest(self, case: Case, answers: Answers, change: Tensor, plain: Mode, most: float) -> float:
         """The largest change in the rows that the model decides."""
         largest = float(change.max())
-        return largest if largest <= most else float(change[self._decided(case, answers, plain, most)].max())
+        return (
+            largest if largest <= most else max(change[self._decided(case, answers, plain, most)].tolist(), default=0.0)
+        )
 
     def _decided(self, case: Case, answers: Answers, plain: Mode, most: float) -> Tensor:
         """Which rows of answers the model decides, and not how attention is computed; [rows], bool.
 
         A token that may look at no other, as in front of a text that is padded on the left, gets zero where attention
         is one product, and the mean of all values where it is written out. What depends on it is no answer. All rows
-        count where none would be left.
+        count where none would be left, but for what is asked for besides: one text may be padded where it is read.
         """
         every = torch.ones(len(changes(answers, answers)), dtype=torch.bool)
         if case.mode is plain:
             return every
         with suppress(Exception):  # some models have one way to compute attention
             alike = changes(answers, self._answers(case, self._written_out, self._before)) <= most
-            return alike if bool(alike.any()) else every
+            return alike if case.mode.asks or bool(alike.any()) else every
         return every
 
     def _looked_at_again(self, case: Case, plain: Mode, typical: float, most: float) -> float:

@@ -36,8 +36,9 @@ from hf_align.tracing.modules import ModuleConfig
 logger = logging.getLogger(__name__)
 _WITH_A_VERSION = ("torch", "builtins", "abc", "typing", "huggingface_hub")
 """Packages whose classes are the same while torch and transformers are."""
-_OWN = {file.parent for room in ("symmetry", "tracing") for file in (Path(__file__).parents[2] / room).rglob("*.py")}
-"""The folders of the code that derives."""
+_ROOMS = (Path(__file__).parents[2] / room for room in ("symmetry", "tracing", "witness"))
+_OWN = {file.parent for room in _ROOMS for file in room.rglob("*.py")}
+"""The folders of the code that derives, and that asks models."""
 _OF_MODULES: dict[Hashable, SymmetrySpec] = {}
 _SAYS_NOTHING = ("_name_or_path", "transformers_version")
 """Fields of a config that no model reads."""
@@ -55,7 +56,7 @@ def derived_spec(
     if isinstance(config, ModuleConfig):
         return _of_module(config)
     folder = kept_folder()
-    key = _key(config, [to_plain(calls), *unused]) if folder is not None else None
+    key = key_of(config, [to_plain(calls), *unused]) if folder is not None else None
     if folder is None or key is None:
         return derive_by_depth(config, calls, unused)
     path = folder / f"{key}.json.gz"
@@ -95,8 +96,11 @@ def _write(path: Path, spec: SymmetrySpec) -> None:
     keep(path, gzip.compress(json.dumps(plain).encode(), compresslevel=1))
 
 
-def _key(config: PretrainedConfig, asked: list[Any]) -> str | None:
-    """None where it is not known which code a model runs: of classes that were typed in there is no file."""
+def key_of(config: PretrainedConfig, asked: list[Any]) -> str | None:
+    """What stands for a model's config and code, and for what is asked of them.
+
+    None where it is not known which code a model runs: of classes that were typed in there is no file.
+    """
     described = [
         [type(part).__qualname__, {n: v for n, v in part.to_dict().items() if n not in _SAYS_NOTHING},
          getattr(part, "_attn_implementation", None)]
