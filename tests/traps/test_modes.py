@@ -222,6 +222,10 @@ TRAPS = [
          encoder_stride=4)),
          both(given("image", pixel_values=noise(2, 3, 16, 16)),
               given("masked", pixel_values=noise(2, 3, 16, 16), bool_masked_pos=masked))),
+    Trap("speech_to_text", native("Speech2TextForConditionalGeneration", t.Speech2TextConfig(
+        vocab_size=23, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, conv_channels=8,
+        decoder_attention_heads=2, encoder_ffn_dim=10, decoder_ffn_dim=10, input_feat_per_channel=8)),
+        given("sound", input_features=noise(2, 32, 8), decoder_input_ids=words(5))),
     Trap("wav2vec2", native("Wav2Vec2Model", wav2vec2()),
          both(given("sound", input_values=noise(2, 330)),
               given("masked", input_values=noise(2, 330),

@@ -124,7 +124,8 @@ def _defaults(name: str, base: Example) -> Iterator[Ask]:
         yield Ask(f"{name} of ones", ({name: every},))
         for kind in (torch.bool, torch.int32, torch.float32):
             yield Ask(f"{name} of ones ({str(kind).removeprefix('torch.')})", ({name: every.to(kind)},))
-        yield Ask(f"{name} (4-d)", tuple({name: mask} for mask in _of_four_axes(rows, length)))
+        if any(tokens.startswith("decoder") is name.startswith("decoder") for tokens in base.tokens):
+            yield Ask(f"{name} (4-d)", tuple({name: mask} for mask in _of_four_axes(rows, length)))
     elif name.endswith("position_ids"):
         yield Ask(f"{name} in order", ({name: every.cumsum(1) - 1},))
     elif name.endswith("type_ids"):
