@@ -118,6 +118,11 @@ class Row:
         return self.error is not None and self.error < EXACT
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether the count was not done in time, so that some of what is open may not be."""
+        return bool(self.counted) and bool(self.reason)
+
+    @property
     def only_undecided(self) -> bool:
         """Whether nothing speaks against it but modes in which the model itself is undecided."""
         rest = [e for name, e in self.modes.items() if name not in self.undecided]
@@ -331,10 +336,12 @@ def render(rows: list[Row], revision: str, count: int) -> str:
     complete = [r for r in counted if not r.counted["open"]]
     modes = [len(r.modes) for r in traced]
     left = [r for r in sound if not r.counted and r.parameters <= count]
+    cut = [r for r in counted if r.is_cut_off]
     counting = (
         f" Of copies with at most {count} parameters the null directions of the weights are counted, as `certify` "
         "does: *moved* by groups, *fixed* by the canonical form, *flat* (they change no mean), and *open*. "
-        f"{len(left)} of them were not counted in the time that there was."
+        f"{len(left)} of them were not counted in the time that there was, and {len(cut)} counts were cut off: of what "
+        "is open there, more draws show some to be none of the model's."
     ) if count else ""  # fmt: skip
     lines = [
         "# Coverage",
@@ -392,7 +399,8 @@ def _line(row: Row) -> str:
     if row.unknown:
         return f"{row.model_type}: {', '.join(row.unknown)} (error {row.error:.0e})"
     if row.counted.get("open"):
-        return f"{row.model_type}: {', '.join(f'{n} {kind}' for kind, n in row.counted.items())}"
+        cut_off = " (cut off)" if row.is_cut_off else ""
+        return f"{row.model_type}: {', '.join(f'{n} {kind}' for kind, n in row.counted.items())}{cut_off}"
     if row.sound:
         return f"{row.model_type}: sound in {len(row.modes)} modes, {len(row.unread)} weights unread"
     if row.only_undecided:
