@@ -126,10 +126,13 @@ def test_asked(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check(trap, tmp_path, capsys)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["Tower", "BentInHalf"])
-def test_what_the_dtype_asks_for(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_dtype_asks_for(
+    kind: str, stored: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed, name in enumerate("ab"):
-        save(Trap(kind, custom(getattr(code, kind)), then=lambda model, rng: model.bfloat16()), seed, tmp_path / name)
+        save(Trap(kind, custom(getattr(code, kind)), then=lambda model, rng: model.to(stored)), seed, tmp_path / name)
     status = run("align", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "--quiet", "--trust-remote-code")
     assert status == (2 if kind == "BentInHalf" else 0)
     assert "loaded as bfloat16" in capsys.readouterr().err or kind == "Tower"

@@ -1,4 +1,4 @@
-"""Whether a model answers as before where it is loaded in a dtype of fewer bits than the witness runs it in.
+"""Whether a model answers as before where it is loaded in dtypes of fewer bits than the witness runs it in.
 
 Code may ask for the dtype and do something else. What rounding does there is no measure of a basis, so that half of the
 rows of the answers must change by far more than what rounding all weights once more changes.
@@ -21,11 +21,12 @@ as rounding does (0.7 to 1.0 times, in bfloat16 and in float16)."""
 _EPS = torch.finfo(torch.float32).eps
 
 
-def dtype_of_fewer_bits(stored: Mapping[str, torch.dtype]) -> torch.dtype | None:
-    """The dtype of most weights as they are written, if it has fewer bits than float32."""
+def dtypes_of_fewer_bits(stored: Mapping[str, torch.dtype]) -> tuple[torch.dtype, ...]:
+    """What models are loaded in to save memory; first the dtype of most weights as they are written, if it is one."""
     kinds = Counter(dtype for dtype in stored.values() if dtype.is_floating_point)
     most = max(kinds, key=kinds.__getitem__, default=torch.float32)
-    return most if most.itemsize < torch.float32.itemsize else None
+    own = [most] if most.itemsize < torch.float32.itemsize else []
+    return tuple(dict.fromkeys((*own, torch.bfloat16, torch.float16)))
 
 
 def excess(case: Case, networks: tuple[Network, Network], before: Weights, after: Weights) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_as_loaded, build_without_weights
 from hf_align.tracing.measured import LARGEST, lists_of_data, parameters_of
 from hf_align.tracing.mode import Mode, extent
-from hf_align.witness.as_loaded import dtype_of_fewer_bits, excess
+from hf_align.witness.as_loaded import dtypes_of_fewer_bits, excess
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
 from hf_align.witness.effort import COPIES, lengths, loads
@@ -177,7 +177,8 @@ class _Trial:
         found = {c: self._largest(c, answers, moved[c], first, most) for c, answers in asked.items()}
         for case in [c for c, change in found.items() if change > most]:
             found[case] = self._looked_at_again(case, first, typical, most)
-        self._hold_as_loaded(max(short or asked, key=lambda case: case.length or 0))
+        for dtype in dtypes_of_fewer_bits(self._moved.stored):
+            self._hold_as_loaded(max(short or asked, key=lambda case: case.length or 0), dtype)
         by_mode: dict[str, dict[str, float]] = {}
         for case, change in found.items():
             at = by_mode.setdefault(case.mode.name, {})
@@ -324,16 +325,13 @@ class _Trial:
             f"of the largest (rounding explains {most:.0e}), {where}{tie}; nothing is written"
         )
 
-    def _hold_as_loaded(self, case: Case) -> None:
-        """Ask both once more in the dtype that weights are written in, if it has fewer bits.
+    def _hold_as_loaded(self, case: Case, dtype: torch.dtype) -> None:
+        """Ask both once more in a dtype of fewer bits.
 
         Raises:
-            FunctionChanged: they answer otherwise there.
+            FunctionChanged: they answer otherwise there, and in numbers if it is not what weights are written in.
         """
         moved = self._moved
-        dtype = dtype_of_fewer_bits(moved.stored)
-        if dtype is None:
-            return
         own, written = (network_for(config, self._own.device, self._offloaded, copies=COPIES, dtype=dtype,
                                     build=partial(build_as_loaded, dtype=dtype))
                         for config in (moved.config, moved.written))  # fmt: skip
@@ -341,9 +339,10 @@ class _Trial:
         with suppress(Exception):  # not every model runs in every dtype on every device
             for draw in range(_DRAWS):
                 drawn = next(cases(case.mode, asked, moved.config, draw))
-                found.append(excess(drawn, (own, written), self._before, self._after))
-                if found[-1][0] <= found[-1][1]:
+                change, most = excess(drawn, (own, written), self._before, self._after)
+                if change <= most or not (math.isfinite(change) or dtype in moved.stored.values()):
                     return
+                found.append((change, most))
         if found:
             change, most = max(found)
             raise FunctionChanged(
