@@ -82,7 +82,7 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
     if _CACHE in named and base.tokens and model.can_generate():
         yield Ask("a static cache", ({},), _with_static_cache)
     if open_ended:
-        yield from (ask for ask in _nameless(model, base) if not named.keys() & ask.ways[0].keys())
+        yield from (ask for ask in _nameless(model, base) if not {*named, *OF_ANY} & ask.ways[0].keys())
 
 
 def _nameless(model: PreTrainedModel, base: Example) -> Iterator[Ask]:

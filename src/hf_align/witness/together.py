@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -104,7 +105,8 @@ def _untraced(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
 
 
 def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Iterator[Sequence[Ask]]:
-    """What changes the answer in one context: each thing alone, then all of the others together."""
+    """What changes the answer in one context: each thing alone, then all of the others together, where there is more
+    than the first call with one value of each."""
 
     def answers(asked: Sequence[Ask]) -> list[Tensor]:
         return copy.answers(context.mode(copy.example, asked))
@@ -128,7 +130,7 @@ def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Ite
                 idle.append(ask)
             else:
                 yield (ask,)
-    for asked in _rounds(idle):
+    for asked in islice(_rounds(idle), 1 if context.said else None):
         most = accepted(asked)
         if len(most) > 1 and not has_answer(answers(most), plain):
             yield most
