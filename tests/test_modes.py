@@ -20,6 +20,7 @@ from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes
+from hf_align.tracing.alike import _is_block
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.small.shrink import shrink
@@ -290,6 +291,13 @@ def test_a_call_that_does_at_another_length_what_it_does_at_its_own_is_not_inter
         "input_ids, 2 × 12", "a step with a cache", "input_ids with attention_mask", "input_ids with position_ids",
         "input_ids with attention_mask and position_ids",
     )  # fmt: skip
+
+
+def test_a_constant_that_stands_anywhere_in_a_longer_one_tells_nothing_new() -> None:
+    table = torch.tensor([[0, 0, 1, 0, 0, 1, 1], [2, 2, 2, 2, 2, 2, 3]])
+    assert all(_is_block(table[:, at : at + n], table) for n in range(7) for at in range(7 - n + 1))
+    assert not _is_block(torch.tensor([[0, 1, 1], [2, 2, 2]]), table) and not _is_block(table[:1, :2], table)
+    assert not _is_block(table, table[:, :3]) and _is_block(table[0, 3:6], table[0])
 
 
 def late(kind: str) -> Config:

@@ -242,6 +242,11 @@ def test_a_model_that_takes_one_row_at_a_time_has_a_small_copy() -> None:
     run_on_zeros(build_without_weights(small), rows=1)
 
 
+def test_where_tiny_sizes_do_not_go_together_and_full_ones_are_too_large_to_run_full_ones_are_divided() -> None:
+    """Ernie's rotary sections are counted off the head's width, which no tiny copy leaves room for."""
+    assert parameters(copy_of("ernie4_5_vl_moe", "Ernie4_5_VLMoeModel")) < 5_000_000
+
+
 def test_a_copy_keeps_no_weights_in_a_plain_list() -> None:
     """Where two widths differ, which are one by default, this model projects with what it neither saves nor loads."""
     config = default("oneformer", "OneFormerModel")

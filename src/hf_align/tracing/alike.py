@@ -155,5 +155,10 @@ def _is_block(short: Any, long: Tensor) -> bool:
     longer = [i for i, (a, b) in enumerate(zip(short.shape, long.shape, strict=True)) if a != b]
     if len(longer) != 1 or short.shape[longer[0]] > long.shape[longer[0]]:
         return False
-    windows = long.unfold(longer[0], short.shape[longer[0]], 1).movedim(-1, longer[0] + 1)
-    return bool((windows.movedim(longer[0], 0) == short).flatten(1).all(1).any())
+    axis, size = longer[0], short.shape[longer[0]]
+    if size == 0:
+        return True
+    last = long.shape[axis] - size
+    alike = long.narrow(axis, 0, last + 1) == short.narrow(axis, 0, 1)
+    begun = alike.movedim(axis, 0).unsqueeze(-1).flatten(1).all(1)
+    return any(long.narrow(axis, start, size).equal(short) for start in begun.nonzero().flatten().tolist())

@@ -191,7 +191,12 @@ def reduced(
         alone = Search(config, wanted, example, rows=1)  # some models take no more at a time
         if any(map(alone.attempt, starts)):
             search = alone
-        elif not (any(map(search.attempt, as_large)) or any(map(search.attempt_mended, (*starts, *as_large)))):
+        elif not (
+            any(map(search.attempt, as_large))
+            or any(map(search.attempt_mended, (*starts, *as_large)))
+            or any(search.attempt(with_changes(fields, _divided(fields, ratio)))
+                   for ratio in reversed(_RATIOS) for fields in as_large)
+        ):  # fmt: skip
             return None
     _make_small(search, tiny)
     found = _answering_media(search, (tiny, roomy, *as_large), tiny) or search
@@ -283,12 +288,14 @@ def _lower(search: Search) -> None:
 def _scale(search: Search) -> None:
     """All large sizes divided by one number: what is a sum or a product of others stays so."""
     for ratio in _RATIOS:
-        while _attempt_any(search, [{
-            path: value // ratio
-            for path, value in sizes_in(search.fields)
-            if value >= _LARGE and value % ratio == 0 and value // ratio >= least_size(path, tight=False)
-        }]):  # fmt: skip
+        while _attempt_any(search, [_divided(search.fields, ratio)]):
             pass
+
+
+def _divided(fields: Fields, ratio: int) -> dict[Path, Any]:
+    """The large sizes that can be divided by a number, and what they are then."""
+    return {path: value // ratio for path, value in sizes_in(fields)
+            if value >= _LARGE and value % ratio == 0 and value // ratio >= least_size(path, tight=False)}  # fmt: skip
 
 
 def _by_value(search: Search, tight: bool) -> None:
