@@ -15,6 +15,7 @@ from typing import Annotated
 import torch
 import typer
 from peft import LoraConfig, get_peft_model
+from revision import revision
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -98,7 +99,7 @@ def main(
         "(nats) on the other sequences of the text; the gain is the share of what lies between B and A with its",
         "adapter.",
         "What the rank keeps, and the rank from which on 99 % would be kept, are what the command says. CPU seconds",
-        "of one core.",
+        f"of one core. Revision {revision()}.",
         "",
         "| text | rank | A | A with its adapter | B | B with A's adapter as it is | B with the adapter carried | gain "
         "| the rank keeps | 99 % from rank | s |",

@@ -23,6 +23,7 @@ from typing import Annotated
 
 import torch
 import typer
+from revision import revision
 from torch import Tensor
 
 from hf_align.matching.balanced import Balanced
@@ -379,7 +380,7 @@ def render(rows: list[Row], three: list[tuple[str, float]], widths: list[tuple[s
         [
             "# Loss barriers",
             "",
-            textwrap.fill(_PREAMBLE, 118),
+            textwrap.fill(f"{_PREAMBLE} Revision {revision()}.", 118),
             "",
             *table([r for r in rows if r.examples == "reported"]),
             "",

@@ -22,7 +22,6 @@ import re
 import resource
 import signal
 import statistics
-import subprocess
 import time
 import traceback
 import warnings
@@ -38,6 +37,7 @@ import beside  # noqa: F401  before transformers, which looks for packages once
 import torch
 import transformers
 from proposed import proposed
+from revision import revision
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
@@ -414,12 +414,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _revision() -> str:
-    """The commit that the rules are of."""
-    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
-
-
 def _kept(path: Path) -> list[Row]:
     if not path.exists():
         return []
@@ -444,7 +438,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=int, default=240, help="seconds of processor time for each class")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB for each class")
-    parser.add_argument("--revision", default=_revision(), help="what the rows are kept under")
+    parser.add_argument("--revision", default=revision(), help="what the rows are kept under")
     parser.add_argument(
         "--count", type=int, default=3000, help="parameters up to which null directions are counted, too"
     )

@@ -10,7 +10,6 @@ that was stopped goes on there. Rows of another revision are measured again; the
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import typer
+from revision import revision
 from torch import Tensor
 
 from hf_align.jobs.opened import Basis, Opened
@@ -128,27 +128,26 @@ class Starts:
         return cls({ALIGNED: regression, **alone, AVERAGED: averaged}, taken, objective, solving)
 
 
-def measured(revision: str, name: str, data: str, start: str | None) -> Row:
+def measured(name: str, data: str, start: str | None) -> Row:
     group, starts = Group.of(name), Starts.of(name, data)
     kind = start or starts.taken
     began, weights = time.process_time(), starts.weights[kind]
     found = distilled(weights, group.opened.network, starts.objective, Schedule.of_method("distil"))
     seconds = time.process_time() - began + (starts.solving if kind in (ALIGNED, starts.taken) else 0)
     before, after = (group.evaluator.loss(w) for w in (weights, {**weights, **found}))
-    return Row(revision, name, group.parents(), kind, kind == starts.taken, data, before, after, seconds)
+    return Row(revision(), name, group.parents(), kind, kind == starts.taken, data, before, after, seconds)
 
 
 def main(output: Path = TABLE, results: Path = ROOT / "out" / "distil.jsonl") -> None:
-    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    revision = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    told = revision()
     results.parent.mkdir(parents=True, exist_ok=True)
     kept = [Row(**json.loads(line)) for line in results.read_text().splitlines()] if results.exists() else []
-    found = [row for row in kept if row.revision == revision]
+    found = [row for row in kept if row.revision == told]
     for data, start in ASKED:
         for name in GROUPS:
             if any(row.group == name and row.answers(data, start) for row in found):
                 continue
-            found.append(measured(revision, name, data, start))
+            found.append(measured(name, data, start))
             with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(found[-1])) + "\n")
             output.write_text(table(found), encoding="utf-8")

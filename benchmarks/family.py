@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 import typer
 from kjv import ROOT
+from revision import revision
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -126,11 +126,10 @@ def main(trained: Path, output: Path = TABLE) -> None:
     for pair, (a, b) in pairs.items():
         found.append(measure(pair, a, b, held_out))
         typer.echo(found[-1].line(found[0]), err=True)
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     text = [
         "# Any two models of one family",
         "",
-        f"`OMP_NUM_THREADS=1 python benchmarks/family.py out/family` at {revision.stdout.strip()}; the script says how",
+        f"`OMP_NUM_THREADS=1 python benchmarks/family.py out/family` at {revision()}; the script says how",
         "the models are trained. Losses and barriers are in nats per byte of the second half of the held-out text.",
         "*B, own* is B as it is, *B* as it is merged: in the tokens of A, with tables that are fitted to what B writes",
         "itself. Barriers are over the line between A and B; *over* is what the merge by regression loses over the",

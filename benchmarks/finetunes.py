@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from revision import revision
 from torch import Tensor
 
 from hf_align.jobs.opened import Basis, Opened
@@ -133,7 +134,7 @@ def main(
         "models are, then with the second fine-tune and the base moved into the basis of the first (`--base`, matched",
         "by their weights). Task vectors have the scale (0.1 to 1.2) that is best for the sum of the two fine-tunes'",
         "own losses on other held-out text; the last line has scale 1. *Curve* is the middle of `--method curve`, 150",
-        "steps on what both models write, without data.",
+        f"steps on what both models write, without data. Revision {revision()}.",
         "",
         "| merge | scale | jargon | py | kjv | scale, aligned | jargon | py | kjv |",
         "| --- " * 9 + "|",

@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import typer
 from engine import OURS, SIZES, measure, moved_pair, sizes_of
+from revision import revision
 
 HERE = Path(__file__)
 TABLE = HERE.with_suffix(".md")
@@ -144,13 +145,11 @@ def main(
         typer.echo(f"{billions:g} B: {found[billions]}", err=True)
     if len(found) < 2:
         return
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE.parent, check=True, capture_output=True,
-                              text=True).stdout.strip()  # fmt: skip
     sweeps = " to ".join(f"{n:.0f}" for n in sorted({f["sweeps"][0] for f in found.values()}))
     asked = " ".join([f"--width {width}", *(f"--size {billions:g}" for billions in found)])
     layers = [sizes_of(billions, width)["num_hidden_layers"] for billions in found]
     listed = f"{', '.join(map(str, layers[:-1]))} and {layers[-1]}"
-    about = ABOUT.format(sizes=asked, revision=revision, sweeps=sweeps, tokens=EXAMPLES * LENGTH, width=width,
+    about = ABOUT.format(sizes=asked, revision=revision(), sweeps=sweeps, tokens=EXAMPLES * LENGTH, width=width,
                          layers=listed, tables=64000 * width / 1e6)  # fmt: skip
     TABLE.write_text(about + table(found, layers), encoding="utf-8")
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 from engine import sizes_of
+from revision import revision
 
 if TYPE_CHECKING:
     from hf_align.symmetry.spec import SymmetrySpec
@@ -128,11 +129,9 @@ def products(spec: SymmetrySpec) -> float:
 
 def row(size: float, kind: str, found: dict[str, float]) -> str:
     """A line of the table."""
-    revision = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=HERE.parent, check=True,
-                              capture_output=True, text=True).stdout.strip()  # fmt: skip
     return (f"| {size:g} | {kind} | {found['balance']:.1f} | {found['first']:.1f} | {found['later']:.1f} | "
             f"{found['products']:.1f} | {found['later'] / found['products']:.2f} | {found['sweeps']:.0f} | "
-            f"{found['near']:.0f} | {found['all']:.0f} | {found['gib']:.1f} | {revision} |")  # fmt: skip
+            f"{found['near']:.0f} | {found['all']:.0f} | {found['gib']:.1f} | {revision()} |")  # fmt: skip
 
 
 def write(rows: dict[tuple[str, ...], str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import typer
+from revision import revision
 
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
@@ -123,7 +124,7 @@ def main(rows: int = 48, output: Path = TABLE) -> None:
         "noise for images. The regression mean keeps 0.9 of what is off the diagonal of its Gram matrices, and "
         "fusion by optimal transport",
         "has temperature 0.05, where nothing else is said. The wide Llama's partner is widened first, which leaves its",
-        "loss as it is. One pair each: differences of 0.01 mean nothing.",
+        f"loss as it is. One pair each: differences of 0.01 mean nothing. Revision {revision()}.",
         "",
         *table(found),
         "",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import typer
+from revision import revision
 
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.merging.aligned import Aligned, Mix
@@ -145,7 +146,7 @@ def main(family: list[str] | None = None, output: Path = TABLE) -> None:
         "seeds, and the seconds of one core that one merge takes, with what the models write. No gradients, no labels.",
         f"GPT-2 and Llama have no data: each model writes {MORE} sequences (RegMean takes {MOST}). The ViT is given",
         f"{MORE} of its training images, BERT the first half of the held-out text. *Units averaged*: every weight is",
-        "fitted, and nothing is chosen out of the two.",
+        f"fitted, and nothing is chosen out of the two. Revision {revision()}.",
         "",
         *table(found, families),
         "",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from revision import revision
 from torch import Tensor
 
 from hf_align.jobs.job import silent
@@ -28,6 +29,12 @@ from hf_align.settings.schedule import Schedule
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS, KNOWN = ("jargon", "py"), "kjv"
 LEARNED = 400
+FOUND = """\
+Regression carries more than four fifths without a gradient and forgets less than the fine-tunes did on their own base.
+Alignment adds 5 to 7 points to it, and takes off a third of what it forgets. The descents, which cost as much as
+learned matching, carry 96 % and more from every start: from the regression a point more than from B, and a little more
+is forgotten. What keeps B's knowledge is its own text, not the start: with `--keep 0`, which is distilling the
+fine-tune into B, more is forgotten than the fine-tune forgot."""
 """Steps of learned matching, whose cost is what a descent may cost."""
 DESCENT = Schedule.of_transport("distil")
 Weights = Mapping[str, Tensor]
@@ -150,12 +157,13 @@ def main(
         f"has seen any data. Regressions run on 512 sequences that the fine-tune writes and {round(512 * KEEP)} that B",
         f"writes; trained is for {DESCENT.steps} steps of {DESCENT.rows} of 4096 and {round(4096 * KEEP)} such",
         f"sequences, those that B writes in the same share. {LEARNED} steps of learned matching between the bases take",
-        f"{cost:.0f} CPU seconds.",
+        f"{cost:.0f} CPU seconds. Revision {revision()}.",
         "",
     ]
     for name, bench in benches.items():
         head = f"| {name} | loss | gain | loss on {KNOWN} | over A's | CPU s |"
         text += [head, "| --- " * 6 + "|", *table(bench), ""]
+    text += [FOUND, ""]
     output.write_text("\n".join(text), encoding="utf-8")
 
 

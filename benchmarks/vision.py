@@ -6,11 +6,11 @@ One of each family, with random weights and running statistics, and a twin of it
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
 import torch
+from revision import revision
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -85,9 +85,7 @@ def main() -> None:
     for name in NAMES:
         rows.append(row(name))
         print(rows[-1], flush=True)
-    revision = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=HERE.parent, check=True,
-                              capture_output=True, text=True).stdout.strip()  # fmt: skip
-    text = "\n".join([*HEADER, *rows]) + f"\n\nRevision {revision}.\n"
+    text = "\n".join([*HEADER, *rows]) + f"\n\nRevision {revision()}.\n"
     HERE.with_suffix(".md").write_text(ABOUT + text, encoding="utf-8")
 
 

@@ -7,7 +7,6 @@ and WORK/rows.jsonl keeps each row: a run that was stopped goes on. Writes bench
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import torch
 import typer
-from kjv import ROOT, TOKENIZER, verses, windows
+from kjv import TOKENIZER, verses, windows
+from revision import revision
 from safetensors.torch import load_file
 from torch import Tensor
 from train_decoder import HEAD, HELD_OUT, LENGTH, WIDTH, Recipe, llama, train, untrained
@@ -81,7 +81,7 @@ def trained(work: Path, family: str, width: int, rows: Tensor) -> list[Path]:
     return folders
 
 
-def measured(family: str, width: int, folders: list[Path], revision: str) -> Row:
+def measured(family: str, width: int, folders: list[Path]) -> Row:
     """Losses on the second half of the held-out text."""
     opened = Opened.open(dict(zip("AB", map(str, folders), strict=True)), Options(quiet=True))
     names, began = opened.spec.parameters, time.process_time()
@@ -100,7 +100,7 @@ def measured(family: str, width: int, folders: list[Path], revision: str) -> Row
     ensemble = evaluator.ensemble(raw, HALF)
     assert ensemble is not None
     parameters = sum(tensor.numel() for tensor in raw[0].values())
-    return Row(revision, family, width, parameters, (first, second), ensemble, *lost, matching, solving)
+    return Row(revision(), family, width, parameters, (first, second), ensemble, *lost, matching, solving)
 
 
 def kept(file: Path) -> Iterator[Row]:
@@ -113,7 +113,6 @@ def kept(file: Path) -> Iterator[Row]:
 def main(text: Path, work: Path, output: Path = TABLE) -> None:
     torch.set_num_threads(1)
     work.mkdir(parents=True, exist_ok=True)
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     tokens = torch.tensor(tokenizer("\n".join(verses(text.read_text(encoding="utf-8"))), verbose=False)["input_ids"])
     rows = windows(tokens, load_file(HELD_OUT)["input_ids"].long(), LENGTH)
@@ -122,7 +121,7 @@ def main(text: Path, work: Path, output: Path = TABLE) -> None:
         for family in FAMILIES:
             found = list(kept(results))
             if not any((row.family, row.width) == (family, width) for row in found):
-                row = measured(family, width, trained(work, family, width, rows), told.stdout.strip())
+                row = measured(family, width, trained(work, family, width, rows))
                 with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row)) + "\n")
                 output.write_text(table([*found, row], len(rows)), encoding="utf-8")

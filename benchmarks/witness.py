@@ -19,6 +19,7 @@ from typing import Annotated
 import torch
 import typer
 from engine import models, moved_pair
+from revision import revision
 
 HERE = Path(__file__)
 TABLE = HERE.with_suffix(".md")
@@ -69,10 +70,8 @@ def measure(a: str, b: str) -> dict[str, float]:
 
 def row(size: float, kind: str, found: dict[str, float]) -> str:
     """A line of the table."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE.parent, check=True, capture_output=True,
-                              text=True).stdout.strip()  # fmt: skip
     return (f"| {size:g} | {kind} | {found['matching']:.1f} | {found['B']:.1f} | {found['A']:.1f} | "
-            f"{found['moving']:.1f} | {share(found):.0%} | {found['longest']:.0f} | {found['gib']:.1f} | {revision} |"
+            f"{found['moving']:.1f} | {share(found):.0%} | {found['longest']:.0f} | {found['gib']:.1f} | {revision()} |"
             )  # fmt: skip
 
 
