@@ -24,10 +24,13 @@ from hf_align.checkpoints.adapters import WEIGHTS
 from hf_align.jobs import pipeline
 from hf_align.jobs.opened import Opened
 from hf_align.running.evaluate import Evaluator
+from hf_align.settings.choices import TransportMethod
 from hf_align.settings.options import Options
+from hf_align.settings.schedule import Schedule
 
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS, TRAINED_ON = ("jargon", "py"), 384
+METHODS: tuple[TransportMethod, ...] = ("regression", "distil")
 RANKS, MODULES = (4, 16), ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 STEPS, ROWS, RATE = 200, 32, 5e-3
 _KEPT = "99% is kept from rank "
@@ -58,21 +61,20 @@ def loss(base: Path, other: str, rows: Tensor) -> float:
 def row(models: Path, data: Path, text: str, rank: int, folder: Path) -> str:
     base, onto = (models / "llama" / seed for seed in "01")
     tokens = load_file(data / f"eval_lm_{text}.safetensors")["input_ids"].long()
-    lora, out, held_out = folder / f"lora-{text}-{rank}", folder / f"out-{text}-{rank}", tokens[TRAINED_ON:]
+    lora, held_out = folder / f"lora-{text}-{rank}", tokens[TRAINED_ON:]
     trained(base, tokens[:TRAINED_ON], rank, lora)
-    start = time.process_time()
-    report = pipeline.transport(f"{base}+{lora}", str(base), str(onto), out, Options(method="regression", quiet=True),
-                                as_adapter=True)  # fmt: skip
-    seconds = time.process_time() - start
-    (told,) = (note for note in report.notes if _KEPT in note)
-    kept, enough = told.partition("keeps ")[2].partition("%")[0], told.partition(_KEPT)[2].partition(" ")[0]
     as_it_is = put_on(lora, onto, folder / f"as-it-is-{text}-{rank}")
-    models_of = (str(base), f"{base}+{lora}", str(onto), f"{onto}+{as_it_is}", f"{onto}+{out}")
-    losses = [loss(base, model, held_out) for model in models_of]
-    _, there, before, _, found = losses
-    typer.echo(told, err=True)
-    return (f"| {text} | {rank} | {' | '.join(f'{x:.3f}' for x in losses)} | {(before - found) / (before - there):.0%} "
-            f"| {kept}% | {enough} | {seconds:.0f} |")  # fmt: skip
+    there, before, put = (loss(base, model, held_out) for model in (f"{base}+{lora}", str(onto), f"{onto}+{as_it_is}"))
+    cells = [f"{x:.3f}" for x in (loss(base, str(base), held_out), there, before, put)]
+    for method in METHODS:
+        out, start = folder / f"{method}-{text}-{rank}", time.process_time()
+        options = Options(method=method, quiet=True, schedule=Schedule.of_transport(method))
+        report = pipeline.transport(f"{base}+{lora}", str(base), str(onto), out, options, as_adapter=True)
+        seconds, found = time.process_time() - start, loss(base, f"{onto}+{out}", held_out)
+        cells += [f"{found:.3f}", f"{(before - found) / (before - there):.0%}", f"{seconds:.0f}"]
+        for told in (note for note in report.notes if _KEPT in note):
+            kept, enough = told.partition("keeps ")[2].partition("%")[0], told.partition(_KEPT)[2].partition(" ")[0]
+    return f"| {text} | {rank} | {' | '.join(cells)} | {kept}% | {enough} |"
 
 
 def put_on(lora: Path, onto: Path, out: Path) -> Path:
@@ -95,15 +97,15 @@ def main(
         "",
         "`OMP_NUM_THREADS=1 python benchmarks/adapters.py --models … --data …`: LoRA adapters of a small Llama A on",
         f"all linear maps of its layers, trained by PEFT for {STEPS} steps of {ROWS} on {TRAINED_ON} sequences of a",
-        "text that no base has seen, and carried to B, another seed, by `transport --as-adapter` without data. Loss",
-        "(nats) on the other sequences of the text; the gain is the share of what lies between B and A with its",
-        "adapter.",
-        "What the rank keeps, and the rank from which on 99 % would be kept, are what the command says. CPU seconds",
-        f"of one core. Revision {revision()}.",
+        "text that no base has seen, and carried to B, another seed, by `transport --as-adapter` without data: by",
+        "regression, and trained on from there (`--method distil`). Loss (nats) on the other sequences of the text;",
+        "the gain is the share of what lies between B and A with its adapter. What the rank keeps of what is fitted,",
+        "and the rank from which on 99 % would be kept, are what the command says. CPU seconds of one core.",
+        f"Revision {revision()}.",
         "",
-        "| text | rank | A | A with its adapter | B | B with A's adapter as it is | B with the adapter carried | gain "
-        "| the rank keeps | 99 % from rank | s |",
-        "| --- " * 11 + "|",
+        "| text | rank | A | A with its adapter | B | B with A's adapter as it is | regression | gain | s "
+        "| distil | gain | s | the rank keeps | 99 % from rank |",
+        "| --- " * 14 + "|",
     ]
     with tempfile.TemporaryDirectory() as folder:
         for name in TEXTS:

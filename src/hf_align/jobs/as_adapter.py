@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,14 +21,16 @@ from hf_align.checkpoints.plan import Shard, ShardPlan
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.checkpoints.shards import whole, write_with_bar
 from hf_align.errors import HfAlignError
+from hf_align.jobs.descending import distil_once
 from hf_align.jobs.job import Asked, Draft, Say
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.transport import Transport, Tuned
 from hf_align.jobs.witnessing import moved_model
+from hf_align.merging.distil import Limits
 from hf_align.merging.fits import spectrum_of
 from hf_align.merging.lockstep import program_of
-from hf_align.merging.methods import REGRESSION
+from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.sites import sites
 from hf_align.merging.transport import Carried
 from hf_align.running.evaluate import Evaluator
@@ -152,7 +155,7 @@ class TransportAdapter(Transport):
         Raises:
             HfAlignError: any bad input; an adapter that cannot be one of the other base.
         """
-        if asked.options.method != REGRESSION:
+        if asked.options.method not in (REGRESSION, DISTIL):
             raise HfAlignError(f"--as-adapter fits factors, and --method {asked.options.method} fits none")
         whole = Transport.open(tuned, onto, asked, keep=keep)
         changes, (first, *_, last) = Changes.of(whole.models), whole.models.sources
@@ -194,7 +197,12 @@ class TransportAdapter(Transport):
         return self._among((onto, base, finetuned))
 
     def _made(self, claim: Claim, match: Basis) -> Weights:
-        return self._with(self._solved(claim, self._carried(match), self.ranks))
+        carried, ranks = self._carried(match), self.changes.ranks
+        made = self._with(self._solved(claim, carried, ranks))
+        if self.options.method == DISTIL:
+            towards, limits = partial(self._towards, carried), Limits(ranks, carried.onto)
+            made = self._with(distil_once(claim, self.models, {"the fit": made}, towards, limits)[1])
+        return made
 
     def _with(self, solved: Mapping[str, Tensor]) -> Weights:
         """B, of which some weights are others."""
@@ -211,7 +219,7 @@ class TransportAdapter(Transport):
         return report
 
     def document(self, claim: Claim, match: Basis, report: Report) -> None:
-        if self._cut:
+        if self._cut and self.options.method == REGRESSION:
             report.notes.append(self._cost(claim, match))
         super().document(claim, match, report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hf_align.jobs.opened import Opened
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching
 from hf_align.matching.objectives import Objective
-from hf_align.merging.distil import TowardsMix, distilled, nearest, written_by
+from hf_align.merging.distil import Limits, TowardsMix, distilled, nearest, written_by
 from hf_align.running.network import Batch, Weights
 
 _DISTILLED, _NEAREST, _START = "distilled.safetensors", "nearest.safetensors", "start"
@@ -43,6 +44,7 @@ def distil_once(
     models: Opened,
     starts: Mapping[str, Weights],
     towards: Callable[[], Objective],
+    limits: Limits | None = None,
 ) -> tuple[str, Mapping[str, Tensor]]:
     """Which start a descent took, and the weights that it ends at, float32, by name.
 
@@ -50,6 +52,7 @@ def distil_once(
         starts: what it may start from, by what they are called, each by name in memory; the one with the lowest
             objective is taken.
         towards: makes the objective, if it is not known yet where it leads.
+        limits: as `distilled` takes them, not placed.
     """
     network, search = models.network, models.search()
 
@@ -57,8 +60,9 @@ def distil_once(
         objective = towards()
         called = nearest(starts, network, objective)
         start = network.placed(starts[called])
+        held = None if limits is None else replace(limits, around=network.placed(limits.around))
         with searching(search, "distilling") as progress:
-            found = distilled(start, network, objective, search.schedule, state=state, progress=progress)
+            found = distilled(start, network, objective, search.schedule, limits=held, state=state, progress=progress)
         return partial(save_file, found, metadata={_START: called})
 
     path = once(claim, _DISTILLED, find)

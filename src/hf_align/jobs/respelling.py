@@ -17,7 +17,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import CannotRun
 from hf_align.matching.find import Search, searching
 from hf_align.matching.objectives import OnLabels
-from hf_align.merging.distil import distilled
+from hf_align.merging.distil import Limits, distilled
 from hf_align.opening.models import Model
 from hf_align.opening.vocabularies import Pieces, RespelledWeights
 from hf_align.running.data import with_labels
@@ -145,4 +145,5 @@ def _descended(new: Reader, rows: Tensor, tables: Collection[str], options: Opti
     schedule = Schedule(steps=_STEPS)
     objective = OnLabels(with_labels({"input_ids": rows}))
     with searching(Search(schedule=schedule, quiet=options.quiet), "fitting tables") as progress:
-        return distilled(new.weights, new.network, objective, schedule, only=tables, progress=progress)
+        limits = Limits(dict.fromkeys(tables), new.weights)
+        return distilled(new.weights, new.network, objective, schedule, limits=limits, progress=progress)

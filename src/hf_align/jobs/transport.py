@@ -132,14 +132,13 @@ class Transport(OpenedJob[Basis]):
         solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, carried, self.ranks)
         made = Regressed(carried.by_vector, solved)
         if self.options.method == DISTIL:
-            towards = partial(self._towards, match)
+            towards = partial(self._towards, carried)
             made = Regressed(made, distil_once(claim, self.models, {"the regression": made}, towards)[1])
         return made
 
-    def _towards(self, match: Basis) -> Objective:
+    def _towards(self, carried: Carried) -> Objective:
         """Of the descent."""
-        held = self._among([self.models.network.placed(weights) for weights in match.weights])
-        return descent_towards(held, self.models.network, self.fit, self.keep)
+        return descent_towards(carried.placed(self.models.network), self.models.network, self.fit, self.keep)
 
     def _solved(
         self, claim: Claim, carried: Carried, ranks: Mapping[str, int | None] | None, called: str = "solved"

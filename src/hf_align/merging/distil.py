@@ -2,14 +2,15 @@
 
 The teacher of a merge is the ensemble of its models, the mean of their log-probabilities (Hinton et al.,
 arXiv 1503.02531, with all models on the inputs of each); that of a transport is B's logits with what the fine-tune
-changed of A's (arXiv 2401.08565). Every weight is free. Matrices take steps that are steepest in the spectral norm
-(`steepest.py`), vectors those of Adam (arXiv 1412.6980).
+changed of A's (arXiv 2401.08565). Every weight is free, or its change from another is a product of two factors (LoRA,
+arXiv 2106.09685). Matrices take steps that are steepest in the spectral norm (`steepest.py`), vectors those of Adam
+(arXiv 1412.6980).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,8 @@ _NO_GRADIENT = 1e-6
 """Gradients well below it hardly move a weight: a model that is its own teacher has those of rounding alone."""
 ASKED = 64
 """Rows on which starts are compared."""
+_LEAST = 1e-2
+"""Of a factor that hardly is there, what its steps are measured by."""
 _AT_ONCE = 16
 """Of them: what all models answer to these is in memory at once."""
 WRITTEN = 4096
@@ -88,6 +91,24 @@ def _mixed(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a descent may change.
+
+    Attributes:
+        ranks: that the change of each weight may have which moves; None for any.
+        around: the weights that they are changes of, by name in memory, placed for the network.
+    """
+
+    ranks: Mapping[str, int | None]
+    around: Weights
+
+    def at(self, name: str, start: Tensor) -> _Free | _Factored:
+        """A weight that moves, where it starts."""
+        rank = self.ranks[name]
+        return _Free.at(start) if rank is None else _Factored.at(start, self.around[name], rank)
+
+
+@dataclass(frozen=True)
 class _Free(Moving):
     """A weight that an optimiser moves.
 
@@ -101,13 +122,53 @@ class _Free(Moving):
 
     @classmethod
     def at(cls, start: Tensor) -> _Free:
-        entries = as_matrices(start) if start.ndim > 1 else start.reshape(-1)
-        free = entries.detach().float().clone(memory_format=torch.contiguous_format)
-        return cls(free.requires_grad_(), start.shape)
+        return cls(_moved(as_matrices(start) if start.ndim > 1 else start.reshape(-1)), start.shape)
 
     @property
     def value(self) -> Tensor:
         return self.entries.view(self.shape)
+
+    @property
+    def paces(self) -> list[tuple[Tensor, float]]:
+        """What an optimiser moves, and how far in a step, times the rate."""
+        return [(self.entries, max(self.entries.shape[-2:]) ** 0.5 if self.entries.ndim > 1 else 1.0)]
+
+
+@dataclass(frozen=True)
+class _Factored(Moving):
+    """A weight W + U D, of which an optimiser moves the factors.
+
+    Attributes:
+        around: W, [n, …].
+        up, down: U [n, rank] and D [rank, …], of one size at the start.
+        pace: of both: together they change the weight as far in a step as if it moved freely.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("up", "down")
+    around: Tensor
+    up: Tensor
+    down: Tensor
+    pace: float
+
+    @classmethod
+    def at(cls, start: Tensor, around: Tensor, rank: int) -> _Factored:
+        u, s, vh = torch.linalg.svd((start.double() - around.double()).flatten(1), full_matrices=False)
+        roots = s[:rank].sqrt()
+        pace = max(len(start), vh.shape[1]) ** 0.5 / 2 / max(float(roots.max()), _LEAST)
+        return cls(around.float(), _moved(u[:, :rank] * roots), _moved(roots[:, None] * vh[:rank]), pace)
+
+    @property
+    def value(self) -> Tensor:
+        return self.around + (self.up @ self.down).view(self.around.shape)
+
+    @property
+    def paces(self) -> list[tuple[Tensor, float]]:
+        """As `_Free.paces`."""
+        return [(self.up, self.pace), (self.down, self.pace)]
+
+
+def _moved(start: Tensor) -> Tensor:
+    return start.detach().float().clone(memory_format=torch.contiguous_format).requires_grad_()
 
 
 @torch.no_grad()
@@ -148,7 +209,7 @@ def distilled(
     objective: Objective,
     schedule: Schedule,
     *,
-    only: Collection[str] | None = None,
+    limits: Limits | None = None,
     state: State | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
@@ -156,26 +217,26 @@ def distilled(
 
     Args:
         start: weights by name in memory, placed for the network.
-        only: those that move; all without.
+        limits: what moves; without them all weights do, freely.
 
     Raises:
         HfAlignError: the loss is not finite.
     """
-    moving = network.trained & (start.keys() if only is None else set(only))
-    free = {n: _Free.at(start[n]) for n in sorted(moving)}
+    limits = limits or Limits(dict.fromkeys(start), start)
+    moving = {n: limits.at(n, start[n]) for n in sorted(network.trained & limits.ranks.keys())}
 
     def loss(rng: Generator) -> Tensor:
-        merged = {n: free[n].value if n in free else start[n] for n in start}
+        merged = {n: moving[n].value if n in moving else start[n] for n in start}
         return objective.loss(network, merged, schedule.rows, rng)
 
-    optimisers = _optimisers([weight.entries for weight in free.values()], schedule.weight_rate)
-    Descent(list(free.values()), optimisers, schedule, state).run(loss, progress)
-    return {n: weight.value.detach().cpu().contiguous() for n, weight in free.items()}
+    paces = [pace for weight in moving.values() for pace in weight.paces]
+    Descent(list(moving.values()), _optimisers(paces, schedule.weight_rate), schedule, state).run(loss, progress)
+    return {n: weight.value.detach().cpu().contiguous() for n, weight in moving.items()}
 
 
-def _optimisers(entries: Sequence[Tensor], rate: float) -> list[torch.optim.Optimizer]:
+def _optimisers(paces: Sequence[tuple[Tensor, float]], rate: float) -> list[torch.optim.Optimizer]:
     """Of matrices and of vectors, where there are any."""
-    matrices = [{"params": [x], "rate": rate * max(x.shape[-2:]) ** 0.5} for x in entries if x.ndim > 1]
-    vectors = [x for x in entries if x.ndim == 1]
+    matrices = [{"params": [x], "rate": rate * pace} for x, pace in paces if x.ndim > 1]
+    vectors = [x for x, _ in paces if x.ndim == 1]
     found: list[torch.optim.Optimizer] = [Steepest(matrices, least=_NO_GRADIENT)] if matrices else []
     return found + ([torch.optim.Adam([{"params": vectors, "rate": rate}], eps=_NO_GRADIENT)] if vectors else [])
