@@ -39,6 +39,8 @@ mistral, smollm, gemma, gemma2, granite = (
     tiny("Gemma2", layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=4),
     tiny("Granite"),
 )
+mixtral = tiny("Mixtral", num_local_experts=2, num_experts_per_tok=1)
+granite_experts = tiny("GraniteMoe", head_dim=None, num_local_experts=2, num_experts_per_tok=1)
 neox = tiny("GPTNeoX", rotary_pct=0.5)
 phi = tiny("Phi", head_dim=None, num_key_value_heads=2)
 modernbert = tiny("ModernBert", "ForMaskedLM", head_dim=None, global_attn_every_n_layers=2)
@@ -104,6 +106,12 @@ REFUSED: dict[str, tuple[Tiny, Change, Change, str]] = {
     **{name: (granite, {}, {f"{name}_multiplier": 2.0}, f"{name}_multiplier is 1.0 in A, 2.0 in B")
        for name in ("attention", "residual", "embedding")},
     "scale of logits": (granite, {}, dict(logits_scaling=2.0), "logits_scaling"),
+    "scale of logits behind other results": (granite_experts, dict(output_router_logits=True, tie_word_embeddings=True),
+                                             dict(output_router_logits=True, tie_word_embeddings=True,
+                                                  logits_scaling=2.0), "logits_scaling is 1.0 in A, 2.0 in B"),
+    "more results, and another activation": (mixtral, dict(output_router_logits=True), dict(hidden_act="gelu"),
+                                             "hidden_act is silu in A, gelu in B"),
+    "results that only B has": (mixtral, {}, dict(output_router_logits=True), "output_router_logits is False in A"),
     "scale by layer": (tiny_gpt2, dict(n_layer=2), dict(n_layer=2, scale_attn_by_inverse_layer_idx=True),
                        "scale_attn_by_inverse_layer_idx is False in A, True in B"),
     "norm before or after": (tiny_opt, {}, dict(do_layer_norm_before=False), "do_layer_norm_before"),
@@ -124,6 +132,7 @@ ALIKE: dict[str, tuple[Tiny, Change, Change]] = {
     "padding": (tiny_bert, dict(pad_token_id=0), dict(pad_token_id=3)),
     "words for labels": (tiny_vit, {}, dict(id2label={i: f"x{i}" for i in range(9)})),
     "what is returned": (tiny_llama, {}, dict(use_cache=False, output_hidden_states=True)),
+    "results that only A has": (mixtral, dict(output_router_logits=True), {}),
     "how it was trained": (tiny_llama, {}, dict(initializer_range=0.5, dtype="float16", anything="else")),
     "length": (tiny_llama, dict(max_position_embeddings=4096), dict(max_position_embeddings=2**17)),
     "length beside a window": (mistral, dict(sliding_window=4096, max_position_embeddings=2**15),

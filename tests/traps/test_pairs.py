@@ -67,6 +67,8 @@ TRAPS = [
     pair("Granite", _LLAMA, "multiplier", first={"residual_multiplier": 1.0}, residual_multiplier=0.3),
     pair("Mixtral", {**_LLAMA, "num_local_experts": 3}, "experts for a token", first={"num_experts_per_tok": 2},
          num_experts_per_tok=1),
+    pair("Mixtral", {**_LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}, "results that only A has",
+         may_refuse=False, first={"output_router_logits": True}, output_router_logits=False),
     pair("Qwen3Moe", {**_LLAMA, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6},
          "shares of experts", first={"norm_topk_prob": False}, norm_topk_prob=True),
     pair("OPT", dict(vocab_size=17, hidden_size=8, ffn_dim=10, num_hidden_layers=2, num_attention_heads=2,

@@ -8,12 +8,13 @@ is off, and the padding index of a table, which only gradients look at.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from transformers.utils.generic import ModelOutput
 
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
@@ -22,6 +23,8 @@ from hf_align.tracing.record import record
 
 _OFF_AT = 2
 """Where a dropout is told that it is off."""
+_KEPT = "past_key_values"
+"""What a call leaves to the next one, which is compared by what that returns."""
 
 
 class CannotRecord(Exception):
@@ -35,10 +38,12 @@ class Fingerprint:
     Attributes:
         digest: equal if two calls compute the same.
         weights: the parameters and saved floating point buffers that bear on the result.
+        results: the names of what is returned; none where that has no names.
     """
 
     digest: str
     weights: frozenset[str]
+    results: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +54,13 @@ class Call:
         example: the arguments of the first call.
         steps: calls with one token more each, which go on from the cache of the first.
         part: the path of the module that is called, the whole model by default.
+        results: the names of what counts of that which is returned, by default all.
     """
 
     example: Example
     steps: int = 0
     part: str = ""
+    results: frozenset[str] | None = None
 
     def fingerprint(
         self, model: nn.Module, names: Mapping[str, str] | None = None, without_values: Collection[str] = ()
@@ -74,44 +81,61 @@ class Call:
         weights |= {n for n, b in module.named_buffers() if n in saved and b.is_floating_point()}
         prefix = f"{self.part}." if self.part else ""
         weights |= {n for n in saved if f"{prefix}{n}" in without_values}
-        if self.steps:
-            module, weights = _Continued(module, self.steps), {f"model.{n}" for n in weights}
+        returned = set[str]()
+        called = _Called(module, self.steps, self.results, returned.update)
+        weights = {f"model.{n}" for n in weights}
         free = [n for n in self.example.arguments if self.example.is_free(n)]
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), quiet():
                 torch.default_generator.manual_seed(0)  # noise that is drawn once is a constant
-                recorded = record(module, self.example.arguments, weights, free)
+                recorded = record(called, self.example.arguments, weights, free)
         except Exception as error:  # recording fails in as many ways as there are models
             raise CannotRecord(str(error)) from error
 
         def name(target: str) -> str:
-            found = prefix + (target.removeprefix("model.") if self.steps else target)
+            found = prefix + target.removeprefix("model.")
             return (names or {}).get(found, found)
 
         recorded.graph.eliminate_dead_code()
-        return _of_graph(recorded, {w: name(w) for w in weights})
+        return replace(_of_graph(recorded, {w: name(w) for w in weights}), results=frozenset(returned))
 
 
-class _Continued(nn.Module):
-    """A model called once, and then for one token after the other with what it has kept."""
+class _Called(nn.Module):
+    """A model called once, and then for one token after the other with what it has kept.
 
-    def __init__(self, model: nn.Module, steps: int) -> None:
+    Args:
+        counting: the names of what counts of the results; None for all.
+        note: takes the names of what is returned, but for what is kept.
+    """
+
+    def __init__(
+        self, model: nn.Module, steps: int, counting: frozenset[str] | None, note: Callable[[Iterable[str]], None]
+    ) -> None:
         super().__init__()
         self.model = model
-        self.steps = steps
+        self.steps, self.counting, self.note = steps, counting, note
 
     def forward(self, **arguments: Tensor) -> list[Any]:
-        result = self.model(**arguments, use_cache=True)
-        results = [result]
+        given = {"use_cache": True} if self.steps else {}
+        result = self.model(**arguments, **given)
+        results = [self._counted(result)]
         name = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
         again = {k: v for k, v in arguments.items() if "mask" not in k and "position" not in k}
         for _ in range(self.steps):
             if result.past_key_values is None:
                 raise CannotRecord("nothing is kept")
-            again |= {name: arguments[name][:, -1:], "past_key_values": result.past_key_values}
+            again |= {name: arguments[name][:, -1:], _KEPT: result.past_key_values}
             result = self.model(**again, use_cache=True)
-            results.append(result)
-        return [r[0] for r in results]
+            results.append(self._counted(result))
+        return results
+
+    def _counted(self, result: Any) -> Any:
+        """What counts of a result: not what is kept, which the call that goes on writes to."""
+        if not isinstance(result, ModelOutput):
+            return result
+        found = {n: result[n] for n in result if n != _KEPT or not self.steps}
+        self.note(found)
+        return [v for n, v in found.items() if self.counting is None or n in self.counting]
 
 
 def _of_graph(recorded: fx.GraphModule, weights: Mapping[str, str]) -> Fingerprint:
