@@ -10,10 +10,13 @@ import torch
 import transformers
 from conftest import Tiny, run, save, tiny_bert, tiny_gpt2, tiny_llama, tiny_t5, tiny_vit
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.agreement import require_alike, require_same_function
+from hf_align.opening.dropout import differ_in_dropout_alone
+from hf_align.tracing.fields import Readers
 
 Change = dict[str, object]
 
@@ -41,6 +44,9 @@ mistral, smollm, gemma, gemma2, granite = (
 )
 mixtral = tiny("Mixtral", num_local_experts=2, num_experts_per_tok=1)
 granite_experts = tiny("GraniteMoe", head_dim=None, num_local_experts=2, num_experts_per_tok=1)
+crossed = tiny("Bert", "LMHeadModel", head_dim=None, is_decoder=True, add_cross_attention=True)
+heard = tiny("Wav2Vec2", "ForCTC", head_dim=None, conv_dim=(4, 4), conv_stride=(5, 4), conv_kernel=(10, 6),
+             num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)  # fmt: skip
 neox = tiny("GPTNeoX", rotary_pct=0.5)
 phi = tiny("Phi", head_dim=None, num_key_value_heads=2)
 modernbert = tiny("ModernBert", "ForMaskedLM", head_dim=None, global_attn_every_n_layers=2)
@@ -117,6 +123,8 @@ REFUSED: dict[str, tuple[Tiny, Change, Change, str]] = {
     "norm before or after": (tiny_opt, {}, dict(do_layer_norm_before=False), "do_layer_norm_before"),
     "parallel residual": (neox, {}, dict(use_parallel_residual=False), "use_parallel_residual is True in A"),
     "positions by padding": (tiny("Roberta", "ForMaskedLM"), {}, dict(pad_token_id=3), "pad_token_id is 0 in A"),
+    "norm that no call runs": (crossed, {}, dict(layer_norm_eps=1e-5), "layer_norm_eps"),
+    "mask that no call sets": (heard, {}, dict(apply_spec_augment=False), "apply_spec_augment is True in A"),
     "activation of a tower": (tiny_llava, {}, dict(vision=dict(hidden_act="gelu")), "vision_config.hidden_act"),
     "activation that nothing runs": (tiny_llava, {}, dict(projector_hidden_act="relu"),
                                      "(may )?compute differently: projector_hidden_act"),
@@ -142,8 +150,71 @@ ALIKE: dict[str, tuple[Tiny, Change, Change]] = {
     "scaling that is none": (tiny_llama, rope("default"), rope("default", factor=2.0)),
     "size": (tiny_llama, {}, dict(hidden_size=14, intermediate_size=9)),
     "heads along with size": (tiny_gpt2, {}, dict(n_embd=12, n_head=3)),
+    "dropout that no call runs": (crossed, {}, dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3)),
+    "dropout beside what no call reads": (heard, {}, dict(final_dropout=0.5)),
     "dropout of a tower": (tiny_llava, {}, dict(vision=dict(attention_dropout=0.3))),
 }  # fmt: skip
+
+
+class Clamped(nn.Module):
+    """Hands on most of what it is given."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given.clamp(max=self.most)
+
+
+class Unwatched(nn.Module):
+    """Drops what it is given out by itself, or something like it, with its number in `held`."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.held = share
+
+
+def model_with(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), *parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "alone"),
+    [(nn.Dropout, True), (nn.Dropout1d, True), (nn.AlphaDropout, True), (nn.Threshold, False), (Clamped, False),
+     (Unwatched, False), (nn.LeakyReLU, False), (nn.ZeroPad1d, False)],
+)  # fmt: skip
+def test_what_is_built_otherwise_is_dropout_alone(kind: type[nn.Module], alone: bool) -> None:
+    first, second = (kind(*((100 * n, 1) if kind is nn.Threshold else (n,))) for n in (0, 1))
+    assert differ_in_dropout_alone(model_with(first).eval(), model_with(second).eval()) == alone
+    assert not differ_in_dropout_alone(model_with(first), model_with(first))  # then the field went elsewhere
+    assert not differ_in_dropout_alone(model_with(nn.Dropout(0.1), first), model_with(nn.Dropout(0.2))), "one more"
+    if kind is not nn.Dropout1d:
+        assert differ_in_dropout_alone(model_with(nn.Dropout(0.1), first).eval(),
+                                       model_with(nn.Identity(), first).eval())  # fmt: skip
+
+
+class Asking(nn.Module):
+    """Asks for one number while it is built, and for another one later, too."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dropouts = nn.Dropout(config.once), nn.Dropout(config.again)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.config.again
+
+
+def test_what_is_asked_for_while_a_model_runs_does_not_only_build_it() -> None:
+    config, readers = PretrainedConfig(once=0.1, again=0.2), Readers()
+    with readers.listening():
+        model = Asking(config)
+        assert all(readers.builds_alone(config, (name,)) for name in ("once", "again"))
+        model(torch.ones(1))
+    assert readers.builds_alone(config, ("once",))
+    assert not readers.builds_alone(config, ("again",))
+
 
 DEAR = ("dropout of a tower", "windows of no layer", "length beside a window")
 """Seconds each: many calls are compared, to the end."""

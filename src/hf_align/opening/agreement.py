@@ -19,6 +19,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
+from hf_align.opening.dropout import differ_in_dropout_alone
 from hf_align.opening.heads import tied_alike
 from hf_align.opening.programs import require_same_program
 from hf_align.tracing.build import build_without_weights, inventory, model_class
@@ -261,16 +262,24 @@ class _Comparison:
         return stuck
 
     def _require_run(self, a: _Variant, calls: Iterable[Call]) -> None:
-        """A field that only code without a call reads is not known to make no difference."""
+        """A field that only code without a call reads is not known to make no difference, unless it is for dropout."""
         unread = {
             id(dict(a.model.named_parameters())[n]) for n in a.unread(calls) if n in dict(a.model.named_parameters())
         }
         names = {id(module): path for path, module in a.model.named_modules()}
         for path in self.differing:
-            for module in self.readers.of(a.config, path):
-                if module is not None and any(id(p) in unread for p in module.parameters()):
-                    where = names.get(id(module)) or type(module).__name__
-                    raise self._refusal([path], "may compute", f"no call is known that runs all of {where}")
+            partly_run = [
+                module
+                for module in self.readers.of(a.config, path)
+                if module is not None and any(id(p) in unread for p in module.parameters())
+            ]
+            if partly_run and not self._is_for_dropout(a, path):
+                where = names.get(id(partly_run[0])) or type(partly_run[0]).__name__
+                raise self._refusal([path], "may compute", f"no call is known that runs all of {where}")
+
+    def _is_for_dropout(self, a: _Variant, path: Path) -> bool:
+        other = a.having({path: self.differing[path][1]})
+        return self.readers.builds_alone(a.config, path) and differ_in_dropout_alone(a.model, other.model)
 
     def _refusal(self, paths: list[Path], how: str, why: str = "") -> IncompatibleModels:
         said = " and ".join(self._said(p) for p in paths[:3]) or "their modelling code is not the same"

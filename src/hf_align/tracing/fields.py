@@ -92,14 +92,24 @@ def _key(group: Mapping[Any, Any], name: str) -> Any:
     return next((k for k in group if str(k) == name), name)
 
 
-def _nearest_module(frame: FrameType | None) -> nn.Module | None:
-    """Whose method runs, or has called the function that runs."""
+def _nearest_module(frame: FrameType | None) -> tuple[nn.Module | None, bool]:
+    """Whose method runs, or has called the function that runs; and whether it is being built."""
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
-            return owner
+            return owner, frame.f_code.co_name == "__init__"
         frame = frame.f_back
-    return None
+    return None, False
+
+
+def _read_as(config: PretrainedConfig, path: Path) -> str:
+    """The field of a config that a value is, or that the dictionary is in which it stands."""
+    group: Any = config
+    for part in path:
+        if not isinstance(group, PretrainedConfig):
+            break
+        name, group = part, vars(group).get(part)
+    return name
 
 
 class Readers:
@@ -107,19 +117,20 @@ class Readers:
 
     Attributes:
         modules: name of a field -> the modules that read it; None stands for code that is in no module.
+        later: the names of fields that are read not only while a module is built.
     """
 
     def __init__(self) -> None:
         self.modules: dict[str, list[nn.Module | None]] = defaultdict(list)
+        self.later: set[str] = set()
 
     def of(self, config: PretrainedConfig, path: Path) -> list[nn.Module | None]:
         """The readers of a value, or of the dictionary of a config that it is in; in whichever config."""
-        group: Any = config
-        for part in path:
-            if not isinstance(group, PretrainedConfig):
-                break
-            name, group = part, vars(group).get(part)
-        return self.modules.get(name, [])
+        return self.modules.get(_read_as(config, path), [])
+
+    def builds_alone(self, config: PretrainedConfig, path: Path) -> bool:
+        """Whether a value is read only while modules are built."""
+        return _read_as(config, path) not in self.later
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -129,13 +140,15 @@ class Readers:
         def read(config: PretrainedConfig, key: str) -> Any:
             if not key.startswith("__"):
                 names = plain(config, "attribute_map")
-                self._note(names.get(key, key), _nearest_module(sys._getframe(1)))
+                self._note(names.get(key, key), *_nearest_module(sys._getframe(1)))
             return plain(config, key)
 
         with patch.object(PretrainedConfig, "__getattribute__", read):
             yield
 
-    def _note(self, name: str, reader: nn.Module | None) -> None:
+    def _note(self, name: str, reader: nn.Module | None, building: bool) -> None:
+        if not building:
+            self.later.add(name)
         known = self.modules[name]
         if not any(reader is module for module in known):
             known.append(reader)
