@@ -19,7 +19,7 @@ from faults import contents
 from hub_server import Hub
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hf_align.checkpoints.checkpoint import SINGLE
 from hf_align.cli.app import main
@@ -237,3 +237,17 @@ def test_which_kernels_of_attention_a_config_asks_for_does_not_count(kernels: st
     (tmp_path / "b" / "config.json").write_text(json.dumps(config | {"_attn_implementation": kernels}))
     for pair in ((LLAMA / "0", tmp_path / "b"), (tmp_path / "b", LLAMA / "0")):
         assert run("merge", *pair, "-o", tmp_path / "out", "-q", "--method", "linear", "--overwrite") == 0
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_entries_whose_products_overflow(damaged: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refs = [shutil.copytree(LLAMA / str(i), tmp_path / str(i)) for i in range(2)]
+    weights = load_file(refs[damaged] / SINGLE)
+    weights["model.embed_tokens.weight"].view(-1)[5] = 3e38
+    save_file(weights, refs[damaged] / SINGLE, {"format": "pt"})
+    capsys.readouterr()
+    assert run("align", *refs, "-o", tmp_path / "out", "-q") == 2
+    said = capsys.readouterr().err.strip()
+    assert "products with them overflow" in said
+    assert "\n" not in said
+    assert not (tmp_path / "out").exists()
