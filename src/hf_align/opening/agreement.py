@@ -1,9 +1,10 @@
 """Whether two configs describe one function of the weights; if not, the field that makes the difference.
 
 No class and no field is known by its name. Both configs are built, and the same calls of both are recorded: a short
-input, then a step that goes on from it with a cache; and again with every number that does not shape a weight made so
-small that the input reaches beyond it (windows, lengths from which positions are scaled). A field that no code reads
-makes no difference, and neither does one that changes none of these calls.
+input, then a step that goes on from it with a cache; texts with pictures or sounds in them; and the short input again
+with every number that does not shape a weight made so small that it reaches beyond it (windows, lengths from which
+positions are scaled). A field that no code reads makes no difference, and neither does one that changes none of these
+calls.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from hf_align.tracing.build import build_without_weights, inventory, model_class
 from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, parts, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
 from hf_align.tracing.inputs import examples
+from hf_align.tracing.mode import Mode
 from hf_align.tracing.modules import ModuleConfig
 from hf_align.tracing.stored import noted_buffers
+from hf_align.tracing.ways import try_media
 
 _BATCH, _SHORT, _LONG = 2, 7, 2050
 """Rows of a call, and tokens: few, and as many as are tried where a number cannot be made smaller."""
@@ -175,6 +178,22 @@ class _Variant:
                     yield call
                     return
 
+    def calls_with_media(self) -> list[Call]:
+        """Calls that can be recorded of texts with pictures, sounds and the like in them."""
+        found = list[Call]()
+
+        def attempt(mode: Mode) -> Exception | None:
+            call = Call(mode.example)
+            try:
+                self._known[call] = call.fingerprint(self.model)
+            except CannotRecord as error:
+                return error
+            found.append(call)
+            return None
+
+        try_media(self.model, attempt)
+        return found
+
     def _read(self, call: Call) -> frozenset[str]:
         found = self.fingerprint(call)
         return found.weights if found is not None else frozenset()
@@ -208,7 +227,7 @@ class _Comparison:
         """Raise if a call shows a difference, or none can be made that would."""
         heard = _Variant(a.config)
         with self.readers.listening():
-            calls = heard.calls(_SHORT)
+            calls = [*heard.calls(_SHORT), *heard.calls_with_media()]
         if self.same_code:
             self.differing = {p: v for p, v in self.differing.items() if self.readers.of(heard.config, p)}
             if not self.differing:
