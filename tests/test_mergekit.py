@@ -245,6 +245,8 @@ def test_the_reference_is_a_choice(tmp_path: Path) -> None:
         assert run("mergekit", recipe, tmp_path / reference) == 0
     zero, one = (weights(tmp_path / reference)["model.embed_tokens.weight"] for reference in "01")
     assert not torch.allclose(zero, one, atol=1e-2)
+    card = " ".join((tmp_path / "1" / "README.md").read_text().split())
+    assert "the other model was moved into the basis of `1`" in card
 
 
 @pytest.mark.parametrize(

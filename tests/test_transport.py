@@ -273,3 +273,12 @@ def test_the_descent_is_the_one_that_was_measured(
     (options,) = asked
     assert isinstance(options, Options) and (options.schedule.steps, options.schedule.rows) == (steps, rows)
     assert Schedule.of_transport("distil") == Schedule(steps=200, rows=16)  # of the table
+
+
+def test_the_card_says_what_was_carried(three: list[Path], tmp_path: Path) -> None:
+    finetuned, base, onto = three
+    asked = ("--base", base, "--onto", onto, "-o", tmp_path / "out", "--method", "task_arithmetic", "--quiet")
+    assert run("transport", finetuned, *asked) == 0
+    card = " ".join((tmp_path / "out" / "README.md").read_text().split())
+    assert "`other` with what `tuned` learned on `base`" in card and "the change was carried over" in card
+    assert "weights were mixed" not in card and "| weight | 0.5 |" not in card

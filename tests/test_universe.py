@@ -129,7 +129,8 @@ def test_three_models_are_merged_from_the_command_line(
     for name, weight in expected.items():
         torch.testing.assert_close(written[name], weight.float(), atol=1e-5, rtol=1e-4)
     assert len(list((tmp_path / "out" / "hf-align").glob("alignment-*.safetensors"))) == 2
-    assert "llama" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "llama" in card and "| weight | 0.5 |" not in card
 
 
 def test_a_killed_run_on_other_examples_is_another_run() -> None:

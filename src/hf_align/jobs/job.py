@@ -115,8 +115,9 @@ class Job(ABC, Generic[M]):
 
     @property
     def strategy(self) -> Mapping[str, Any]:
-        """How the models are merged, for the card."""
-        return {**self.options.strategy, **self.chosen}
+        """How the models are merged, for the card; only the second of two models has a weight of its own."""
+        asked = {k: v for k, v in self.options.strategy.items() if k != "weight" or len(self.sources) == 2}
+        return {**asked, **self.chosen}
 
     @property
     def reads(self) -> list[Path]:

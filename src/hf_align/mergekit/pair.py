@@ -63,7 +63,8 @@ def merge_pair(
     loop = merge_here(config, models.first, options, say)
     fit, held_out = models.examples(data)
     asked.clock.lap("open")
-    chosen = {**parameters, **({"base": models.sources[2].name} if base is not None else {})}
+    chosen = {**parameters, "weight": options.weight}
+    chosen |= {"base": models.sources[2].name} if base is not None else {}
     made_with = {"the command": "merge", "--parameter": json.dumps(parameters), **reported_on(held_out)}
     job = _ByMethod(asked=asked, sources=models.sources, record=record(made_with, models, fit), draft=loop.draft,
                     chosen=chosen, models=models, fit=fit, held_out=held_out, loop=loop)  # fmt: skip

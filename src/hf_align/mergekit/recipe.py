@@ -208,8 +208,8 @@ class _Recipe(Job[_Making]):
         """Card, provenance and the recipe, without local paths, and where its models came from."""
         folder, inputs = claim.documents, match.inputs
         asked = self.align.model_dump(mode="json", exclude_none=True) if self.align else {}
-        matched = {"match": self.options.match} if self.align else {}
         public = {name: source.name for name, source in zip(models_of(self.recipe), self.sources, strict=True)}
+        matched = {"match": self.options.match, "reference": public[self.names[0]]} if self.align else {}
         asked = with_words(renamed(asked, public), _without_path)
         shown = with_words(renamed(self.recipe, public), _without_path) | ({"align": asked} if self.align else {})
         (folder / "mergekit_config.yml").write_text(yaml.safe_dump(shown, sort_keys=False), encoding="utf-8")

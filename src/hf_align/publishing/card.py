@@ -47,6 +47,9 @@ def write_card(folder: Path, made: Provenance) -> None:
     repositories = [i.repository for i in made.inputs if i.repository]
     warning = licence_warning(made.inputs)
     is_adapter = (folder / ADAPTER).is_file()  # of the first
+    merged = [_linked(name, made.inputs) for name in made.models]
+    carried = merged[len(merged) - made.carried :]
+    reference = made.strategy.get("reference")  # a recipe's choice
     data = ModelCardData(
         base_model=(made.inputs[0].repository if is_adapter else repositories) or None,
         base_model_relation="adapter" if is_adapter else "merge",
@@ -57,7 +60,10 @@ def write_card(folder: Path, made: Provenance) -> None:
     content = text.render(
         card_data=data.to_yaml(),
         title=made.title,
-        merged=[_linked(name, made.inputs) for name in made.models],
+        merged=merged,
+        carried=carried,
+        what=_what(merged, carried),
+        reference=_linked(reference, made.inputs) if reference else "the first",
         inputs=[{**i.model_dump(), "link": _link(i)} for i in made.inputs],
         licence_warning=warning,
         is_aligned=made.strategy.get("match", "none") != "none",
@@ -66,6 +72,14 @@ def write_card(folder: Path, made: Provenance) -> None:
         plot=plot,
     )
     ModelCard(content).save(folder / "README.md")
+
+
+def _what(merged: Sequence[str], carried: Sequence[str]) -> str:
+    """What the model is: a merge, or the first of them with what the last ones learned on those between."""
+    if not carried:
+        return f"A merge of {' and '.join(merged)}"
+    onto, *bases = merged[: -len(carried)]
+    return f"{onto} with what {' and '.join(carried)} learned on {' and '.join(bases)}"
 
 
 def _linked(model: str, inputs: Sequence[Input]) -> str:

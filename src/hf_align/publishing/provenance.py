@@ -124,6 +124,11 @@ class Provenance(BaseModel):
         return " + ".join("+".join(part.rpartition("/")[2] for part in name.split("+")) for name in self.models)
 
     @property
+    def carried(self) -> int:
+        """How many fine-tunes were carried to another base: the last of the models."""
+        return len(str(self.strategy.get("strength", "")).split())
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options that were given a value."""
         return {k: v for k, v in self.strategy.items() if v != "" and v is not None and v is not False}
