@@ -120,6 +120,8 @@ def test_alignments_compose_and_come_undone() -> None:
         torch.testing.assert_close(tensor, back[name], rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match="different architectures"):
         first @ hf_align.align(built(tiny_gpt2(), 1), to=built(tiny_gpt2(), 0), witness=False)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        first @ b  # type: ignore[operator]
     with pytest.raises(ValueError, match="another architecture"):
         first.apply(built(tiny_gpt2(), 0))
 
@@ -216,6 +218,9 @@ def test_folders_are_merged_to_disk(tmp_path: Path) -> None:
     assert hf_align.merge(folders, align="none").num_parameters() > 0
 
 
+ROWS = {"input_ids": torch.arange(48).reshape(8, 6) % 11}
+
+
 def wrong(**options: Any) -> Callable[[Model, Model], Any]:
     return lambda a, b: hf_align.align(b, to=a, **options)
 
@@ -243,6 +248,11 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.randomize(a, seed=0.5), "seed is 0.5"),
         (lambda a, b: hf_align.certify(a, layers="2"), "layers is '2'"),
         (wrong(objective=lambda output, batch: output.loss), "an objective needs"),
+        (wrong(match="learned", data=ROWS, objective=lambda output, batch: None), "gives a NoneType; a tensor of one"),
+        (wrong(match="learned", data=ROWS, objective=lambda output, batch: output.logits), "a tensor of one number is needed"),
+        (wrong(match="learned", data=ROWS, objective=lambda output, batch: 1.0), "the loss has no gradient"),
+        (lambda a, b: hf_align.score({"A": a}, "nope"), "a list of names"),
+        (lambda a, b: hf_align.score([a, b], ["nope"]), "a dict of models"),
         (lambda a, b: hf_align.merge([a, b], method="mean"), "'linear', 'slerp'"),
         (lambda a, b: hf_align.merge([a, b], align="wieght"), "'weight', 'activation', 'learned', 'none'"),
         (lambda a, b: hf_align.merge([a]), "two models or more"),

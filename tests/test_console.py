@@ -155,6 +155,7 @@ REFUSED = {
     "merge a b --residual separate": "changes B's function",
     "merge a b --residual first": "needs --match activation",
     "merge a b --steps 3": "--steps applies to a descent",
+    "transport f --base a --onto b -o c --method task_arithmetic --keep 0.5": "--keep is of what is fitted",
     "merge a b --base c": "--base and --parameter are for methods of mergekit",
     "merge a b c --method ties": "merges two models here",
     "merge a b c --weight 0.3": "more have equal shares",
@@ -198,6 +199,13 @@ def test_a_revision_is_of_repositories_that_name_none(tmp_path: Path) -> None:
     found = {m: at_revision(m, "v1") for m in ("org/a", "org/a@main", "hf://org/a", str(tmp_path))}
     assert list(found.values()) == ["org/a@v1", "org/a@main", "hf://org/a@v1", str(tmp_path)]
     assert at_revision("org/a", None) == "org/a"
+
+
+def test_no_room_for_what_is_said_is_no_fault_of_ours() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "spec", "gpt2"], stdout=full, stderr=subprocess.PIPE, text=True)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hf-align")]
+    assert done.returncode == 2 and "No space left on device" in line and "fault" not in line
 
 
 @pytest.mark.parametrize("columns", [50, 80])

@@ -560,6 +560,7 @@ def test_random_methods_give_the_same_again(tmp_path: Path, random_pairs: Callab
         (("--method", "ties"), "does not fit its method"),
         (("--method", "linear", "--base", LLAMA / "2"), "are for methods of mergekit"),
         (("--method", "karcher", "--parameter", "tol"), "not of the form name=value"),
+        (("--method", "dare_linear", "--base", LLAMA / "2", "--parameter", "weight=0.1"), "--weight is the share of B"),
     ],
 )
 def test_options_that_do_not_fit_a_method(
@@ -617,6 +618,29 @@ def test_no_such_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_models_that_do_not_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", GPT2 / "0"), align=True)
     assert "they do not merge" in refused(recipe, tmp_path / "out", capsys)
+
+
+@pytest.mark.parametrize(
+    ("more", "passed"),
+    [
+        ({"aling": True}, ["aling"]),
+        ({"parameters": {"densty": 0.5, "normalize": True}}, ["parameters: densty"]),
+        ({}, []),
+        (
+            {"models": None, "slices": [{"sources": [
+                {"model": str(LLAMA / seed), "layer_range": [0, 3], "wieght": 1, "parameters": {"weight": 0.5, "t": 1}}
+                for seed in "01"], "outputs": 1}]},
+            ["outputs", "wieght", "parameters: t"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_recipe_says_to_nobody_is_told(
+    more: dict[str, Any], passed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = {k: v for k, v in {**linear(LLAMA / "0", LLAMA / "1"), **more}.items() if v is not None}
+    assert run("mergekit", write_recipe(tmp_path / "r.yml", **recipe), tmp_path / "out") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "passed over" in line]
+    assert lines == [f"warning: {key} means nothing to merge_method linear, and is passed over" for key in passed]
 
 
 @pytest.mark.parametrize(

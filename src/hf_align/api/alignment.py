@@ -116,6 +116,8 @@ class Alignment:
         Raises:
             ValueError: they are of different architectures.
         """
+        if not isinstance(earlier, Alignment):
+            return NotImplemented
         if earlier.spec.spaces != self.spec.spaces:
             raise ValueError("alignments of different architectures cannot be composed")
         both = compose(self.spec, self.elements, earlier.elements)

@@ -57,12 +57,28 @@ def examples_and_loss(
     data: Data | None, objective: Loss | None, given: Given, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[Batch | None, Loss | None]:
     """Arguments of `forward`, and what is computed on them besides; None is a model's own loss."""
+    objective = None if objective is None else _of_one_number(objective)
     if data is None or not isinstance(given.config, ModuleConfig):
         return examples(data, given, tokenizer), objective
     found = module_data(data, given.config)
     if objective is not None:
         return found.batch, own_loss(objective, found)
     return found.batch, loss_told if LABELS in found.batch else None
+
+
+def _of_one_number(objective: Loss) -> Loss:
+    """The caller's loss, which must be one."""
+
+    def loss(outputs: Any, batch: Batch) -> Tensor:
+        found: Any = objective(outputs, batch)
+        if isinstance(found, float):
+            return torch.tensor(found)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            shape = f" of {list(found.shape)}" if isinstance(found, Tensor) else ""
+            raise OptionError(f"objective gives a {type(found).__name__}{shape}; a tensor of one number is needed")
+        return found.squeeze()
+
+    return loss
 
 
 def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:

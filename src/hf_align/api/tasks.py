@@ -44,7 +44,7 @@ def score(
 
     Raises:
         MissingExtra: the harness is not installed (`pip install 'hf-align[tasks]'`).
-        ValueError: there is no such task, or no tokenizer.
+        ValueError: there is no such task, or no tokenizer; models have no names.
     """
     try:
         from lm_eval import simple_evaluate
@@ -52,6 +52,10 @@ def score(
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise MissingExtra("tasks need the LM Evaluation Harness: pip install 'hf-align[tasks]'") from error
+    if isinstance(tasks, str):
+        raise ValueError(f"tasks is {tasks!r}; a list of names is needed")
+    if not isinstance(models, Mapping):
+        raise ValueError("models is one model or a list; a dict of models by their names is needed")
     own = None if include_path is None else os.fspath(include_path)
     manager = TaskManager(include_path=own, include_defaults=False)
     if not set(tasks) <= set(manager.all_tasks):  # to index the thousands that ship takes a minute

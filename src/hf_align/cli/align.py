@@ -17,7 +17,7 @@ def align(
     output: Annotated[Path, opt.output("-o", "--output", metavar="DIR", help="Folder for B in A's basis.")],
     match: opt.Match = Options.match,
     data: opt.DataToMatch = None,
-    steps: opt.Steps = None,
+    steps: opt.StepsToMatch = None,
     lambda_sampling: opt.LambdaSampling = None,
     residual: opt.Residual = Options.residual,
     heads: opt.Heads = Options.heads,

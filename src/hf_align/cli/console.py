@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -18,6 +19,7 @@ from hf_align.runtime.processes import current
 
 _SHOWN = 200
 """Characters of an error of another library."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:
@@ -35,6 +37,8 @@ def unexpected(error: Exception) -> str:
     """One line on an error that nobody foresaw; where it came from is in a file for whoever mends it."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of what is open already, as stdout is
+        return f"{error.strerror}, be it of stdout or of {tempfile.gettempdir()}"
     if isinstance(error, MemoryError):
         return "there is not enough memory for this"
     with tempfile.NamedTemporaryFile("w", prefix="hf-align-", suffix=".log", delete=False, errors="replace") as log:

@@ -20,7 +20,7 @@ def evaluate(
     limit: opt.Limit = None,
     include_path: opt.TaskFolder = None,
     match: opt.Match = Options.match,
-    steps: opt.Steps = None,
+    steps: opt.StepsToMatch = None,
     lambda_sampling: opt.LambdaSampling = None,
     residual: opt.Residual = Options.residual,
     heads: opt.Heads = Options.heads,

@@ -11,7 +11,7 @@ import typer
 from hf_align.cli import console
 from hf_align.cli import options as opt
 from hf_align.errors import OptionError
-from hf_align.settings.choices import Effort, OwnMethod
+from hf_align.settings.choices import OF_MANY, Effort, OwnMethod
 from hf_align.settings.options import Options
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def merge(
     a: opt.A,
     b: opt.B,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="MORE", help="More models, for --method linear, regression or distil.")
+        list[str] | None,
+        typer.Argument(metavar="MORE", help=f"More models, for --method {', '.join(OF_MANY)}."),
     ] = None,
     match: opt.Match = Options.match,
     steps: opt.Steps = None,

@@ -77,6 +77,9 @@ Match = Annotated[
         "merged model (best, slowest; needs no data). none merges them as they are.",
     ),
 ]
+StepsToMatch = Annotated[
+    int | None, matching(metavar="N", show_default=str(Schedule.steps), help="Steps of --match learned.")
+]
 Steps = Annotated[
     int | None,
     matching(

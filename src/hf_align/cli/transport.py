@@ -8,9 +8,12 @@ import typer
 
 from hf_align.cli import console
 from hf_align.cli import options as opt
+from hf_align.errors import OptionError
 from hf_align.settings import choices
 from hf_align.settings.options import Options
 from hf_align.settings.schedule import Schedule
+
+_DISTILLED = Schedule.of_transport("distil").steps
 
 
 def transport(
@@ -32,12 +35,13 @@ def transport(
     ] = "regression",
     strength: Annotated[float, opt.merging(metavar="T", help="How much of the change is carried over.")] = 1.0,
     keep: Annotated[
-        float,
+        float | None,
         opt.merging(
             metavar="T",
+            show_default=str(choices.KEEP),
             help="Examples that B writes for each that the fine-tune does: there the result answers as B does.",
         ),
-    ] = choices.KEEP,
+    ] = None,
     as_adapter: Annotated[
         bool,
         opt.merging(
@@ -45,7 +49,14 @@ def transport(
         ),
     ] = False,
     match: opt.Match = Options.match,
-    steps: opt.Steps = None,
+    steps: Annotated[
+        int | None,
+        opt.matching(
+            metavar="N",
+            show_default=f"{Schedule.steps}, or {_DISTILLED} with --method distil",
+            help="Steps of --match learned, and of --method distil.",
+        ),
+    ] = None,
     data: opt.Data = None,
     residual: opt.Residual = Options.residual,
     heads: opt.Heads = Options.heads,
@@ -53,7 +64,9 @@ def transport(
     untie: opt.Untie = None,
     specs: opt.Specs = None,
     strict: opt.Strict = False,
-    dtype: opt.Dtype = None,
+    dtype: Annotated[
+        choices.Dtype | None, opt.output(metavar="DTYPE", show_default="that of B", help="Data type of the result.")
+    ] = None,
     max_shard_size: opt.MaxShardSize = Options.max_shard_size,
     overwrite: opt.Overwrite = False,
     token: opt.Token = None,
@@ -73,7 +86,9 @@ def transport(
     $ hf-align transport org/a-chat --base org/a --onto org/b -o b-chat
     """
     choices.strength("--strength", strength)
-    choices.share("--keep", keep)
+    if keep is not None and method == "task_arithmetic":
+        raise OptionError("--keep is of what is fitted, and --method task_arithmetic fits nothing")
+    keep = choices.share("--keep", choices.KEEP if keep is None else keep)
     options = opt.chosen(locals(), Schedule.of_transport)
     from hf_align.jobs import pipeline
 

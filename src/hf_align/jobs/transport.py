@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 from torch import Tensor
 
@@ -73,7 +74,8 @@ class Transport(OpenedJob[Basis]):
         pair = models.first
         fit, held_out = models.examples(asked.data)
         asked.clock.lap("open")
-        chosen = {"strength": " ".join(str(each.strength) for each in tuned), "keep": keep}
+        chosen: dict[str, Any] = {"strength": " ".join(str(each.strength) for each in tuned)}
+        chosen |= {"keep": keep} if options.method in (REGRESSION, DISTIL) else {}
         made_with = {"the command": "transport", **{k: str(v) for k, v in chosen.items()}, **reported_on(held_out)}
         made_with["their bases"] = " ".join(str(_bases(tuned).index(each.base)) for each in tuned)
         return cls(asked=asked, sources=models.sources, record=record(made_with, models, fit),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from hf_align.errors import HfAlignError
+from hf_align.errors import HfAlignError, OptionError
 from hf_align.settings.schedule import Schedule
 
 _AT_STAKE = 30.0
@@ -84,10 +84,12 @@ class Descent:
         """Take all steps that are left.
 
         Raises:
-            HfAlignError: the loss is not finite.
+            HfAlignError: the loss is not finite, or has no gradient.
         """
         for step in self._steps():
             found = loss(self.rng)
+            if not found.requires_grad:
+                raise OptionError("the loss has no gradient: it must be computed from the outputs, by torch")
             if not bool(found.isfinite()):
                 raise HfAlignError(f"the loss is not finite at step {step}; try a smaller rate")
             self._move(found)

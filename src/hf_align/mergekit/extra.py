@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hf_align.errors import HfAlignError
 from hf_align.mergekit.config import NAMING, first_fault
@@ -74,6 +74,26 @@ def parse(recipe: Mapping[str, Any]) -> Any:
     except (RuntimeError, KeyError, ValueError) as error:
         raise HfAlignError(f"the recipe is rejected by mergekit: {str(error).splitlines()[0]}") from error
     return config
+
+
+def unread(recipe: Mapping[str, Any]) -> list[str]:
+    """Keys and parameters of a recipe that mergekit passes over in silence, misspelled or of another method."""
+    from mergekit import merge_methods
+    from mergekit.config import InputModelDefinition, InputSliceDefinition, MergeConfiguration, OutputSliceDefinition
+
+    method = merge_methods.get(str(recipe["merge_method"]))
+    known = {parameter.name for parameter in method.spec.parameters}
+    slices = recipe.get("slices") or []
+    levels: list[tuple[type[BaseModel], Sequence[Mapping[str, Any]]]] = [
+        (MergeConfiguration, [recipe]),
+        (InputModelDefinition, recipe.get("models") or []),
+        (OutputSliceDefinition, slices),
+        (InputSliceDefinition, [source for each in slices for source in each["sources"]]),
+    ]
+    found = [key for kind, entries in levels for entry in entries for key in entry if key not in kind.model_fields]
+    asked = [entry.get("parameters") or {} for _, entries in levels for entry in entries]
+    found += [f"parameters: {name}" for parameters in asked for name in parameters if name not in known]
+    return list(dict.fromkeys(found))
 
 
 def require_experts(recipe: Mapping[str, Any]) -> None:

@@ -121,6 +121,8 @@ def _require_parameters(method: str, parameters: Mapping[str, Any]) -> None:
     """
     from mergekit import merge_methods
 
+    if "weight" in parameters:  # each model has one of its own, which mergekit takes first
+        raise HfAlignError("--parameter weight is not looked at; --weight is the share of B")
     known = sorted(parameter.name for parameter in merge_methods.get(method).spec.parameters)
     if unknown := sorted(parameters.keys() - set(known)):
         raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {', '.join(known) or 'none'}")

@@ -28,7 +28,7 @@ from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import symmetries_of
 from hf_align.mergekit.config import Align, read_recipes, renamed, with_words
 from hf_align.mergekit.documents import in_order
-from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, version
+from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, require_experts, unread, version
 from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import run_script, write_inputs
 from hf_align.mergekit.loaders import is_planned, run_mergekit
@@ -82,7 +82,7 @@ def run_recipe(
     ordered, report = in_order(read_recipes(path), output), Report(str(output), "")
     if is_known():
         for body in (recipe.body for recipe, _ in ordered if not is_own(recipe.body)):
-            require_experts(body) if "experts" in body else _require_sound(body)
+            require_experts(body) if "experts" in body else _require_sound(body, say)
     for recipe, folder in ordered:
         align = recipe.align
         options = _options(align, common)
@@ -313,13 +313,15 @@ class _Experts(_Recipe):
         match.how = f"merged by mergekit-moe {version()}"
 
 
-def _require_sound(recipe: Mapping[str, Any]) -> None:
+def _require_sound(recipe: Mapping[str, Any], say: Say) -> None:
     """See that mergekit accepts the recipe, before models are opened.
 
     Raises:
         HfAlignError: it does not.
     """
     config = parse(recipe)
+    for name in unread(recipe):
+        say(f"warning: {name} means nothing to merge_method {config.merge_method}, and is passed over")
     for key in ("dtype", "out_dtype"):
         dtype_of(config, key)
     if other := {str(model) for model in config.referenced_models()} - set(models_of(recipe)):
