@@ -249,7 +249,10 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.certify(a, layers="2"), "layers is '2'"),
         (wrong(objective=lambda output, batch: output.loss), "an objective needs"),
         (wrong(match="learned", data=ROWS, objective=lambda output, batch: None), "gives a NoneType; a tensor of one"),
-        (wrong(match="learned", data=ROWS, objective=lambda output, batch: output.logits), "a tensor of one number is needed"),
+        (
+            wrong(match="learned", data=ROWS, objective=lambda output, batch: output.logits),
+            "a tensor of one number is needed",
+        ),
         (wrong(match="learned", data=ROWS, objective=lambda output, batch: 1.0), "the loss has no gradient"),
         (lambda a, b: hf_align.score({"A": a}, "nope"), "a list of names"),
         (lambda a, b: hf_align.score([a, b], ["nope"]), "a dict of models"),
