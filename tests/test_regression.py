@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from hf_align.merging.fits import raised, ridge
 from hf_align.merging.lockstep import Lockstep, Lookup, divided, program_of, require_same
 from hf_align.merging.regression import Regressed, mean_of, regress, regression_of
 from hf_align.merging.samples import Samples
-from hf_align.merging.selection import FromGram, FromRows, Given, costs, eliminated, independent, units
+from hf_align.merging.selection import FromGram, FromRows, Given, costs, disjoint, eliminated, independent, units
 from hf_align.merging.sites import arrivals, sites
 from hf_align.running.generate import noise
 from hf_align.running.network import Gram, Network, predictions
@@ -416,6 +417,26 @@ def test_units_that_see_each_other_are_not_chosen(between: nn.Module) -> None:
     assert len(found) == 1
     kept = list(independent(found, (a, b), program, Network(PretrainedConfig()), {"x": x}))
     assert len(kept) == (1 if isinstance(between, nn.GELU) else 0)
+
+
+@pytest.mark.parametrize(("layers", "chosen"), [(2, 1), (3, 1), (4, 2), (5, 2)])
+def test_of_maps_one_after_another_every_other_width_is_chosen(layers: int, chosen: int) -> None:
+    """A weight that reads one width writes the next, and is solved once."""
+    torch.manual_seed(0)
+    sizes = [5, *[6] * (layers - 1), 3]
+    maps = [nn.Linear(i, o) for i, o in itertools.pairwise(sizes)]
+    model = nn.Sequential(*(part for each in maps for part in (each, nn.Tanh())))
+    x = torch.randn(256, 5)
+    program, _ = program_and_weights(model, x)
+    spec = derive(program)
+    found = list(units(program, spec, sites(program)))
+    kept = disjoint(found, program)
+    assert len(found) == layers - 1 and len(kept) == chosen
+    nodes = [site.node for each in kept for site in each.sites]
+    assert len(nodes) == len(set(nodes))
+    twin = hf_align.randomize(model, seed=1, inputs=x)
+    merged = hf_align.merge([model, twin], inputs=x, method="regression", data=[(x,)])
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["units", "heads"])

@@ -34,7 +34,7 @@ from hf_align.merging.fits import Fit
 from hf_align.merging.lockstep import ROWS, Lockstep, divided, program_of, require_same
 from hf_align.merging.readings import fits_of
 from hf_align.merging.samples import Samples, Taught
-from hf_align.merging.selection import independent, units
+from hf_align.merging.selection import Units, disjoint, independent, units
 from hf_align.merging.sites import Site, sites
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Weights
@@ -144,9 +144,10 @@ def regress(
     merged = Computed(start, lambda n: solved[n] if n in solved else start[n])
     single = sites(program) if ranks is None else [_within(s, ranks) for s in sites(program) if s.parameter in ranks]
     experts = expert_sites(program) if ranks is None else ()
-    together = (
-        () if choosing is None else independent(units(program, choosing, single), models, program, network, parts[0][0])
-    )
+    together: list[Units] = []
+    if choosing is not None:
+        apart = independent(units(program, choosing, single), models, program, network, parts[0][0])
+        together = disjoint(apart, program)
     found: dict[fx.Node, Fit] = {s.choosing: ExpertFit(s, network, merged) for s in experts}
     alone = {s.node: s for s in single}
     for chosen in together:

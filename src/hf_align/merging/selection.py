@@ -177,6 +177,18 @@ def independent(
             yield units
 
 
+def disjoint(found: Iterable[Units], program: Program) -> list[Units]:
+    """Those that share no site with one that is read before: of linear maps one after another, every other space."""
+    place = {node: i for i, node in enumerate(program.graph.nodes)}
+    taken, kept = set[fx.Node](), list[Units]()
+    for units in sorted(found, key=lambda units: place[units.reader.node]):
+        nodes = {site.node for site in units.sites}
+        if not nodes & taken:
+            kept.append(units)
+            taken |= nodes
+    return kept
+
+
 def entries_of(columns: Tensor, taken: Tensor) -> Tensor:
     """The entries that stand where those of the units of one model stand, [units · entries].
 
