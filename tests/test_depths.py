@@ -160,7 +160,7 @@ def test_a_narrow_and_shallow_model_merges_with_a_large_one(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 2, "hidden_size": 4}, "name the larger one first"),
+        ({"num_hidden_layers": 2, "hidden_size": 4}, "one is deeper and the other wider"),
         ({"num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 99.0}}, "rope_theta"),
     ],
 )

@@ -74,8 +74,10 @@ class Sizes:
             IncompatibleModels: they are such.
         """
         small = {i for i, deepening in enumerate(self.deepenings) if deepening is not None}
-        small |= ({1} if respelled else set()) | (set() if self.narrow is None else {self.narrow})
+        small |= set() if self.narrow is None else {self.narrow}
         if len(small) > 1:
+            raise IncompatibleModels(f"{refs[0]} and {refs[1]}: one is deeper and the other wider; they do not merge")
+        if respelled and 0 in small:
             raise IncompatibleModels(
                 f"neither {refs[0]} nor {refs[1]} has the layers, the widths and the tokenizer of the result: name the "
                 "larger one first"
