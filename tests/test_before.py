@@ -118,6 +118,7 @@ OPTIONS: dict[str, tuple[Arguments, str]] = {
     "no such space": (["--spaces", "nothing"], "no space is called nothing"),
     "no such device": (["--device", "cuda:77"], "device cuda:77 is not available"),
     "shards": (["--max-shard-size", "much"], "not a shard size"),
+    "shards of nothing": (["--max-shard-size", "0"], "not a shard size"),
     "shards of a plain merge": (["--max-shard-size", "much", "--match", "none"], "not a shard size"),
     "no such alignment": (["--alignment", "nowhere"], "is not an alignment file"),
     "another alignment": (["--alignment", "OTHER"], "made for another architecture"),

@@ -72,6 +72,7 @@ def test_without_the_stretch_the_function_changes() -> None:
         (tiny_gpt2, dict(n_embd=12), "changes its outputs"),
         (tiny_gemma, dict(intermediate_size=7, hidden_size=12), "changes its outputs"),
         (tiny_bert, dict(hidden_size=12, num_attention_heads=3), "changes its outputs"),
+        (tiny_llama, dict(num_key_value_heads=2), r"laid out differently .* in num_key_value_heads \(. and .\)"),
     ],
 )
 def test_what_cannot_grow_is_refused_by_name(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,10 @@ from hf_align.opening.widths import Architecture, described, widen
 from hf_align.runtime.progress import waiting
 from hf_align.symmetry.widening import is_wider
 from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.fields import differences
+
+_SHOWN = 4
+"""Fields that a message names."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,12 @@ def _deepened(model: Model, deepening: Deepening, places: Places) -> Model:
 
 
 def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
-    weights, change = widen(model.weights, own, wide)
+    try:
+        weights, change = widen(model.weights, own, wide)
+    except IncompatibleModels as error:
+        sizes = {p: v for p, v in differences(own.config, wide.config).items() if {*map(type, v)} == {int}}
+        named = ", ".join(f"{'.'.join(p)} ({n} and {w})" for p, (n, w) in itertools.islice(sizes.items(), _SHOWN))
+        raise IncompatibleModels(f"{error}; their configs differ in {named}" if sizes else str(error)) from error
     what = f"is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
     return replace(model, weights=weights, widened=what if model.widened is None else f"{model.widened}, and {what}")
 

@@ -173,7 +173,9 @@ def bytes_in(size: str) -> int:
     """
     number, unit = size[:-2], size[-2:].upper()
     if unit in _UNITS and number.strip().replace(".", "", 1).isdigit():
-        return int(float(number) * _UNITS[unit])
-    if size.isdigit():
-        return int(size)
+        found = int(float(number) * _UNITS[unit])
+    else:
+        found = int(size) if size.isdigit() else 0
+    if found:
+        return found
     raise OptionError(f"{size!r} is not a shard size; write 500MB or 5GB")
