@@ -16,12 +16,14 @@ from threading import Thread
 from typing import Any, get_args
 
 import pytest
+import torch
 from conftest import MODELS, run
 from forks import forked, hf_align
 from typer.main import get_command
 
 from hf_align.cli import words
 from hf_align.cli.app import app
+from hf_align.cli.console import unexpected
 from hf_align.cli.options import at_revision
 from hf_align.settings.choices import AnyHeads, AnyMethod, AnyResidual
 
@@ -237,3 +239,10 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
              "_TYPER_COMPLETE_FISH_ACTION": "get-args", name: f"complete_{shell}"}  # fmt: skip
     _, found, _ = without_libraries([], {**env, **asked})
     assert "merge" in found and "mergekit" in found and "certify" not in found
+
+
+def test_too_little_memory_is_no_fault() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**55)
+    assert unexpected(error.value) == unexpected(MemoryError()) == "there is not enough memory for this"
+    assert "is a fault" in unexpected(RuntimeError("shapes differ"))

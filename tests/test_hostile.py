@@ -239,12 +239,24 @@ def test_which_kernels_of_attention_a_config_asks_for_does_not_count(kernels: st
         assert run("merge", *pair, "-o", tmp_path / "out", "-q", "--method", "linear", "--overwrite") == 0
 
 
-@pytest.mark.parametrize("damaged", [0, 1])
-def test_entries_whose_products_overflow(damaged: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refs = [shutil.copytree(LLAMA / str(i), tmp_path / str(i)) for i in range(2)]
-    weights = load_file(refs[damaged] / SINGLE)
-    weights["model.embed_tokens.weight"].view(-1)[5] = 3e38
-    save_file(weights, refs[damaged] / SINGLE, {"format": "pt"})
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        ("llama/model.embed_tokens.weight", (0,)),
+        ("llama/lm_head.weight", (1,)),
+        ("llama/model.layers.0.input_layernorm.weight", (0, 1)),
+        ("gpt2/transformer.h.0.mlp.c_fc.bias", (0, 1)),
+    ],
+)
+def test_entries_whose_products_overflow(
+    name: str, damaged: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family, _, weight = name.partition("/")
+    refs = [shutil.copytree(LLAMA.parent / family / str(i), tmp_path / str(i)) for i in range(2)]
+    for ref in (refs[i] for i in damaged):
+        weights = load_file(ref / SINGLE)
+        weights[weight].view(-1)[5] = 3e38
+        save_file(weights, ref / SINGLE, {"format": "pt"})
     capsys.readouterr()
     assert run("align", *refs, "-o", tmp_path / "out", "-q") == 2
     said = capsys.readouterr().err.strip()

@@ -39,7 +39,7 @@ def unexpected(error: Exception) -> str:
         return one_line(f"{error.filename}: {error.strerror}")
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of what is open already, as stdout is
         return f"{error.strerror}, be it of stdout or of {tempfile.gettempdir()}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return "there is not enough memory for this"
     with tempfile.NamedTemporaryFile("w", prefix="hf-align-", suffix=".log", delete=False, errors="replace") as log:
         log.write("".join(traceback.format_exception(error)))

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import PretrainedConfig
 
-from hf_align.errors import HfAlignError
+from hf_align.errors import CheckpointError, HfAlignError
 from hf_align.matching.activations import match_activations
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import chosen_sites
@@ -72,7 +72,19 @@ def find(models: Balanced, network: Network, search: Search, data: Batch | None,
     Args:
         network: of their architecture, on the device to compute on.
         data: arguments of `forward`, for strategies that run the models; without it the models' own inputs are used.
+
+    Raises:
+        CheckpointError: entries are so large that their products overflow.
     """
+    try:
+        return _found(models, network, search, data, say)
+    except (torch.linalg.LinAlgError, OverflowError) as error:  # type: ignore[attr-defined]
+        raise CheckpointError(
+            "entries of a model are so large that products with them overflow; its checkpoint is damaged"
+        ) from error
+
+
+def _found(models: Balanced, network: Network, search: Search, data: Batch | None, say: Say) -> Found:
     if search.strategy == "activation":
         alone = replace(models, processes=ALONE)
         return models.processes.by_the_first(lambda: _by_activations(alone, network, search, data, say))

@@ -53,7 +53,13 @@ def sign(signs: tuple[int, ...], power: Power) -> int:
 
 
 def assign(gain: Tensor) -> Tensor:
-    """The orders [*, n] that maximise the sum of gain[i, order[i]]; gain [*, n, n]."""
+    """The orders [*, n] that maximise the sum of gain[i, order[i]]; gain [*, n, n].
+
+    Raises:
+        OverflowError: a gain is not finite.
+    """
+    if not bool(gain.isfinite().all()):
+        raise OverflowError("a gain is not finite")
     flat = gain.reshape(-1, *gain.shape[-2:])
     orders = [torch.from_numpy(linear_sum_assignment(g.cpu().numpy(), maximize=True)[1]) for g in flat]
     return torch.stack(orders).reshape(gain.shape[:-1])
