@@ -29,13 +29,14 @@ from hf_align.settings.schedule import Schedule
 TABLE = Path(__file__).with_suffix(".md")
 TEXTS, KNOWN = ("jargon", "py"), "kjv"
 LEARNED = 400
+"""Steps of learned matching, whose cost is what a descent may cost."""
 FOUND = """\
 Regression carries more than four fifths without a gradient and forgets less than the fine-tunes did on their own base.
 Alignment adds 5 to 7 points to it, and takes off a third of what it forgets. The descents, which cost as much as
 learned matching, carry 96 % and more from every start: from the regression a point more than from B, and a little more
 is forgotten. What keeps B's knowledge is its own text, not the start: with `--keep 0`, which is distilling the
 fine-tune into B, more is forgotten than the fine-tune forgot."""
-"""Steps of learned matching, whose cost is what a descent may cost."""
+"""What the tables show."""
 DESCENT = Schedule.of_transport("distil")
 Weights = Mapping[str, Tensor]
 Row = tuple[str, Callable[[], Weights]]
