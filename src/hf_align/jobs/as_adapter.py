@@ -201,13 +201,13 @@ class TransportAdapter(Transport):
         made = self._with(self._solved(claim, carried, ranks))
         if self.options.method == DISTIL:
             towards, limits = partial(self._towards, carried), Limits(ranks, carried.onto)
-            made = self._with(distil_once(claim, self.models, {"the fit": made}, towards, limits)[1])
+            made = self._with(distil_once(claim, self.models, {"the fit": made}, towards, limits)[1], made)
         return made
 
-    def _with(self, solved: Mapping[str, Tensor]) -> Weights:
-        """B, of which some weights are others."""
-        onto = self.models.weights[0]
-        return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else onto[n])
+    def _with(self, solved: Mapping[str, Tensor], others: Weights | None = None) -> Weights:
+        """B, or other weights, of which some are replaced."""
+        rest = self.models.weights[0] if others is None else others
+        return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else rest[n])
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         return self.changes.entries(self.models.weights[0], self._made(claim, match))
