@@ -2,9 +2,8 @@
 
 A test is quick if it takes less than `QUICK` seconds. Where no case of a test function is, the quickest case of it
 stays in `make test` as long as it takes less than `BEARABLE` seconds. Tests marked slow in the code are slow anyway;
-those marked quick never are.
-
-    make durations
+those marked quick never are. What was not run keeps its place, so that `make durations` looks at the quick tests alone
+and `make durations WHICH='-m ""'` at all.
 """
 
 from __future__ import annotations
@@ -36,4 +35,6 @@ def slow(seconds: dict[str, float]) -> list[str]:
 
 
 if __name__ == "__main__":
-    LIST.write_text("\n".join(slow(seconds_of(Path(sys.argv[1]).read_text()))) + "\n")
+    measured = seconds_of(Path(sys.argv[1]).read_text())
+    kept = set(LIST.read_text().splitlines()) - measured.keys()
+    LIST.write_text("\n".join(sorted(kept.union(slow(measured)))) + "\n")

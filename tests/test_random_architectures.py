@@ -104,8 +104,8 @@ def hold(count: int, certified_one_in: int, draw: int = 0) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("draw", range(3))
 @pytest.mark.quick
-def test_ten_architectures(draw: int) -> None:
-    hold(10, 10, draw)
+def test_five_architectures(draw: int) -> None:
+    hold(5, 5, draw)
 
 
 @pytest.mark.slow
