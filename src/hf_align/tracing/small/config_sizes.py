@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hf_align.tracing.small.field_roles import ROLE
 from hf_align.tracing.small.shrink import keep_tokens_inside
 
 GONE = object()
@@ -67,6 +68,15 @@ def with_changes(fields: Fields, changes: Mapping[Path, Any]) -> Fields:
     if vocabularies:
         keep_tokens_inside(fields, min(vocabularies))
     return fields
+
+
+def with_as_many_patches(fields: Fields, path: Path, size: int) -> dict[Path, int]:
+    """A smaller size; of patches, with an image as much smaller, for more of them save nothing and take long."""
+    sizes = dict(numbers_in(fields))
+    image = (*path[:-1], "image_size")
+    if ROLE.get(name_of(path)) != "patch" or not isinstance(sizes.get(image), int):
+        return {path: size}
+    return {path: size, image: sizes[image] * size // sizes[path]}
 
 
 def with_the_width_given(fields: Fields, said: str) -> Iterator[Fields]:

@@ -62,7 +62,7 @@ _FIELDS: dict[str, str] = {
     "chosen": "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token moe_top_k",
     "experts": "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts n_local_experts "
                "num_virtual_experts",
-    "image": "image_size img_size input_image_size max_img_size",
+    "image": "image_size img_size input_image_size max_img_size pretrain_image_size",
     "patch": "patch_size patch_stride spatial_patch_size visual_prompt_size",
     "latent": "q_lora_rank kv_lora_rank o_lora_rank time_step_rank mamba_dt_rank num_latents",
     "plain_head_dim": "qk_nope_head_dim",

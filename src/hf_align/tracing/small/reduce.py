@@ -37,6 +37,7 @@ from hf_align.tracing.small.config_sizes import (
     numbers_in,
     sizes_in,
     smaller_sizes,
+    with_as_many_patches,
     with_changes,
     with_the_width_given,
 )
@@ -310,7 +311,8 @@ def _by_value(search: Search, tight: bool) -> None:
 def _one_by_one(search: Search, tight: bool, word: str = "") -> None:
     for path, value in sorted(sizes_in(search.fields), key=lambda x: -x[1]):
         if word in name_of(path) and value > least_size(path, tight):
-            _attempt_any(search, [{path: n} for n in smaller_sizes(value, least_size(path, tight))])
+            steps = smaller_sizes(value, least_size(path, tight))
+            _attempt_any(search, [with_as_many_patches(search.fields, path, n) for n in steps])
 
 
 def _lower_ratios(search: Search) -> None:
