@@ -26,12 +26,10 @@ from hf_align.jobs.opened import Basis, Opened
 from hf_align.merging.regression import mean_of, regression_of
 from hf_align.merging.samples import MORE, Samples
 from hf_align.opening.pairs import Pair, open_pair
-from hf_align.opening.widths import Architecture, widen
 from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Network, Weights, batches
 from hf_align.settings.options import Options
-from hf_align.symmetry.derivation.depth import derive_by_depth
 
 TABLE = Path(__file__).with_suffix(".md")
 HALF = (0.5, 0.5)
@@ -49,12 +47,12 @@ the held-out examples), and CPU seconds on one thread. The models are aligned by
   that it has in the two models, in the mean of both.
 - *One temperature* (as in arXiv 2410.12766): logits times one number, chosen on what the merge was fitted on.
 - *RegMean++* (arXiv 2508.03121): each linear map is RegMean's, with the merged model's own activations.
-- *Wider MLPs* (PLeaS, arXiv 2407.02447): units are chosen out of both as before, but more of them than one model has
-  ({", ".join(map(str, WIDTHS))} times). The result has another config, and more parameters.
+- *Wider MLPs* (PLeaS, arXiv 2407.02447; `--widen`): units are chosen out of both as before, but more of them than one
+  model has ({", ".join(map(str, WIDTHS))} times). The result has another config, and more parameters.
 
 What it shows: models of one text read much the same, so RegMean++ is close to the mean. REPAIR helps the mean of some
 pairs, and does little or harm behind a regression. A temperature is worth less than 0.01. Wider MLPs help where units
-had to be left out: a quarter more takes a fifth off the barrier of GPT-2 and of Llama. No option writes such a model.
+had to be left out: a quarter more takes a fifth off the barrier of GPT-2 and of Llama.
 """
 
 
@@ -70,14 +68,13 @@ class Bench:
 
     @classmethod
     def of(cls, family: str) -> Bench:
-        pair = open_pair(*(str(MODELS / family / str(seed)) for seed in (0, 1)))
+        pair = open_pair(*folders(family))
         data = load_data(DATA / f"{HELD_OUT.get(family, 'eval_lm_kjv')}.safetensors", None, pair.config)
         half = len(next(iter(data.values()))) // 2
         fit, held_out = ({k: t[at : at + half] for k, t in data.items()} for at in (0, half))
-        opened = Opened((pair,), Options(quiet=True))
-        a, b = ({n: w[n].float() for n in pair.spec.parameters} for w in Basis(opened, opened.find()).weights)
-        samples = Samples.of((a, b), Network(pair.config), inputs(family, pair, fit), lambda _: None, MORE)
-        return cls(family, pair, (a, b), samples, held_out)
+        models = aligned(pair)
+        samples = Samples.of(models, Network(pair.config), inputs(family, pair, fit), lambda _: None, MORE)
+        return cls(family, pair, models, samples, held_out)
 
     @cached_property
     def parents(self) -> float:
@@ -123,6 +120,17 @@ class Bench:
     def over_at(self, scale: float) -> float:
         """With logits times a scale."""
         return nll(self.samples.network, self.regressed, self.held_out, [scale])[0] - self.parents
+
+
+def folders(family: str) -> list[str]:
+    return [str(MODELS / family / str(seed)) for seed in (0, 1)]
+
+
+def aligned(pair: Pair) -> tuple[Weights, Weights]:
+    """Both models in one basis, by their weights."""
+    opened = Opened((pair,), Options(quiet=True))
+    a, b = ({n: w[n].float() for n in pair.spec.parameters} for w in Basis(opened, opened.find()).weights)
+    return a, b
 
 
 def repaired(bench: Bench, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -197,14 +205,13 @@ def nll(network: Network, weights: Weights, data: Batch, scales: list[float]) ->
 
 
 def wider(bench: Bench, ratio: float) -> float:
-    """The regression of both models with units that nothing reads, so that as many more can be chosen."""
-    config, pair = copy.deepcopy(bench.pair.config), bench.pair
+    """What `--widen` writes: both with units that nothing reads, so that as many more can be chosen."""
+    config = bench.pair.config
     field = "n_inner" if hasattr(config, "n_inner") else "intermediate_size"
-    setattr(config, field, int(ratio * (getattr(config, field) or 4 * config.hidden_size)))
-    own, large = Architecture(pair.config, pair.spec), Architecture(config, derive_by_depth(config))
-    models = [{n: w[n] for n in large.spec.parameters} for w in (widen(m, own, large)[0] for m in bench.models)]
-    network = Network(config)
-    found = regression_of(models, HALF, Samples(network, bench.samples.each), large.spec)
+    size = int(ratio * (getattr(config, field) or 4 * config.hidden_size))
+    pair = open_pair(*folders(bench.family), widen={field: size})
+    network = Network(pair.config)
+    found = regression_of(aligned(pair), HALF, Samples(network, bench.samples.each), pair.spec)
     return Evaluator(network, bench.held_out).loss(found) - bench.parents
 
 

@@ -55,6 +55,7 @@ def merge(
     tokenizer: PreTrainedTokenizerBase | None = None,
     witness: bool = True,
     retokenize: bool = False,
+    widen: Mapping[str, int] | None = None,
 ) -> Any:
     """One model out of several, all in the basis of the first.
 
@@ -74,6 +75,8 @@ def merge(
         tokenizer: for data that is text.
         witness: run every model before and after it is aligned, and refuse what changed.
         retokenize: with `output_dir`, bring models with another tokenizer into the tokens of the first.
+        widen: with `output_dir`, fields of the config that are larger in the merged model, and how large: for
+            "regression" and "distil", which then have room for more units of both (PLeaS, arXiv 2407.02447).
 
     Returns:
         The same kind of thing as the first model, a live model for a folder or an id; with `output_dir` the report.
@@ -97,8 +100,8 @@ def merge(
     if method not in OF_MANY and len(models) > 2:
         raise ValueError(f'method="{method}" merges two models; more are merged by "linear" or "regression"')
     if output_dir is None:
-        if push_to_hub is not None or overwrite or retokenize or dtype is not None:
-            raise ValueError("push_to_hub, overwrite, retokenize and dtype need output_dir")
+        if push_to_hub is not None or overwrite or retokenize or widen or dtype is not None:
+            raise ValueError("push_to_hub, overwrite, retokenize, widen and dtype need output_dir")
         if data is not None and method not in FROM_SAMPLES and align not in ("activation", "learned"):
             raise ValueError(f'data is used neither by method="{method}" nor by this way to align')
         data = reusable(data)
@@ -112,7 +115,8 @@ def merge(
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
     of_two = shares[1] if len(shares) == 2 else 0.5
     options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=stored,
-                      overwrite=overwrite, witness=witness, retokenize=retokenize, quiet=True)  # fmt: skip
+                      overwrite=overwrite, witness=witness, retokenize=retokenize, quiet=True,
+                      widen=tuple(f"{name}={size}" for name, size in (widen or {}).items()))  # fmt: skip
     return _to_disk(models, options, Path(output_dir), data, push_to_hub, shares)
 
 

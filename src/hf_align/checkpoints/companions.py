@@ -30,7 +30,7 @@ def write_companions(
     Raises:
         CheckpointError: the config cannot be read.
     """
-    config = {**(own_json(source, "config.json") or {}), **changed}
+    config = _with(own_json(source, "config.json") or {}, changed)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     own, foreign = companions(source, with_code="auto_map" in config)
@@ -38,6 +38,12 @@ def write_companions(
         shutil.copyfile(file, folder / file.name)
     if foreign:
         say(f"left out: {foreign[0].name}, which is not a regular file inside {source}")
+
+
+def _with(entries: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """With other entries in their place, also within each other."""
+    inner = {k: _with(entries.get(k) or {}, v) for k, v in changed.items() if isinstance(v, Mapping)}
+    return {**entries, **changed, **inner}
 
 
 def companions(folder: Path, *, with_code: bool) -> tuple[list[Path], list[Path]]:

@@ -7,8 +7,9 @@ the layout of the checkpoint it came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -140,14 +141,22 @@ class DiskLayout(OfNames):
     Args:
         parameters: names in memory that are computed; all else (buffers) is that of the checkpoint.
         dtype: of the parameters; that on disk by default.
+        shapes: in memory, of parameters that are larger than in the checkpoint.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, names: Names, parameters: Collection[str], dtype: torch.dtype | None = None
+        self,
+        checkpoint: Checkpoint,
+        names: Names,
+        parameters: Collection[str],
+        dtype: torch.dtype | None = None,
+        shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._checkpoint = checkpoint
         self._parameters = frozenset(parameters)
         self._dtype = dtype
+        self._read = NamedWeights(checkpoint, names)
+        self._larger = shapes
         self._links = {name: link for link in names.links for name in link.targets}
         super().__init__(self._links)
 
@@ -155,9 +164,17 @@ class DiskLayout(OfNames):
         """Shape and dtype of a tensor given by its name on disk."""
         link = self._links[name]
         found = self._checkpoint.info(name if name in self._checkpoint else link.sources[0])
-        if self._dtype is None or not found.dtype.is_floating_point or not self._is_produced(link):
-            return found.shape, found.dtype
-        return found.shape, self._dtype
+        shape, dtype = tuple(found.shape), found.dtype
+        if self._larger.keys() & {*link.memory}:
+            shape = tuple(link.store(self._without_entries)[name].shape)
+        if self._dtype is None or not dtype.is_floating_point or not self._is_produced(link):
+            return shape, dtype
+        return shape, self._dtype
+
+    def _without_entries(self, name: str) -> Tensor:
+        """What is in memory under a name, on no device."""
+        shape = self._larger[name] if name in self._larger else self._read.stored(name).shape
+        return torch.empty(tuple(shape), device="meta")
 
     def _is_produced(self, link: Link) -> bool:
         return any(name in self._parameters for name in link.memory)
@@ -183,9 +200,9 @@ class DiskWeights(DiskLayout, OnDemand):
         produce: Read,
         parameters: Collection[str],
         dtype: torch.dtype | None = None,
+        shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        super().__init__(checkpoint, names, parameters, dtype)
-        self._read = NamedWeights(checkpoint, names)
+        super().__init__(checkpoint, names, parameters, dtype, shapes)
         self._produce = produce
         self._waiting: dict[str, Tensor] = {}
 

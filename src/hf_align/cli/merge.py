@@ -45,6 +45,7 @@ def merge(
     weight: opt.Weight = Options.weight,
     base: opt.Base = None,
     parameter: opt.Parameter = None,
+    widen: opt.Widen = None,
     data: opt.Data = None,
     points: opt.Points = Options.points,
     output: opt.Output = Path("merged"),
@@ -84,7 +85,7 @@ def merge(
         raise OptionError("--private, --create-pr and --commit-message need --push")
     options = opt.chosen(locals())
     effort = _effort(ctx, effort)
-    _require_for_method(options, base, parameter, len(more or ()))
+    _require_for_method(options, base, parameter, len(more or ()), effort)
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if dry_run:
         return _plan(models, output, options, effort, as_json)
@@ -116,7 +117,9 @@ def _effort(ctx: typer.Context, asked: Effort | None) -> Effort | None:
     return asked or (None if given else "good")
 
 
-def _require_for_method(options: Options, base: str | None, parameter: list[str] | None, more: int) -> None:
+def _require_for_method(
+    options: Options, base: str | None, parameter: list[str] | None, more: int, effort: Effort | None
+) -> None:
     """Refuse what does not go with a method, or with more than two models."""
     own = options.method in get_args(OwnMethod)
     if own and (base is not None or parameter):
@@ -125,6 +128,8 @@ def _require_for_method(options: Options, base: str | None, parameter: list[str]
         raise OptionError(f"--method {options.method} merges two models here; hf-align mergekit takes a recipe of more")
     if more:
         options.require_for_many()
+    if effort is None:
+        options.require_filled()
 
 
 def _merged(models: list[str], output: Path, options: Options, base: str | None, parameter: list[str] | None,

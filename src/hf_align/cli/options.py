@@ -169,6 +169,14 @@ Base = Annotated[str | None, merging(metavar="MODEL", help="What A and B started
 Parameter = Annotated[
     list[str] | None, merging(metavar="NAME=VALUE", help="Parameter of a mergekit method; may be repeated.")
 ]
+Widen = Annotated[
+    list[str] | None,
+    merging(
+        metavar="FIELD=SIZE",
+        help="Make the result larger than the models, by a field of their config (intermediate_size=1280): regression "
+        "has room for more units of both. May be repeated.",
+    ),
+]
 Data = Annotated[
     Path | None,
     judging(
@@ -281,7 +289,7 @@ def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Sche
     typed = {name: value for name, value in given.items() if value is not None}
     own, scheduled = ({f.name: typed[f.name] for f in fields(of) if f.name in typed} for of in (Options, Schedule))
     schedule = schedule_of(own.get("method", Options.method), **scheduled)
-    options = Options(**{**own, "spaces": tuple(own.get("spaces", ())), "schedule": schedule})
+    options = Options(**{**own, **{n: tuple(own.get(n, ())) for n in ("spaces", "widen")}, "schedule": schedule})
     if scheduled and not options.descends:
         name = "--" + next(iter(scheduled)).replace("_", "-")
         raise OptionError(f"{name} applies to a descent: it needs --match learned, or --method curve or distil")

@@ -262,7 +262,7 @@ def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) ->
         HfAlignError: as `open_pair`; an op without a rule under --strict.
     """
     pair = open_pair(a, b, untie=options.untie, specs=options.specs, respell=respell if options.retokenize else None,
-                     trust_remote_code=options.trust_remote_code)  # fmt: skip
+                     widen=options.widths, trust_remote_code=options.trust_remote_code)  # fmt: skip
     for model in (pair.a, pair.b):
         for change in model.changes:
             say(f"{model.ref} {change}")

@@ -54,6 +54,7 @@ def merge(
 
         options, line = at_effort((a, b, *more), options, effort)
         say(line)
+    options.require_filled()
     asked = Asked(options, data, say, command)
     if options.match == "none" and data is None and not more:
         report = plain.merge(a, b, output, asked)

@@ -46,7 +46,8 @@ def moved_model(
     def stored(of: Model, name: str) -> torch.dtype:
         return of.checkpoint.info(of.names.by_memory()[name].sources[0]).dtype
 
-    own, config = pair.config if model.widened is not None else model.config, copy.deepcopy(like.config)
+    own, config = (pair.config if of.widened or of.enlarged else of.config for of in (model, like))
+    config = copy.deepcopy(config)
     if pair.untied:
         config.tie_word_embeddings = False
     wide = any(stored(model, name) == torch.float64 for name in model.names.by_memory())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -27,14 +28,20 @@ def draft_of(pair: Pair, like: Model, options: Options) -> Draft:
     Raises:
         OptionError: the size of shards is not understood.
     """
-    layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.torch_dtype)
+    layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.torch_dtype, pair.larger_shapes)
     plan = ShardPlan.build([(name, *layout.info(name)) for name in sorted(layout)], options.max_shard_size)
-    return Draft(plan, like.folder, untied(pair))
+    return Draft(plan, like.folder, config_changes(pair))
 
 
-def untied(pair: Pair) -> dict[str, bool]:
-    """The entry of the config that an untied head changes."""
-    return {"tie_word_embeddings": False} if pair.untied else {}
+def config_changes(pair: Pair) -> dict[str, Any]:
+    """The entries of the config that an untied head and larger sizes change, one within another as they are there."""
+    found: dict[str, Any] = {"tie_word_embeddings": False} if pair.untied else {}
+    for (*above, name), size in pair.larger.items():
+        inner = found
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[name] = size
+    return found
 
 
 def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str], Tensor], say: Say) -> Source:
@@ -45,9 +52,9 @@ def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str
     """
     if unused := like.names.unused:
         say(f"left out: {len(unused)} of {like.ref}'s tensors that its architecture does not load ({unused[0]})")
-    return whole(
-        DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.torch_dtype).__getitem__
-    )
+    weights = DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.torch_dtype,
+                          pair.larger_shapes)  # fmt: skip
+    return whole(weights.__getitem__)
 
 
 def record(made_with: Mapping[str, str], models: Opened, examples: Batch | None) -> dict[str, str]:

@@ -22,7 +22,7 @@ from hf_align.checkpoints.shards import whole
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.jobs.job import Draft
 from hf_align.jobs.opened import Basis
-from hf_align.jobs.writing import untied
+from hf_align.jobs.writing import config_changes
 from hf_align.mergekit.methods import Loop, Settings, fitting, layer_of, layers_of, mixed, names_of, require_bound
 from hf_align.opening.pairs import Pair
 from hf_align.settings.options import Options
@@ -140,7 +140,7 @@ def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
 
     laid_out = tensors(None)
     plan = ShardPlan.build([(name, *laid_out.info(name)) for name in sorted(laid_out)], options.max_shard_size)
-    draft = Draft(plan, pair.a.folder, {**untied(pair), **stack.changed}, f" in {len(stack.layers)} layers")
+    draft = Draft(plan, pair.a.folder, {**config_changes(pair), **stack.changed}, f" in {len(stack.layers)} layers")
     return Loop(draft, lambda moved: whole(tensors(moved).__getitem__))
 
 

@@ -33,7 +33,8 @@ class Model:
         source: where it came from.
         names: its tensors on disk against those of the architecture.
         weights: by name in memory, in the sizes of the architecture of the pair.
-        widened: what grew, in words that follow a name, where the checkpoint is of a smaller size.
+        widened: what grew, in words that follow a name, where the checkpoint is of a smaller size than the other.
+        enlarged: likewise, where it is of a smaller size than is asked of both.
         idle: weights of layers that were added to it, on which nothing depends.
         respelled: what brought it into the vocabulary of the first, likewise, where it has another.
     """
@@ -44,6 +45,7 @@ class Model:
     names: Names
     weights: Mapping[str, Tensor]
     widened: str | None = None
+    enlarged: str | None = None
     idle: frozenset[str] = frozenset()
     respelled: str | None = None
 
@@ -55,7 +57,12 @@ class Model:
     @property
     def changes(self) -> list[str]:
         """What was done to it so that it fits, in words that follow its name."""
-        return [change for change in (self.respelled, self.widened) if change is not None]
+        return [change for change in (self.respelled, self.widened, self.enlarged) if change is not None]
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it is not stored in the sizes and the vocabulary of the other."""
+        return self.respelled is not None or self.widened is not None
 
     @property
     def folder(self) -> Path:

@@ -19,12 +19,14 @@ from hf_align.errors import IncompatibleModels
 from hf_align.opening.agreement import require_alike
 from hf_align.opening.depths import deepenings_of
 from hf_align.opening.heads import loses_ties
+from hf_align.opening.larger import enlarged, larger_sizes, shapes_of
 from hf_align.opening.models import Model, open_model, with_buffers
 from hf_align.opening.sizes import Sizes
 from hf_align.opening.vocabularies import require_same_number_of_tokens, respelling_of
 from hf_align.runtime.progress import waiting
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import read_config
+from hf_align.tracing.fields import Path as Field
 
 Respell = Callable[[Model, Model], Model]
 """A model in the vocabulary of another, and that other -> the model."""
@@ -37,6 +39,7 @@ class Pair:
     Attributes:
         config: of the aligned models, the wider one's; heads are untied in it where that enlarges the group.
         untied: whether those of one were.
+        larger: fields of the config that are larger than those of both models.
     """
 
     a: Model
@@ -44,12 +47,18 @@ class Pair:
     config: PretrainedConfig
     spec: SymmetrySpec
     untied: bool
+    larger: Mapping[Field, int]
 
     def layout(self, preferred: Model) -> Model:
         """The model whose files a result is written like: the preferred one, or the other if that was changed."""
-        if not preferred.changes:
+        if not preferred.is_fitted:
             return preferred
         return self.b if preferred is self.a else self.a
+
+    @property
+    def larger_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of weights, by name in memory, where they may be larger than in both checkpoints."""
+        return shapes_of(self.spec) if self.larger else {}
 
     def require_one_size(self) -> None:
         """For what takes models in the sizes in which they are stored.
@@ -71,6 +80,7 @@ def open_pair(
     untie: bool | None = None,
     specs: Path | None = None,
     respell: Respell | None = None,
+    widen: Mapping[str, int] | None = None,
     trust_remote_code: bool = False,
 ) -> Pair:
     """Open two models and derive the symmetries of their architecture; the smaller one is made larger.
@@ -78,12 +88,14 @@ def open_pair(
     Args:
         a, b: folders or Hub references.
         respell: what is done further to B in the vocabulary of A, where it has another; without it such are refused.
+        widen: fields of the config that both are made larger by, and how large they become.
         untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
         specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
         IncompatibleModels: other vocabularies, models that compute differently, or sizes, that nothing brings together.
         CheckpointError: weights that are missing, damaged or not finite.
+        OptionError: nothing can be widened so.
     """
     sources = [resolve(a), resolve(b)]
     folders = [source.folder for source in sources]
@@ -109,8 +121,11 @@ def open_pair(
     if respell is not None and respelling is not None:
         models[1] = respell(models[1], models[0])
     untied = any(loses_ties(own, sizes.architectures[0].config) for own in configs)
-    first, second = sizes.fitted(models, sizes.places(models))
-    return Pair(first, second, sizes.large.config, sizes.large.spec, untied)
+    both, large = sizes.fitted(models, sizes.places(models)), sizes.large
+    larger = larger_sizes(large.config, widen or {})
+    if larger:
+        both, large = enlarged(both, large, larger, specs)
+    return Pair(both[0], both[1], large.config, large.spec, untied, larger)
 
 
 def _in_one_precision(models: list[Model]) -> list[Model]:

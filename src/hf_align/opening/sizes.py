@@ -16,7 +16,7 @@ from hf_align.opening.heads import choose_heads, is_tied
 from hf_align.opening.models import Model
 from hf_align.opening.widths import Architecture, described, widen
 from hf_align.runtime.progress import waiting
-from hf_align.symmetry.widening import is_wider
+from hf_align.symmetry.widening import WidenedWeights, is_wider
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.fields import differences
 
@@ -109,7 +109,10 @@ class Sizes:
             for model, deepening in zip(models, self.deepenings, strict=True)
         ]
         if self.narrow is not None:
-            made[self.narrow] = _widened(made[self.narrow], self.architectures[self.narrow], self.large)
+            small = made[self.narrow]
+            weights, grew = widened(small, self.architectures[self.narrow], self.large)
+            words = grew if small.widened is None else f"{small.widened}, and {grew}"
+            made[self.narrow] = replace(small, weights=weights, widened=words)
         return made
 
 
@@ -123,15 +126,19 @@ def _deepened(model: Model, deepening: Deepening, places: Places) -> Model:
                    widened=deepening.described(places), idle=deepening.idle(places))  # fmt: skip
 
 
-def _widened(model: Model, own: Architecture, wide: Architecture) -> Model:
+def widened(model: Model, own: Architecture, wide: Architecture) -> tuple[WidenedWeights, str]:
+    """A model's weights in the sizes of a wider architecture, and what grew, in words that follow its name.
+
+    Raises:
+        IncompatibleModels: that changes what it computes; the message names the fields of the config that differ.
+    """
     try:
         weights, change = widen(model.weights, own, wide)
     except IncompatibleModels as error:
         sizes = {p: v for p, v in differences(own.config, wide.config).items() if {*map(type, v)} == {int}}
         named = ", ".join(f"{'.'.join(p)} ({n} and {w})" for p, (n, w) in itertools.islice(sizes.items(), _SHOWN))
         raise IncompatibleModels(f"{error}; their configs differ in {named}" if sizes else str(error)) from error
-    what = f"is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
-    return replace(model, weights=weights, widened=what if model.widened is None else f"{model.widened}, and {what}")
+    return weights, f"is widened ({described(own.spec, wide.spec)}); its outputs change by {change:.0e}"
 
 
 def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:

@@ -46,6 +46,8 @@ DESCENDING = frozenset(("curve", "distil"))
 """Methods that go down a loss."""
 OF_MANY = ("linear", "regression", "curve", "distil")
 """Methods that merge any number of models."""
+CHOOSING = ("regression", "distil")
+"""Methods that choose units out of all models."""
 BASELINES = frozenset(("separate", "ignore-heads"))
 """Choices that change B's function."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]

@@ -11,6 +11,7 @@ from hf_align.errors import OptionError
 from hf_align.settings.choices import (
     BASELINES,
     BY_SITE,
+    CHOOSING,
     DESCENDING,
     OF_MANY,
     AnyHeads,
@@ -51,6 +52,7 @@ class Options:
         dtype: of the output; that of A by default.
         specs: a folder of reviewed overrides of the derived symmetries.
         retokenize: bring models with another vocabulary into that of the first.
+        widen: fields of the merged model's config that are larger than those of the models, each as FIELD=SIZE.
         witness: see that what is aligned answers as before, before it is written.
         drop_cache: take shards from the Hub off the disk as soon as they have been read.
         quiet: no progress bars.
@@ -70,6 +72,7 @@ class Options:
     offload: bool | None = None
     untie: bool | None = None
     retokenize: bool = False
+    widen: tuple[str, ...] = ()
     method: AnyMethod = "linear"
     weight: float = 0.5
     points: int = 21
@@ -96,12 +99,37 @@ class Options:
         if self.points < 3:
             raise OptionError(f"points is {self.points}; at least 3 are needed")
         bytes_in(self.max_shard_size)
+        _ = self.widths
         if (chosen := {self.residual, self.heads} & BASELINES) and not self.baseline:
             raise OptionError(
                 f"{chosen.pop()} changes B's function; it is there to compare with, under --allow-inexact"
             )
         if self.residual in BY_SITE and self.match != "activation":
             raise OptionError(f"--residual {self.residual} chooses among features; it needs --match activation")
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Fields of the merged model's config, and how large they are to be.
+
+        Raises:
+            OptionError: one is written otherwise.
+        """
+        split = [entry.partition("=") for entry in self.widen]
+        if wrong := [entry for entry, (_, _, size) in zip(self.widen, split, strict=True) if not size.isdecimal()]:
+            raise OptionError(f"--widen {wrong[0]}: write a field of the config and its size, intermediate_size=1280")
+        return {name: int(size) for name, _, size in split}
+
+    def require_filled(self) -> None:
+        """Refuse room that no unit comes into.
+
+        Raises:
+            OptionError: the method mixes units that models have in common, and there are no more of these.
+        """
+        if self.widen and self.method not in CHOOSING:
+            raise OptionError(
+                f"--widen makes room for units of both models; --method {self.method} takes none: choose "
+                f"{' or '.join(CHOOSING)}"
+            )
 
     @property
     def changes_function(self) -> bool:
@@ -120,6 +148,8 @@ class Options:
             raise OptionError("--weight is the share of the second of two models; more have equal shares")
         if self.alignment is not None:
             raise OptionError("--alignment is for two models; more are always matched again")
+        if self.widen:
+            raise OptionError("--widen is for two models")
 
     def shares(self, count: int) -> tuple[float, ...]:
         """What each of so many models has in their merge: the second of two its weight, of more each as much."""
@@ -156,7 +186,7 @@ class Options:
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
         schedule, own = chosen.pop("schedule"), chosen.pop("own")
         chosen |= schedule if self.descends else {}
-        chosen["spaces"] = " ".join(self.spaces)
+        chosen |= {"spaces": " ".join(self.spaces), "widen": " ".join(self.widen)}
         chosen |= {"own": own} if self.descends or self.match == "activation" else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)
                 for k, v in chosen.items()}  # fmt: skip
