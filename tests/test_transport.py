@@ -37,7 +37,8 @@ def test_onto_its_own_base_in_another_basis_it_is_the_fine_tune(family: str, met
     config = FAMILIES[family]()
     base = built(config, 0)
     finetuned, onto = tuned(base, config), hf_align.randomize(base, seed=3)
-    carried = hf_align.transport(finetuned, base=base, onto=onto, method=method, keep=0, witness=False)
+    fitted = {} if method == "task_arithmetic" else {"keep": 0}
+    carried = hf_align.transport(finetuned, base=base, onto=onto, method=method, witness=False, **fitted)
     expected, found = answers(finetuned), answers(carried)
     assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
     assert float((answers(onto) - expected).abs().max()) > 0.05 * float(expected.abs().max())
@@ -186,8 +187,9 @@ def test_the_changes_of_several_are_added(strengths: tuple[float, float]) -> Non
         ({"strength": [1.0, float("inf")]}, "strength is inf"),
         ({"strength": [1.0, -1e4]}, "strength is -10000.0; it must lie between"),
         ({"data": {"input_ids": torch.zeros(2, 4, dtype=torch.long)}}, "of several, each writes its own"),
+        ({"keep": 0.3, "method": "task_arithmetic"}, "fits nothing"),
     ],
-    ids=["bases", "strengths", "infinite", "too strong", "data"],
+    ids=["bases", "strengths", "infinite", "too strong", "data", "nothing to keep"],
 )
 def test_what_does_not_fit_several(asked: dict[str, object], message: str) -> None:
     model = built(tiny_llama(), 0)

@@ -36,7 +36,7 @@ def transport(
     onto: Kind,
     data: Data | None = None,
     strength: float | Sequence[float] = 1.0,
-    keep: float = KEEP,
+    keep: float | None = None,
     method: TransportMethod = "regression",
     match: Match = "weight",
     steps: int | None = None,
@@ -54,8 +54,8 @@ def transport(
         onto: what it is carried to; of the same architecture and vocabulary.
         data: text like what the fine-tune was trained on; without it each fine-tune writes its own.
         strength: how much of the change is carried over; a list of as many as there are fine-tunes, or one for all.
-        keep: examples that `onto` writes, and answers on as before, for each of the others. It has an effect on models
-            that generate, and not with "task_arithmetic".
+        keep: examples that `onto` writes, and answers on as before, for each of the others, by default 0.3. It has an
+            effect on models that generate.
         method: "regression" fits every weight so that B does on top of its own what the fine-tune does on top of its
             base; "task_arithmetic" only adds the change of the weights, in B's basis; "distil" goes on from what
             regression gives by a descent, with all models in memory.
@@ -86,7 +86,9 @@ def transport(
         raise ValueError(f'data is not used by method="{method}"')
     if data is not None and len(tuned_from) > 1:
         raise ValueError("data is what one fine-tune was trained on; of several, each writes its own")
-    share("keep", keep)
+    if keep is not None and method not in (REGRESSION, DISTIL):
+        raise ValueError(f'keep is of what is fitted, and method="{method}" fits nothing')
+    keep = share("keep", KEEP if keep is None else keep)
     data = reusable(data)
     called = called_with(inputs, data, onto)
     running = Devices.choose(device).running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hf_align.jobs.outcome import Report
 
 _OF_EFFORT = ("match", "method", "alignment", "steps", "lambda_sampling", "base", "parameter")
+_OF_MATCHING = ("residual", "heads", "spaces", "alignment")
 
 
 def merge(
@@ -85,6 +87,10 @@ def merge(
         raise OptionError("--private, --create-pr and --commit-message need --push")
     options = opt.chosen(locals())
     effort = _effort(ctx, effort)
+    if match == "none" and (idle := _given(ctx, _OF_MATCHING)):
+        raise OptionError(f"--{idle[0]} says how models are matched, and --match none matches nothing")
+    if data is None and _given(ctx, ["points"]):
+        raise OptionError("--points is how many losses are measured between the models; it needs --data")
     _require_for_method(options, base, parameter, len(more or ()), effort)
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if dry_run:
@@ -110,11 +116,16 @@ def merge(
 
 def _effort(ctx: typer.Context, asked: Effort | None) -> Effort | None:
     """The effort that is asked for; a good one where all that an effort chooses is left open, else none."""
-    sources = {name: ctx.get_parameter_source(name) for name in _OF_EFFORT}
-    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    given = _given(ctx, _OF_EFFORT)
     if asked is not None and given:
         raise OptionError(f"--effort chooses how to match and to merge; leave out --{given[0].replace('_', '-')}")
     return asked or (None if given else "good")
+
+
+def _given(ctx: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of some options that were typed."""
+    sources = {name: ctx.get_parameter_source(name) for name in names}
+    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
 
 
 def _require_for_method(

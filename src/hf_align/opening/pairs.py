@@ -69,7 +69,7 @@ class Pair:
         for model in (self.a, self.b):
             if model.widened is not None:
                 raise IncompatibleModels(
-                    f"{model.ref} is smaller than the others; merge makes it larger, two models at a time"
+                    f"{model.ref} is smaller than the others; only a merge of two makes the smaller one larger"
                 )
 
 
