@@ -154,6 +154,7 @@ ALIKE: dict[str, tuple[Tiny, Change, Change]] = {
     "size": (tiny_llama, {}, dict(hidden_size=14, intermediate_size=9)),
     "heads along with size": (tiny_gpt2, {}, dict(n_embd=12, n_head=3)),
     "dropout that no call runs": (crossed, {}, dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3)),
+    "masks of training": (heard, {}, dict(mask_time_prob=0.3, mask_feature_prob=0.1)),
     "dropout beside what no call reads": (heard, {}, dict(final_dropout=0.5)),
     "dropout of a tower": (tiny_llava, {}, dict(vision=dict(attention_dropout=0.3))),
 }  # fmt: skip

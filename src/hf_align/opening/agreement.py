@@ -11,34 +11,31 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path as File
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.dropout import differ_in_dropout_alone
 from hf_align.opening.heads import tied_alike
 from hf_align.opening.programs import require_same_program
-from hf_align.tracing.build import build_without_weights, inventory, model_class
-from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, parts, with_values
-from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
-from hf_align.tracing.inputs import examples
-from hf_align.tracing.mode import Mode
+from hf_align.opening.variant import Variant
+from hf_align.tracing.build import model_class
+from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, parts
+from hf_align.tracing.fingerprint import Call, CannotRecord
 from hf_align.tracing.modules import ModuleConfig
 from hf_align.tracing.stored import noted_buffers
-from hf_align.tracing.ways import try_media
 
-_BATCH, _SHORT, _LONG = 2, 7, 2050
-"""Rows of a call, and tokens: few, and as many as are tried where a number cannot be made smaller."""
+_SHORT, _LONG = 7, 2050
+"""Tokens of a call: few, and as many as are tried where a number cannot be made smaller."""
 _REACHED = 8
 """Numbers up to this stay as they are: short inputs reach them."""
 _SHOWN = 40
 """Characters of a value in a message."""
-Shapes = dict[str, tuple[int, ...]]
 
 
 def require_alike(
@@ -84,7 +81,7 @@ def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: Pretrai
     Raises:
         IncompatibleModels: they compute differently, or nothing tells; the message names the field.
     """
-    first, second = _Variant(_returning_alike(a)), _Variant(_returning_alike(b))
+    first, second = Variant(_returning_alike(a)), Variant(_returning_alike(b))
     differing, same_code = differences(first.config, second.config), _code(a) == _code(b)
     if same_code and not differing:
         return
@@ -109,7 +106,7 @@ def require_same_buffers(refs: tuple[str, str], a: PretrainedConfig, b: Pretrain
     differing = {name for name in {**first, **second} if first.get(name) != second.get(name)}
     if not differing:
         return
-    variant = _Variant(a)
+    variant = Variant(a)
     calls = variant.calls(_SHORT)
     unread = {name.rpartition(".")[0] for name in variant.unread(calls)}
     read = {name for name in differing if not calls or name.rpartition(".")[0] in unread}
@@ -121,86 +118,6 @@ def require_same_buffers(refs: tuple[str, str], a: PretrainedConfig, b: Pretrain
     if read:
         why = f"they hold different values in {min(read)}, which is no weight"
         raise IncompatibleModels(f"{refs[0]} and {refs[1]} compute differently: {why}")
-
-
-class _Variant:
-    """A config as a model, and the fingerprints of its calls."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        self.config = config
-        self._known: dict[Call, Fingerprint | None] = {}
-
-    @cached_property
-    def model(self) -> PreTrainedModel:
-        return build_without_weights(self.config)
-
-    @cached_property
-    def shapes(self) -> Shapes | None:
-        """Of the weights; None if no such model can be built."""
-        try:
-            return inventory(self.model).shapes
-        except Exception:  # constructors fail in as many ways as there are models
-            return None
-
-    def fingerprint(self, call: Call) -> Fingerprint | None:
-        """What a call computes; None if it fails."""
-        if call not in self._known:
-            try:
-                self._known[call] = call.fingerprint(self.model) if self.shapes is not None else None
-            except CannotRecord:
-                self._known[call] = None
-        return self._known[call]
-
-    def having(self, values: dict[Path, Any]) -> _Variant:
-        """With other values of some fields."""
-        return _Variant(with_values(self.config, values))
-
-    def calls(self, length: int, like: PreTrainedModel | None = None) -> list[Call]:
-        """Calls that can be recorded: of the model, and of models in it with weights that those do not read.
-
-        Args:
-            like: the model that inputs are made for, by default this one.
-        """
-        model = like if like is not None else self.model
-        found = list(self._of_part(model, "", length))
-        for path, part in model.named_modules():
-            read = {w for call in found for w in self._read(call)}
-            unread = {f"{path}.{n}" for n, _ in part.named_parameters()} - read
-            if path and unread and isinstance(part, PreTrainedModel):
-                found += self._of_part(part, path, length)
-        return found
-
-    def _of_part(self, part: PreTrainedModel, path: str, length: int) -> Iterator[Call]:
-        for example in examples(part, _BATCH, length):
-            for steps in (1, 0):
-                call = Call(example, steps, path)
-                if self.fingerprint(call) is not None:
-                    yield call
-                    return
-
-    def calls_with_media(self) -> list[Call]:
-        """Calls that can be recorded of texts with pictures, sounds and the like in them."""
-        found = list[Call]()
-
-        def attempt(mode: Mode) -> Exception | None:
-            call = Call(mode.example)
-            try:
-                self._known[call] = call.fingerprint(self.model)
-            except CannotRecord as error:
-                return error
-            found.append(call)
-            return None
-
-        try_media(self.model, attempt)
-        return found
-
-    def _read(self, call: Call) -> frozenset[str]:
-        found = self.fingerprint(call)
-        return found.weights if found is not None else frozenset()
-
-    def unread(self, calls: Iterable[Call]) -> set[str]:
-        """The weights that no call reads."""
-        return set(self.shapes or ()) - {w for call in calls for w in self._read(call)}
 
 
 @dataclass
@@ -216,16 +133,16 @@ class _Comparison:
     same_code: bool
     readers: Readers = field(default_factory=Readers)
 
-    def require_same_weights(self, a: _Variant, b: _Variant) -> None:
+    def require_same_weights(self, a: Variant, b: Variant) -> None:
         """Raise if a field that is no number decides which weights there are; other depths are left to widening."""
         names = (a.shapes or {}).keys()
         for path, values in self.differing.items():
             if not any(_numbers(v) for v in values) and (a.having({path: values[1]}).shapes or {}).keys() != names:
                 raise self._refusal([path], "compute")
 
-    def require(self, a: _Variant, b: _Variant) -> None:
+    def require(self, a: Variant, b: Variant) -> None:
         """Raise if a call shows a difference, or none can be made that would."""
-        heard = _Variant(a.config)
+        heard = Variant(a.config)
         with self.readers.listening():
             calls = [*heard.calls(_SHORT), *heard.calls_with_media()]
         if self.same_code:
@@ -242,15 +159,15 @@ class _Comparison:
                 raise self._refusal([path], "may compute", "nothing so long is tried")
         if stuck & self.differing.keys():
             self._require_equal(heard, b, heard.calls(_LONG))
-        self._require_run(heard, calls)
+        self._require_run(heard, b, calls)
 
-    def _require_equal(self, a: _Variant, b: _Variant, calls: Iterable[Call]) -> None:
+    def _require_equal(self, a: Variant, b: Variant, calls: Iterable[Call]) -> None:
         for call in calls:
             shared = _shared(call, a, b)
             if a.fingerprint(shared) != b.fingerprint(shared):
                 raise self._refusal(self._blamed(a, b, shared), "compute")
 
-    def _blamed(self, a: _Variant, b: _Variant, call: Call) -> list[Path]:
+    def _blamed(self, a: Variant, b: Variant, call: Call) -> list[Path]:
         """The field that makes a difference alone, or all of them."""
         values = fields(b.config)
         for path in self.differing:
@@ -258,7 +175,7 @@ class _Comparison:
                 return [path]
         return list(self.differing) if self.same_code else []
 
-    def _require_equal_beyond(self, a: _Variant, b: _Variant) -> set[Path]:
+    def _require_equal_beyond(self, a: Variant, b: Variant) -> set[Path]:
         """Compare calls that reach beyond every number; those that no call reaches beyond are returned."""
         numbers = {n for side in (a, b) for v in fields(side.config).values() for n in _numbers(v) if n > _REACHED}
         smaller = {n: _REACHED + 2 * i for i, n in enumerate(sorted(numbers), 1)}  # even, as windows often have to be
@@ -280,23 +197,28 @@ class _Comparison:
         self._require_equal(near[0], near[1], calls)
         return stuck
 
-    def _require_run(self, a: _Variant, calls: Iterable[Call]) -> None:
+    def _require_run(self, a: Variant, b: Variant, calls: Sequence[Call]) -> None:
         """A field that only code without a call reads is not known to make no difference, unless it is for dropout."""
-        unread = {
-            id(dict(a.model.named_parameters())[n]) for n in a.unread(calls) if n in dict(a.model.named_parameters())
-        }
+        if not self._partly_run(a, calls):
+            return
+        more = a.calls_that_read(a.unread(calls), calls)
+        self._require_equal(a, b, more)
         names = {id(module): path for path, module in a.model.named_modules()}
-        for path in self.differing:
-            partly_run = [
-                module
-                for module in self.readers.of(a.config, path)
-                if module is not None and any(id(p) in unread for p in module.parameters())
-            ]
-            if partly_run and not self._is_for_dropout(a, path):
-                where = names.get(id(partly_run[0])) or type(partly_run[0]).__name__
-                raise self._refusal([path], "may compute", f"no call is known that runs all of {where}")
+        for path, module in self._partly_run(a, [*calls, *more]).items():
+            where = names.get(id(module)) or type(module).__name__
+            raise self._refusal([path], "may compute", f"no call is known that runs all of {where}")
 
-    def _is_for_dropout(self, a: _Variant, path: Path) -> bool:
+    def _partly_run(self, a: Variant, calls: Iterable[Call]) -> dict[Path, nn.Module]:
+        """Fields, each with a module that reads it and has weights that no call reads."""
+        weights = dict(a.model.named_parameters())
+        unread = {id(weights[name]) for name in a.unread(calls) if name in weights}
+        found = {
+            path: [m for m in self.readers.of(a.config, path) if m and any(id(p) in unread for p in m.parameters())]
+            for path in self.differing
+        }
+        return {path: modules[0] for path, modules in found.items() if modules and not self._is_for_dropout(a, path)}
+
+    def _is_for_dropout(self, a: Variant, path: Path) -> bool:
         other = a.having({path: self.differing[path][1]})
         return self.readers.builds_alone(a.config, path) and differ_in_dropout_alone(a.model, other.model)
 
@@ -312,7 +234,7 @@ class _Comparison:
         return f"{name} is {_shown(first)} in {self.refs[0]}, {_shown(second)} in {self.refs[1]}"
 
 
-def _shared(call: Call, a: _Variant, b: _Variant) -> Call:
+def _shared(call: Call, a: Variant, b: Variant) -> Call:
     """The call with what the second returns of it, where the first returns that and more, as scores of experts; what
     the second alone returns, no symmetry of the first would leave alone."""
     first, second = a.fingerprint(call), b.fingerprint(call)
@@ -321,7 +243,7 @@ def _shared(call: Call, a: _Variant, b: _Variant) -> Call:
     return replace(call, results=second.results)
 
 
-def _in_sizes_of(a: _Variant, b: _Variant, differing: dict[Path, tuple[Any, Any]]) -> _Variant:
+def _in_sizes_of(a: Variant, b: Variant, differing: dict[Path, tuple[Any, Any]]) -> Variant:
     """The second config with the sizes of the first.
 
     Sizes are the numbers that change the shape of a weight, and those that change a short call beside them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.utils.generic import ModelOutput
 
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
+from hf_align.tracing.mode import Mode
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.record import record
 
@@ -55,12 +57,14 @@ class Call:
         steps: calls with one token more each, which go on from the cache of the first.
         part: the path of the module that is called, the whole model by default.
         results: the names of what counts of that which is returned, by default all.
+        mode: what else is given, or done, when the whole model is called.
     """
 
     example: Example
     steps: int = 0
     part: str = ""
     results: frozenset[str] | None = None
+    mode: Mode | None = None
 
     def fingerprint(
         self, model: nn.Module, names: Mapping[str, str] | None = None, without_values: Collection[str] = ()
@@ -86,7 +90,8 @@ class Call:
         weights = {f"model.{n}" for n in weights}
         free = [n for n in self.example.arguments if self.example.is_free(n)]
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), quiet():
+            prepared = nullcontext() if self.mode is None else self.mode.prepared(module)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), quiet(), prepared:
                 torch.default_generator.manual_seed(0)  # noise that is drawn once is a constant
                 recorded = record(called, self.example.arguments, weights, free)
         except Exception as error:  # recording fails in as many ways as there are models

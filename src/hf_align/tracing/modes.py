@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 from unittest.mock import patch
@@ -36,7 +35,7 @@ from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.watched import constants_of
-from hf_align.tracing.ways import positions, together, try_parts, try_together, try_ways
+from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
 _LENGTH = 12
@@ -99,7 +98,7 @@ def find_modes(
         base = trace_first_call(model, length=length)
     plain = at_its_length(Mode(_main(base.example), base.example))
     found = [(plain, base)]
-    extents, idle = _extents(base), list[Found]()
+    extents, idle = base.extents, list[Found]()
     copy, untraced = small_copy(model, base.candidate, plain.extent[0], length), dict[str, Exception]()
 
     def attempt(mode: Mode) -> Exception | None:
@@ -136,7 +135,7 @@ def find_modes(
     if most is not None:
         found += _with_the_same_arguments(model, most, found, longer)
     read = frozenset[str]().union(*(program.opened for _, program in found))
-    owners = _owners(name for name in base.shapes if name not in read)
+    owners = owners_of(name for name in base.shapes if name not in read)
     try_parts(model, base.example, extents, [path for path in owners if path in called], attempt)
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
     return [*found, *_with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))]
@@ -176,7 +175,7 @@ def _with_most_arguments(model: PreTrainedModel, found: Sequence[Found], idle: S
         run.append((mode, program))
         return None
 
-    try_together(model, plain, _extents(base), [mode for mode, _ in alone.values()], attempt)
+    try_together(model, plain, base.extents, [mode for mode, _ in alone.values()], attempt)
     return max(run, key=lambda entry: len(entry[0].adds), default=None)
 
 
@@ -185,7 +184,7 @@ def _with_the_same_arguments(
 ) -> Iterator[Found]:
     """What each argument leaves as it is, two together, or one and a certain length, may change: a call with the most
     arguments, the same with more tokens, and with each kind of media, where it does something else than those found."""
-    base, extents, known = found[0][1], _extents(found[0][1]), [program for _, program in found]
+    base, extents, known = found[0][1], found[0][1].extents, [program for _, program in found]
     if not any(is_part_of(most[1], program) for program in known):
         yield most
     length = extent(base.example)[1]
@@ -226,17 +225,6 @@ def _called(model: PreTrainedModel) -> Iterator[set[str]]:
         yield found
     finally:
         hook.remove()
-
-
-def _owners(weights: Iterable[str]) -> list[str]:
-    """The modules that hold some weights, the innermost first."""
-    found: dict[str, None] = {}
-    for name in weights:
-        path = name.rpartition(".")[0]
-        while path:
-            found[path] = None
-            path = path.rpartition(".")[0]
-    return list(found)
 
 
 def _belongs(program: Program, base: Program, mode: Mode) -> bool:
@@ -326,11 +314,3 @@ def _in_two_steps(model: PreTrainedModel) -> Iterator[None]:
 
     with patch.object(model, "forward", twice):
         yield
-
-
-def _extents(base: Program) -> list[int]:
-    """The lengths of what the model computes, [rows, length, width], the most frequent first."""
-    rows = extent(base.example)[0]
-    values = (n.meta.get("val") for n in base.graph.nodes if n.op == "call_function")
-    shapes = [v.shape for v in values if isinstance(v, Tensor) and v.dim() == 3 and v.shape[0] == rows]
-    return [extent for extent, _ in Counter(int(s[1]) for s in shapes).most_common(3)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from transformers import PretrainedConfig
 
 from hf_align.tracing.example import Example
+from hf_align.tracing.mode import extent
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.reasons import HELPERS
 
@@ -73,6 +75,14 @@ class Program:
     def order(self) -> dict[fx.Node, int]:
         """Where each node stands in the graph."""
         return {node: i for i, node in enumerate(self.graph.nodes)}
+
+    @property
+    def extents(self) -> list[int]:
+        """The lengths of what the model computes, [rows, length, width], the most frequent first."""
+        rows = extent(self.example)[0]
+        values = (n.meta.get("val") for n in self.graph.nodes if n.op == "call_function")
+        shapes = [v.shape for v in values if isinstance(v, Tensor) and v.dim() == 3 and v.shape[0] == rows]
+        return [length for length, _ in Counter(int(s[1]) for s in shapes).most_common(3)]
 
     @property
     def unread(self) -> tuple[str, ...]:

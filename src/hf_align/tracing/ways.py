@@ -149,6 +149,17 @@ def try_parts(
             _first_that_runs(model, modes, attempt)
 
 
+def owners_of(weights: Iterable[str]) -> list[str]:
+    """The modules that hold some weights, the innermost first."""
+    found: dict[str, None] = {}
+    for name in weights:
+        path = name.rpartition(".")[0]
+        while path:
+            found[path] = None
+            path = path.rpartition(".")[0]
+    return list(found)
+
+
 def _first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
     """Try alternatives until one is answered."""
     for alternative in alternatives:

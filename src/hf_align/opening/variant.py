@@ -1,0 +1,125 @@
+"""A config as a model without weights, and what its calls compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.tracing.build import build_without_weights, inventory
+from hf_align.tracing.fields import Path, with_values
+from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
+from hf_align.tracing.inputs import examples
+from hf_align.tracing.mode import Mode, NothingNew
+from hf_align.tracing.trace import trace_call
+from hf_align.tracing.ways import owners_of, try_media, try_parts, try_ways
+
+_BATCH = 2
+"""Rows of a call."""
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Variant:
+    """A config as a model, and the fingerprints of its calls."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.config = config
+        self._known: dict[Call, Fingerprint | None] = {}
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return build_without_weights(self.config)
+
+    @cached_property
+    def shapes(self) -> Shapes | None:
+        """Of the weights; None if no such model can be built."""
+        try:
+            return inventory(self.model).shapes
+        except Exception:  # constructors fail in as many ways as there are models
+            return None
+
+    def fingerprint(self, call: Call) -> Fingerprint | None:
+        """What a call computes; None if it fails."""
+        if call not in self._known:
+            try:
+                self._known[call] = call.fingerprint(self.model) if self.shapes is not None else None
+            except CannotRecord:
+                self._known[call] = None
+        return self._known[call]
+
+    def having(self, values: dict[Path, Any]) -> Variant:
+        """With other values of some fields."""
+        return Variant(with_values(self.config, values))
+
+    def calls(self, length: int, like: PreTrainedModel | None = None) -> list[Call]:
+        """Calls that can be recorded: of the model, and of models in it with weights that those do not read.
+
+        Args:
+            like: the model that inputs are made for, by default this one.
+        """
+        model = like if like is not None else self.model
+        found = list(self._of_part(model, "", length))
+        for path, part in model.named_modules():
+            read = {w for call in found for w in self._read(call)}
+            unread = {f"{path}.{n}" for n, _ in part.named_parameters()} - read
+            if path and unread and isinstance(part, PreTrainedModel):
+                found += self._of_part(part, path, length)
+        return found
+
+    def _of_part(self, part: PreTrainedModel, path: str, length: int) -> Iterator[Call]:
+        for example in examples(part, _BATCH, length):
+            for steps in (1, 0):
+                call = Call(example, steps, path)
+                if self.fingerprint(call) is not None:
+                    yield call
+                    return
+
+    def calls_with_media(self) -> list[Call]:
+        """Calls that can be recorded of texts with pictures, sounds and the like in them."""
+        found = list[Call]()
+
+        def attempt(mode: Mode) -> Exception | None:
+            call = Call(mode.example)
+            try:
+                self._known[call] = call.fingerprint(self.model)
+            except CannotRecord as error:
+                return error
+            found.append(call)
+            return None
+
+        try_media(self.model, attempt)
+        return found
+
+    def calls_that_read(self, unread: Iterable[str], calls: Iterable[Call]) -> list[Call]:
+        """Calls with an argument more, of the model or of a module in it, that read weights which none of some does."""
+        left, found = set(unread), list[Call]()
+
+        def attempt(mode: Mode) -> Exception | None:
+            call = Call(mode.example, mode=mode)
+            try:
+                known = call.fingerprint(self.model)
+            except CannotRecord as error:
+                return error
+            if not known.weights & left:
+                return NothingNew()
+            self._known[call] = known
+            left.difference_update(known.weights)
+            found.append(call)
+            return None
+
+        for example in [call.example for call in calls if not call.part][:1]:
+            extents, owners = trace_call(self.model, example).extents, owners_of(left)
+            if len(owners) < len({name.rpartition(".")[0] for name in left}):  # the model itself holds some
+                try_ways(self.model, example, extents, attempt)
+            try_parts(self.model, example, extents, owners, attempt)
+        return found
+
+    def _read(self, call: Call) -> frozenset[str]:
+        found = self.fingerprint(call)
+        return found.weights if found is not None else frozenset()
+
+    def unread(self, calls: Iterable[Call]) -> set[str]:
+        """The weights that no call reads."""
+        return set(self.shapes or ()) - {w for call in calls for w in self._read(call)}
