@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Callable[..., PretrainedConfig], list[Mapping[str, Any]],
     "the stream": (tiny_llama, [{}, {}], "hidden_size", 12),
     "experts that are stored one by one": (tiny_mixtral, [{}, {}], "intermediate_size", 9),
     "a config in the config": (tiny_llava, [{}, {}], "text_config.intermediate_size", 9),
+    "three models": (tiny_llama, [{}, {}, {}], "intermediate_size", 9),
     "two that are not as wide": (tiny_llama, [{}, {"intermediate_size": 8}], "intermediate_size", 9),
     "two that are not as deep": (tiny_llama, [{}, {"num_hidden_layers": 2}], "intermediate_size", 9),
 }

@@ -148,8 +148,6 @@ class Options:
             raise OptionError("--weight is the share of the second of two models; more have equal shares")
         if self.alignment is not None:
             raise OptionError("--alignment is for two models; more are always matched again")
-        if self.widen:
-            raise OptionError("--widen is for two models")
 
     def shares(self, count: int) -> tuple[float, ...]:
         """What each of so many models has in their merge: the second of two its weight, of more each as much."""
