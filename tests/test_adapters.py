@@ -323,3 +323,21 @@ def test_tied_heads_are_named(
     base, lora, _ = make("t", config=config, target_modules=["lm_head"])
     assert "changes lm_head.weight, which its base does not store" in refused(capsys, tmp_path / "out", base, lora)
     assert open_pair(str(base), str(base)).untied
+
+
+@pytest.mark.parametrize("options", [["--match", "none", "--method", "linear"], ["--effort", "quick", "--no-witness"]])
+@pytest.mark.parametrize("asked", [{"target_modules": ["wte"]}, {"modules_to_save": ["wte"]}], ids=str)
+def test_a_change_of_one_use_of_a_tied_weight_is_refused(
+    asked: dict[str, object], options: list[str], make: Callable[..., tuple[Path, ...]], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """PEFT runs the changed embedding with the head as it was: no weight that both share computes that."""
+    tied = tiny_gpt2(tie_word_embeddings=True)
+    base, lora, _ = make("t", transformers.GPT2LMHeadModel, tied, **{"target_modules": ["c_attn"], **asked})
+    capsys.readouterr()  # what making them said
+    assert run("merge", base, lora, "-o", tmp_path / "out", "--quiet", *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "changes transformer.wte.weight alone, but lm_head.weight of its base is tied to it" in line
+    assert not (tmp_path / "out").exists()
+    _, harmless, _ = make("h", transformers.GPT2LMHeadModel, tied, target_modules=["c_attn"])
+    assert run("merge", base, f"{base}+{harmless}", "-o", tmp_path / "out", "--quiet", *options) == 0

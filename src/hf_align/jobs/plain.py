@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_align.checkpoints.adapters import adapted
+from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.companions import renamed_tokens, same_vocabulary
@@ -74,6 +74,9 @@ class Same:
             return None
         if _layout(first) != _layout(second):
             return None
+        for ref, model, config in zip((a, b), (first, second), configs, strict=True):
+            if isinstance(model, AdaptedCheckpoint) and config is not None and config.get(_TIED) is not False:
+                _require_parts_alone(ref, model, trust_remote_code)
         if _described(configs[0], folders[0]) != _described(configs[1], folders[1]) and not _same_weights(
             (a, b), folders, (first, second), trust_remote_code
         ):
@@ -250,6 +253,19 @@ def _same_weights(
             asked.append(inventory(build_without_weights(config)).shapes)
     require_same_function(refs, a, b)
     return asked[0] == asked[1]
+
+
+def _require_parts_alone(ref: str, model: AdaptedCheckpoint, trust_remote_code: bool) -> None:
+    """As `require_parts_alone`; only the modelling code knows what is tied."""
+    from hf_align.checkpoints.naming import match_names
+    from hf_align.opening.models import require_parts_alone
+    from hf_align.tracing.budget import Budget, within
+    from hf_align.tracing.build import build_without_weights, inventory, read_config
+
+    with within(Budget.of_stored(len(model), model.entries_in_all), ref):
+        built = build_without_weights(read_config(model.folder, trust_remote_code=trust_remote_code))
+    ties = inventory(built).ties
+    require_parts_alone(ref, model, match_names(built, model, ties, {}), ties)
 
 
 def _kind(config: dict[str, Any]) -> tuple[Any, Any]:

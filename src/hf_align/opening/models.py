@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from hf_align.checkpoints.adapters import adapted
+from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import NamedWeights, Names, match_names
@@ -94,6 +94,7 @@ def open_model(
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
     checkpoint = adapted(stored, source, names.alone())
+    require_parts_alone(ref, checkpoint, names, aliases or architecture.spec.ties)
     _require_tied(ref, checkpoint, names, aliases)
     weights = NamedWeights(checkpoint, names)
     fitting = weights if respelling is None else RespelledWeights(weights, respelling)
@@ -138,6 +139,26 @@ def config_of(model: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     with within(budget, model):
         build_without_weights(config)
     return config
+
+
+def require_parts_alone(ref: str, checkpoint: Checkpoint, names: Names, ties: Mapping[str, str]) -> None:
+    """An adapter changes one use of a weight, as PEFT runs it; merged into what is tied, it would change the others.
+
+    Args:
+        ties: of the model's own config: other names of tied weights -> the name that is kept.
+
+    Raises:
+        CheckpointError: an adapter changes a weight that is tied.
+    """
+    if not isinstance(checkpoint, AdaptedCheckpoint):
+        return
+    links = names.by_memory()
+    for other, kept in ties.items():
+        for on_disk in checkpoint.parts.keys() & set(links[kept].sources if kept in links else ()):
+            raise CheckpointError(
+                f"{ref}: the adapter changes {on_disk} alone, but {other} of its base is tied to it; save the base "
+                "with the two apart, and give that with the adapter"
+            )
 
 
 def _require_tied(ref: str, checkpoint: Checkpoint, names: Names, ties: Mapping[str, str]) -> None:
