@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DATA, MODELS, run, tiny_bert
+from conftest import DATA, MODELS, built, run, tiny_bert, tiny_llama
 from safetensors.torch import load_file, save_file
 
 LLAMA = MODELS / "llama"
@@ -80,6 +80,23 @@ def test_a_saved_alignment_is_used_again(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
     assert run("merge", GPT2 / "0", GPT2 / "1", "-o", tmp_path / "third", "--alignment", saved) == 2
     assert "another architecture" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype", None])
+@pytest.mark.parametrize("options", [["--match", "none"], ["--match", "weight", "--no-witness"]], ids=" ".join)
+def test_a_result_is_loaded_in_the_dtype_that_it_is_stored_in(
+    options: list[str], key: str | None, tmp_path: Path
+) -> None:
+    """transformers loads in the dtype that the config names, and loses digits without a word."""
+    for seed, name in enumerate("ab"):
+        built(tiny_llama(), seed).half().save_pretrained(tmp_path / name)
+        config = tmp_path / name / "config.json"
+        said = {k: v for k, v in json.loads(config.read_text()).items() if k != "dtype"}
+        config.write_text(json.dumps(said | ({key: "float16"} if key else {})))
+    a, b, out = (tmp_path / name for name in ("a", "b", "out"))
+    assert run("merge", a, b, "-o", out, "--quiet", "--method", "linear", "--dtype", "float32", *options) == 0
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).dtype == torch.float32
+    assert json.loads((out / "config.json").read_text())[key or "dtype"] == "float32"
 
 
 @pytest.mark.parametrize(

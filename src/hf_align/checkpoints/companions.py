@@ -11,10 +11,13 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_align.checkpoints.own_files import is_own, own_json
 from hf_align.errors import CheckpointError, IncompatibleModels
+
+if TYPE_CHECKING:
+    import torch
 
 COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
           "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
@@ -44,6 +47,18 @@ def _with(entries: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, A
     """With other entries in their place, also within each other."""
     inner = {k: _with(entries.get(k) or {}, v) for k, v in changed.items() if isinstance(v, Mapping)}
     return {**entries, **changed, **inner}
+
+
+def stored_as(folder: Path, dtype: torch.dtype | None) -> dict[str, str]:
+    """The entries of a model's config that change if its weights are stored in another dtype.
+
+    transformers loads weights in the dtype that the config names, whatever they are stored in, and a loss of digits or
+    an overflow is silent. `torch_dtype` is the entry's older name.
+    """
+    if dtype is None:
+        return {}
+    named = (own_json(folder, "config.json") or {}).keys() & {"dtype", "torch_dtype"}
+    return dict.fromkeys(sorted(named) or ["dtype"], str(dtype).removeprefix("torch."))
 
 
 def companions(folder: Path, *, with_code: bool) -> tuple[list[Path], list[Path]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import renamed_tokens, same_vocabulary
+from hf_align.checkpoints.companions import renamed_tokens, same_vocabulary, stored_as
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.own_files import own_json
@@ -166,7 +166,7 @@ def merge(a: str, b: str, output: Path, asked: Asked) -> Report | None:
     if same is None or not same.agrees_outside_floats():
         return None
     asked.clock.lap("open")
-    draft = Draft(same.plan(options), same.a.folder)
+    draft = Draft(same.plan(options), same.a.folder, stored_as(same.a.folder, options.torch_dtype))
     return run(Plain(asked=asked, sources=same.sources, record=same.record(options), draft=draft, same=same), output)
 
 

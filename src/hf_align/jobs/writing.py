@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from hf_align.checkpoints.companions import stored_as
 from hf_align.checkpoints.naming import DiskLayout, DiskWeights
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source, whole
@@ -30,12 +31,14 @@ def draft_of(pair: Pair, like: Model, options: Options) -> Draft:
     """
     layout = DiskLayout(like.checkpoint, like.names, pair.spec.parameters, options.torch_dtype, pair.larger_shapes)
     plan = ShardPlan.build([(name, *layout.info(name)) for name in sorted(layout)], options.max_shard_size)
-    return Draft(plan, like.folder, config_changes(pair))
+    return Draft(plan, like.folder, config_changes(pair, like, options))
 
 
-def config_changes(pair: Pair) -> dict[str, Any]:
-    """The entries of the config that an untied head and larger sizes change, one within another as they are there."""
+def config_changes(pair: Pair, like: Model, options: Options) -> dict[str, Any]:
+    """The entries of the config that an untied head, larger sizes and another dtype change, one within another as they
+    are there."""
     found: dict[str, Any] = {"tie_word_embeddings": False} if pair.untied else {}
+    found |= stored_as(like.folder, options.torch_dtype)
     for (*above, name), size in pair.larger.items():
         inner = found
         for key in above:

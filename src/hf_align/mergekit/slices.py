@@ -140,7 +140,8 @@ def stack_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
 
     laid_out = tensors(None)
     plan = ShardPlan.build([(name, *laid_out.info(name)) for name in sorted(laid_out)], options.max_shard_size)
-    draft = Draft(plan, pair.a.folder, {**config_changes(pair), **stack.changed}, f" in {len(stack.layers)} layers")
+    changed = {**config_changes(pair, pair.a, options), **stack.changed}
+    draft = Draft(plan, pair.a.folder, changed, f" in {len(stack.layers)} layers")
     return Loop(draft, lambda moved: whole(tensors(moved).__getitem__))
 
 
