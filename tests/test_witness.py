@@ -143,7 +143,8 @@ def test_a_model_with_fewer_positions_than_its_config_says_is_run(tmp_path: Path
     assert list(held(pair, {}).cases["input_ids"])[:3] == ["1", "2", "7"]
 
 
-def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scores", [0.0, 1.0])
+def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_path: Path, scores: float) -> None:
     """Each token goes to the first two: no permutation of experts leaves that alone, and no rounding is behind it."""
 
     def build(number: int, equal: slice) -> str:
@@ -151,7 +152,7 @@ def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_
         model = transformers.MixtralForCausalLM.from_pretrained(folder)
         with torch.no_grad():
             for layer in model.model.layers:
-                layer.mlp.gate.weight.zero_()
+                layer.mlp.gate.weight.copy_(scores * layer.mlp.gate.weight[:1].clone())
                 for weight in layer.mlp.experts.parameters():
                     weight[equal] = weight[equal][:1].clone()
         model.save_pretrained(folder)
@@ -225,6 +226,8 @@ def test_the_noise_is_half_a_unit_in_the_last_place() -> None:
     steps = Jittered({"w": weight})["w"].view(torch.int32) - weight.view(torch.int32)
     assert set(steps.tolist()) == {-1, 0, 1} and 0.3 < float(steps.abs().float().mean()) < 0.6
     assert torch.equal(Jittered({"w": weight})["w"], Jittered({"w": weight})["w"])
+    rows = Jittered({"w": weight.expand(2, -1)})["w"]
+    assert torch.equal(*rows) and not torch.equal(*Jittered({"w": weight.expand(2, -1)}, alike=True)["w"])
 
 
 def test_what_is_no_number_in_both_is_left_out() -> None:

@@ -26,12 +26,17 @@ FAR = 8.0
 """How many times as far weights are moved to see where something jumps: at least as far as an alignment rounds them."""
 _EPS = torch.finfo(torch.float32).eps
 """Also for models of float64, whose code computes norms and angles in float32 all the same."""
+_ODD = 0x9E3779B1 - 2**32
+"""2^32 over the golden ratio, as 32 bits with a sign: the first byte of a product with it depends on all bits."""
 _UNIT = 0.75 * _EPS
 """An entry that is moved by so much of itself becomes its neighbour."""
 
 
 class Jittered(OnDemand):
     """Weights with every entry moved by half a unit in the last place on average: to a neighbour, or not at all.
+
+    Equal entries are moved alike, for a change of basis keeps equal rows equal, too: experts that score alike are
+    chosen by their order, and rounding does not explain another choice.
 
     Args:
         times: how many times as far, and which way round.
@@ -48,11 +53,21 @@ class Jittered(OnDemand):
         weight = self._weights[name]
         if not weight.is_floating_point():
             return weight
-        rng = Generator().manual_seed(crc32(name.encode()))
-        eight = torch.empty(weight.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None, generator=rng)
-        draws = eight.view(torch.int8)[: weight.numel()].view(weight.shape)
+        draws = _drawn(name, weight) if self._alike else _mixed(weight)
         sizes = torch.ones_like(weight) if self._alike else weight
         return torch.addcmul(weight, sizes, draws.to(weight.dtype), value=self._step)
+
+
+def _drawn(name: str, weight: Tensor) -> Tensor:
+    """A random number for each entry, of the shape of the weight, int8."""
+    rng = Generator().manual_seed(crc32(name.encode()))
+    eight = torch.empty(weight.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None, generator=rng)
+    return eight.view(torch.int8)[: weight.numel()].view(weight.shape)
+
+
+def _mixed(weight: Tensor) -> Tensor:
+    """A number for each entry that looks random and is made of the entry alone, of the shape of the weight, int8."""
+    return (weight.float().view(torch.int32) * _ODD).bitwise_right_shift_(24).to(torch.int8)
 
 
 def bound(rounding: float) -> float:
