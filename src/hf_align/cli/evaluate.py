@@ -58,7 +58,11 @@ def evaluate(
     if data is not None:
         found = pipeline.evaluate(a, b, data, options, say)
         result = found.as_json()
-        lines = [*console.comparison_lines(result), "", *console.wrapped(verdict(found))]
+        lines = [
+            *console.comparison_lines(result),
+            "",
+            *console.wrapped(verdict(found, aligned=options.match != "none")),
+        ]
     if names:
         from hf_align.cli.scoring import score_line, score_lines
 

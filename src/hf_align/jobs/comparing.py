@@ -18,7 +18,7 @@ from hf_align.matching.activations import correlations
 from hf_align.matching.universe import Mean
 from hf_align.merging.methods import REGRESSION
 from hf_align.merging.regression import mean_of
-from hf_align.running.evaluate import Comparison, Evaluator
+from hf_align.running.evaluate import ROUNDING, Comparison, Evaluator
 from hf_align.running.network import Batch, Weights
 from hf_align.running.offload import network_for
 from hf_align.settings.choices import DESCENDING, Effort
@@ -47,11 +47,21 @@ def judged(basis: Basis, held_out: Batch, report: Report) -> str:
         return of_many(basis, held_out)
     comparison = compare(basis, held_out)
     report.comparison = comparison.as_json()
-    return verdict(comparison)
+    return verdict(comparison, aligned=bool(basis.matches))
 
 
-def verdict(comparison: Comparison) -> str:
-    """One honest sentence on two models."""
+def verdict(comparison: Comparison, *, aligned: bool = True) -> str:
+    """One honest sentence on two models.
+
+    Args:
+        aligned: whether they were; if not, nothing is known of what alignment would do.
+    """
+    return (
+        _helped(comparison) if aligned else f"not aligned, the models have a barrier of {comparison.naive.barrier:.3f}"
+    )
+
+
+def _helped(comparison: Comparison) -> str:
     naive, aligned = comparison.naive.barrier, comparison.aligned.barrier
     if comparison.helps:
         return f"alignment lowers the barrier from {naive:.3f} to {aligned:.3f}"
@@ -65,6 +75,7 @@ def beside_the_others(
 
     Args:
         method: that the merge was made by.
+        merged: rounded to what is written.
         line: the losses on the line between two models, where they were measured.
     """
     models, options = basis.models, basis.models.options
@@ -75,7 +86,7 @@ def beside_the_others(
         in_float32 = [Computed(w, lambda n, w=w: w[n].float()) for w in basis.weights]  # type: ignore[misc]
         mean = evaluator.loss(mean_of(in_float32, shares))
     is_mean = method == "linear"
-    found = mean if is_mean else evaluator.loss(merged)
+    found = evaluator.loss(merged)
     apart = [line["loss_a"], line["loss_b"]] if line else [evaluator.loss(weights) for weights in raw]
     ensemble = evaluator.ensemble(raw, shares)
     return [*([] if is_mean else [_beside_the_mean(method, found, mean)]),
@@ -93,7 +104,7 @@ def _beside_the_models(options: Options, found: float, apart: Sequence[float], e
     """One honest sentence on a merge and what it was made of."""
     beside = "" if ensemble is None else f", their ensemble {ensemble:.3f}"
     losses = f"loss {found:.3f}; its models {', '.join(f'{loss:.3f}' for loss in apart)}{beside}"
-    if found <= min(apart):
+    if found <= min(apart) + ROUNDING * abs(min(apart)):
         return f"the merge is no worse than the better model: {losses}"
     worse = f"the merge is worse than the better model alone: {losses}"
     if options.method in DESCENDING:
@@ -129,6 +140,8 @@ def of_many(basis: Basis, held_out: Batch) -> str:
     apart = [evaluator.loss(weights) for weights in raw]
     naive, found = evaluator.loss(Mean(raw)), evaluator.loss(Mean(basis.weights))
     losses = f"the models have losses {min(apart):.3f} to {max(apart):.3f}, their plain mean {naive:.3f}"
-    if found < naive:
+    if not basis.matches:
+        return f"not aligned, {losses}"
+    if naive - found > ROUNDING * abs(naive):
         return f"aligned, the mean of {len(apart)} models has loss {found:.3f}; {losses}"
     return f"alignment does NOT help here: loss {found:.3f} aligned; {losses}; prefer --match none"

@@ -42,16 +42,12 @@ def moved_model(
         like: the model whose config and dtypes are written, unless the options have another dtype.
         aligned: what it is moved to, where that is needed again.
     """
-
-    def stored(of: Model, name: str) -> torch.dtype:
-        return of.checkpoint.info(of.names.by_memory()[name].sources[0]).dtype
-
     own, config = (pair.config if of.widened or of.enlarged else of.config for of in (model, like))
     config = copy.deepcopy(config)
     if pair.untied:
         config.tie_word_embeddings = False
-    wide = any(stored(model, name) == torch.float64 for name in model.names.by_memory())
-    written = {name: options.torch_dtype or stored(like, name) for name in spec.parameters}
+    wide, written = torch.float64 in model.dtypes().values(), like.dtypes(options.torch_dtype)
+    written = {name: written[name] for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,
                  torch.float64 if wide else torch.float32, written, aligned)  # fmt: skip
 

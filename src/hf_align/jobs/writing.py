@@ -12,13 +12,14 @@ from torch import Tensor
 
 from hf_align.checkpoints.companions import stored_as
 from hf_align.checkpoints.naming import DiskLayout, DiskWeights
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source, whole
 from hf_align.jobs.job import Draft, Say
 from hf_align.jobs.opened import Opened
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Weights
 from hf_align.settings.options import Options
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -58,6 +59,17 @@ def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str
     weights = DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.torch_dtype,
                           pair.larger_shapes)  # fmt: skip
     return whole(weights.__getitem__)
+
+
+def as_written(like: Model, options: Options, weights: Weights) -> Weights:
+    """A result as whoever loads it reads it: every weight rounded to what `entries_of` writes it in."""
+    dtypes = like.dtypes(options.torch_dtype)
+
+    def rounded(name: str) -> Tensor:
+        weight = weights[name]
+        return weight.to(dtypes[name]).to(weight)
+
+    return Computed(weights, rounded)
 
 
 def record(made_with: Mapping[str, str], models: Opened, examples: Batch | None) -> dict[str, str]:

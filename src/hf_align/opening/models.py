@@ -64,6 +64,11 @@ class Model:
         """Whether it is not stored in the sizes and the vocabulary of the other."""
         return self.respelled is not None or self.widened is not None
 
+    def dtypes(self, chosen: torch.dtype | None = None) -> dict[str, torch.dtype]:
+        """What each weight is stored in, by its name in memory; or what is chosen for those of floating point."""
+        found = {name: self.checkpoint.info(link.sources[0]).dtype for name, link in self.names.by_memory().items()}
+        return {name: chosen if chosen and dtype.is_floating_point else dtype for name, dtype in found.items()}
+
     @property
     def folder(self) -> Path:
         """Config, tokenizer, and whatever else is no weights."""

@@ -15,8 +15,8 @@ from hf_align.errors import HfAlignError, MissingExtra
 from hf_align.running.data import NO_LABEL, with_labels
 from hf_align.running.network import Batch, Loss, Network, Weights, batches
 
-_ALIKE = 1e-4
-"""How far a loss may be from what it is taken for: float32."""
+ROUNDING = 1e-4
+"""How far two losses that are one may be from each other, relative: float32."""
 
 Pair = tuple[Weights, Weights]
 """Those of A and of B."""
@@ -58,8 +58,9 @@ class Comparison:
 
     @property
     def helps(self) -> bool:
-        """Whether alignment lowered the barrier."""
-        return self.aligned.barrier < self.naive.barrier
+        """Whether alignment lowered the barrier, by more than rounding changes a loss."""
+        rounding = ROUNDING * (abs(self.naive.losses[0]) + abs(self.naive.losses[-1])) / 2
+        return self.naive.barrier - self.aligned.barrier > rounding
 
     def plot(self, axes: Any = None) -> Any:
         """Draw both paths with matplotlib, into these axes or new ones, which are returned.
@@ -205,4 +206,4 @@ def _told(labels: Tensor, ahead: int) -> Tensor:
 
 
 def _is_close(found: float | None, expected: float) -> bool:
-    return found is not None and abs(found - expected) <= _ALIKE * abs(expected)
+    return found is not None and abs(found - expected) <= ROUNDING * abs(expected)
