@@ -104,16 +104,17 @@ class Claim:
         return self.work / _PROGRESS
 
     def kept(self, name: str) -> Path | None:
-        """A file that a run with the same record has put aside with `keep`."""
-        path = self._aside(name)
-        return path if path.is_file() else None
+        """A file that a run with the same record has put aside with `keep`; one of another size is damaged."""
+        whole = (path for path in self.work.glob(f"{self._aside(name)}.*") if path.suffix == f".{path.stat().st_size}")
+        return next(whole, None)
 
     def keep(self, name: str, save: Callable[[Path], object]) -> None:
         """Put a result aside for the run that goes on if this one is killed."""
         temporary = self.work / _WRITING
         with self.failing(name):
             save(temporary)
-            os.replace(temporary, self._aside(name))
+            sync(temporary)
+            os.replace(temporary, self.work / f"{self._aside(name)}.{temporary.stat().st_size}")
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -126,8 +127,8 @@ class Claim:
                     path.unlink()
             raise
 
-    def _aside(self, name: str) -> Path:
-        return self.work / f"{_ASIDE}{self._digest[:16]}-{name}"
+    def _aside(self, name: str) -> str:
+        return f"{_ASIDE}{self._digest[:16]}-{name}"
 
     @property
     def _resumable(self) -> set[Path]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
+
+_FOUND = "found"
 
 
 class KeptWeights(MutableMapping[str, Tensor]):
@@ -27,12 +31,16 @@ class KeptWeights(MutableMapping[str, Tensor]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether no more will be found."""
-        return self._claim.kept(self._whole) is not None
+        """Whether no more will be found, and all that was is still there."""
+        path = self._claim.kept(self._whole)
+        if path is None:
+            return False
+        with safe_open(path, "pt") as file:
+            return all(name in self for name in json.loads(file.metadata()[_FOUND]))
 
     def close(self) -> None:
         """Note that no more will be found."""
-        self._claim.keep(self._whole, partial(save_file, {}))
+        self._claim.keep(self._whole, partial(save_file, {}, metadata={_FOUND: json.dumps(list(self))}))
 
     def __getitem__(self, name: str) -> Tensor:
         return load_file(self._path(name))[name]

@@ -135,8 +135,11 @@ class Descent:
         """The step to go on from."""
         if self._state is None or not self._state.path.exists():
             return 0
-        saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
-        if saved["made_of"] != self._made_of(self._state):
+        try:
+            saved: dict[str, Any] = torch.load(self._state.path, weights_only=True)
+        except Exception:  # a file that was cut off or overwritten may hold anything
+            return 0
+        if not isinstance(saved, dict) or saved.get("made_of") != self._made_of(self._state):
             return 0
         for moving, kept in zip(self._moving, saved["moving"], strict=True):
             moving.restore(kept)
