@@ -119,6 +119,8 @@ def test_what_cannot_be_run_is_merged_by_the_mean(
 def test_an_effort_beside_a_choice_of_its_own_is_refused(seeds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("merge", *seeds, "--effort", "good", "--match", "weight") == 2
     assert "leave out --match" in capsys.readouterr().err
+    assert run("merge", *seeds, "--effort", "best", "--steps", "9") == 2
+    assert "leave out --steps" in capsys.readouterr().err
 
 
 @torch.no_grad()

@@ -85,12 +85,10 @@ def merge(
     """
     if push is None and (private or create_pr or commit_message):
         raise OptionError("--private, --create-pr and --commit-message need --push")
-    options = opt.chosen(locals())
-    effort = _effort(ctx, effort)
-    if match == "none" and (idle := _given(ctx, _OF_MATCHING)):
-        raise OptionError(f"--{idle[0]} says how models are matched, and --match none matches nothing")
-    if data is None and _given(ctx, ["points"]):
-        raise OptionError("--points is how many losses are measured between the models; it needs --data")
+    typed = locals()
+    effort = _effort(ctx, effort)  # first: what does not go with it may go with no other option either
+    options = opt.chosen(typed)
+    _require_used(ctx, options, data)
     _require_for_method(options, base, parameter, len(more or ()), effort)
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if dry_run:
@@ -126,6 +124,14 @@ def _given(ctx: typer.Context, names: Iterable[str]) -> list[str]:
     """Those of some options that were typed."""
     sources = {name: ctx.get_parameter_source(name) for name in names}
     return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+
+
+def _require_used(ctx: typer.Context, options: Options, data: Path | None) -> None:
+    """Refuse what would do nothing."""
+    if options.match == "none" and (idle := _given(ctx, _OF_MATCHING)):
+        raise OptionError(f"--{idle[0]} says how models are matched, and --match none matches nothing")
+    if data is None and _given(ctx, ["points"]):
+        raise OptionError("--points is how many losses are measured between the models; it needs --data")
 
 
 def _require_for_method(
