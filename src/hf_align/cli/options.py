@@ -173,8 +173,7 @@ Widen = Annotated[
     list[str] | None,
     merging(
         metavar="FIELD=SIZE",
-        help="Make the result larger than the models, by a field of their config (intermediate_size=1280): regression "
-        "has room for more units of both. May be repeated.",
+        help="Wider than A and B, by a field of their config, with room for more units of both; may be repeated.",
     ),
 ]
 Data = Annotated[
