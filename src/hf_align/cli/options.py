@@ -169,13 +169,6 @@ Base = Annotated[str | None, merging(metavar="MODEL", help="What A and B started
 Parameter = Annotated[
     list[str] | None, merging(metavar="NAME=VALUE", help="Parameter of a mergekit method; may be repeated.")
 ]
-Widen = Annotated[
-    list[str] | None,
-    merging(
-        metavar="FIELD=SIZE",
-        help="Wider than A and B, by a field of their config, with room for more units of both; may be repeated.",
-    ),
-]
 Data = Annotated[
     Path | None,
     judging(
@@ -209,6 +202,13 @@ TaskFolder = Annotated[Path | None, judging(metavar="DIR", help="A folder with t
 # Output ---------------------------------------------------------------------------------------------------------------
 
 Output = Annotated[Path, output("-o", "--output", metavar="DIR", help="Folder for the result.")]
+Widen = Annotated[
+    list[str] | None,
+    output(
+        metavar="FIELD=SIZE",
+        help="Wider than A and B, by a field of their config, with room for more units of both; may be repeated.",
+    ),
+]
 Dtype = Annotated[
     choices.Dtype | None, output(metavar="DTYPE", show_default="that of A", help="Data type of the result.")
 ]
