@@ -130,7 +130,7 @@ OPTIONS: dict[str, tuple[Arguments, str]] = {
     "no base": (["--method", "ties"], "does not fit its method"),
     "no parameter": (["--method", "nearswap"], "Missing required parameter t"),
     "a parameter of another method": (["--method", "nuslerp", "--parameter", "densty=0.5"], "has no parameter densty"),
-    "a parameter of another kind": (["--method", "nearswap", "--parameter", "t=much"], "does not fit its method"),
+    "a parameter of another kind": (["--method", "nearswap", "--parameter", "t=much"], "'much': Input should be"),
     "a parameter without a value": (["--method", "nearswap", "--parameter", "t"], "not of the form name=value"),
 }
 

@@ -657,7 +657,7 @@ def test_recipes_that_do_not_fit_their_method(
 ) -> None:
     recipe = linear(MODELS / "vit" / "0", MODELS / "vit" / "1", align=True)
     error = refused(write_recipe(tmp_path / "r.yml", **{**recipe, **more}), tmp_path / "out", capsys)
-    assert "the recipe does not fit its method: " in error and message in error
+    assert "the merge does not fit its method: " in error and message in error
 
 
 def test_an_output_that_another_run_is_writing_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from hf_align.checkpoints.checkpoint import Checkpoint
@@ -60,7 +61,7 @@ def merge_here(config: Any, pair: Pair, options: Options, say: Say = silent, see
             to the same result.
 
     Raises:
-        HfAlignError: the recipe does not fit its method.
+        HfAlignError: the merge does not fit its method.
     """
     names = names_of(pair)
     require_bound(config, names)
@@ -145,8 +146,11 @@ def fitting() -> Iterator[None]:
     """What mergekit does not take is one line."""
     try:
         yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise HfAlignError(f"the merge does not fit its method: {first['input']!r}: {first['msg']}") from error
     except (RuntimeError, ValueError, TypeError) as error:
-        raise HfAlignError(f"the recipe does not fit its method: {str(error).splitlines()[0]}") from error
+        raise HfAlignError(f"the merge does not fit its method: {str(error).splitlines()[0]}") from error
 
 
 @dataclass(frozen=True)
