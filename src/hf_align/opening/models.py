@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
@@ -94,7 +94,9 @@ def open_model(
     """
     ref = source.reference
     aliases = inventory(build_without_weights(own)).ties if loses_ties(own, architecture.config) else {}
-    names = match_names(build_without_weights(architecture.config), stored, architecture.spec.ties, aliases)
+    model = build_without_weights(architecture.config)
+    names = match_names(model, stored, architecture.spec.ties, aliases)
+    _require_as_computed(ref, stored, names.unused, model)
     if names.missing:
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
@@ -164,6 +166,17 @@ def require_parts_alone(ref: str, checkpoint: Checkpoint, names: Names, ties: Ma
                 f"{ref}: the adapter changes {on_disk} alone, but {other} of its base is tied to it; save the base "
                 "with the two apart, and give that with the adapter"
             )
+
+
+def _require_as_computed(ref: str, stored: Checkpoint, unused: Iterable[str], model: PreTrainedModel) -> None:
+    """A table that a class computes and does not save is read from a checkpoint that has it, by transformers; what is
+    written has it no longer."""
+    tables = dict(model.named_buffers())
+    for name in {*unused} & tables.keys() & {*(getattr(model, "_keys_to_ignore_on_save", None) or ())}:
+        found, table = stored[name], tables[name]
+        eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+        if found.shape != table.shape or not torch.allclose(found.to(table), table, rtol=eps, atol=eps):
+            raise CheckpointError(f"{ref} holds other values in {name} than its class computes and does not save")
 
 
 def _require_tied(ref: str, checkpoint: Checkpoint, names: Names, ties: Mapping[str, str]) -> None:

@@ -214,6 +214,7 @@ def build_to_run(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
+    _compute_what_is_not_saved(model)
     load_stored(model, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]))
     replaced: dict[int, torch.nn.Parameter] = {}
@@ -230,6 +231,19 @@ def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreT
                 module._buffers[name] = _fake_statistic(fake, module, name, buffer)
     model.tie_weights()
     return model
+
+
+def _compute_what_is_not_saved(model: PreTrainedModel) -> None:
+    """Weights that a class says it does not save are tables that it computes, as positions by sines and cosines."""
+    for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
+        path, _, key = name.rpartition(".")
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:  # of a class with fewer parts
+            continue
+        weight = module._parameters.pop(key, None)
+        if weight is not None:
+            module.register_buffer(key, weight.data, persistent=False)
 
 
 def _fill_as_loaded(model: PreTrainedModel, weights: FakeTensorMode) -> None:
