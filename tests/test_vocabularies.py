@@ -283,7 +283,7 @@ def test_a_model_that_does_not_write_says_so(tmp_path: Path, capsys: pytest.Capt
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     b = other_tokens(tmp_path / "b", 300)
     monkeypatch.setattr(respelling, "_WRITTEN", 64), monkeypatch.setattr(respelling, "_STEPS", 3)
-    with pytest.raises(ValueError, match="retokenize and dtype need output_dir"):
+    with pytest.raises(ValueError, match="retokenize, widen and dtype need output_dir"):
         hf_align.merge([LLAMA / "0", b], retokenize=True)
     with pytest.raises(HfAlignError, match="different vocabularies"):
         hf_align.merge([LLAMA / "0", b], output_dir=tmp_path / "out")

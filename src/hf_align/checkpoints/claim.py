@@ -105,8 +105,8 @@ class Claim:
 
     def kept(self, name: str) -> Path | None:
         """A file that a run with the same record has put aside with `keep`; one of another size is damaged."""
-        whole = (path for path in self.work.glob(f"{self._aside(name)}.*") if path.suffix == f".{path.stat().st_size}")
-        return next(whole, None)
+        found = self.work.glob(f"{self._aside(name)}.*")
+        return next((path for path in found if path.suffix == f".{path.stat().st_size}"), None)
 
     def keep(self, name: str, save: Callable[[Path], object]) -> None:
         """Put a result aside for the run that goes on if this one is killed."""
@@ -170,10 +170,8 @@ class Claim:
         if result.is_symlink() or (result.exists() and not result.is_dir()):
             foreign.append(result)
         if foreign:
-            raise OutputError(
-                f"{foreign[0]} was not written by hf-align, or was changed since, and is left alone; move it, or "
-                "choose another -o"
-            )
+            raise OutputError(f"{foreign[0]} was not written by hf-align, or was changed since, and is left alone; "
+                              "move it, or choose another -o")  # fmt: skip
 
     def stale(self, plan: ShardPlan) -> set[str]:
         """Files of earlier runs that are no shards of this one."""
