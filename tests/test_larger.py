@@ -92,6 +92,10 @@ def test_a_quarter_more_units_take_a_tenth_of_the_barrier_at_least(tmp_path: Pat
         (["--method", "regression", "--widen", "hidden_act=9"], "has no size of that name"),
         (["--method", "regression", "--widen", "intermediate_size=6"], "it is 6 already"),
         (["--method", "regression", "--widen", "max_position_embeddings=32"], "no weight becomes larger"),
+        (
+            ["--method", "regression", "--widen", "intermediate_size=9", "--widen", "max_position_embeddings=32"],
+            "no weight becomes larger by max_position_embeddings",
+        ),
         (["--method", "regression", "--widen", "vocab_size=14"], "vocab_size (11 and 14)"),
         (["--method", "regression", "--widen", "num_hidden_layers=2"], "different depth"),
         (["--method", "linear", "--widen", "intermediate_size=9"], "--method linear takes none"),

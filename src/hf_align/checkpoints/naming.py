@@ -163,13 +163,20 @@ class DiskLayout(OfNames):
     def info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of a tensor given by its name on disk."""
         link = self._links[name]
-        found = self._checkpoint.info(name if name in self._checkpoint else link.sources[0])
-        shape, dtype = tuple(found.shape), found.dtype
         if self._larger.keys() & {*link.memory}:
-            shape = tuple(link.store(self._without_entries)[name].shape)
-        if self._dtype is None or not dtype.is_floating_point or not self._is_produced(link):
-            return shape, dtype
-        return shape, self._dtype
+            return tuple(link.store(self._without_entries)[name].shape), self.dtype(name)
+        return self._found(name).shape, self.dtype(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor given by its name on disk."""
+        found = self._found(name).dtype
+        if self._dtype is None or not found.is_floating_point or not self._is_produced(self._links[name]):
+            return found
+        return self._dtype
+
+    def _found(self, name: str) -> TensorInfo:
+        """What the checkpoint has in the place of a tensor."""
+        return self._checkpoint.info(name if name in self._checkpoint else self._links[name].sources[0])
 
     def _without_entries(self, name: str) -> Tensor:
         """What is in memory under a name, on no device."""
@@ -224,7 +231,7 @@ class DiskWeights(DiskLayout, OnDemand):
         return self._produce(name) if name in self._parameters else self._read[name]
 
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        return require_held(name, tensor.to(self.info(name)[1]))
+        return require_held(name, tensor.to(self.dtype(name)))
 
 
 def _renamer(

@@ -213,7 +213,11 @@ class _Comparison:
         weights = dict(a.model.named_parameters())
         unread = {id(weights[name]) for name in a.unread(calls) if name in weights}
         found = {
-            path: [m for m in self.readers.of(a.config, path) if m and any(id(p) in unread for p in m.parameters())]
+            path: [
+                module
+                for module in self.readers.of(a.config, path)
+                if module is not None and any(id(p) in unread for p in module.parameters())
+            ]
             for path in self.differing
         }
         return {path: modules[0] for path, modules in found.items() if modules and not self._is_for_dropout(a, path)}

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from hf_align.errors import OptionError
 from hf_align.opening.models import Model
 from hf_align.opening.sizes import widened
+from hf_align.opening.variant import Variant
 from hf_align.opening.widths import Architecture
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
@@ -32,12 +33,14 @@ def enlarged(
 
     Raises:
         IncompatibleModels: what the models compute depends on such a size, or nothing can be widened so.
-        OptionError: no weight has such a size.
+        OptionError: one of them makes no weight larger, and would only change what is computed.
     """
+    before = Variant(own.config)
+    for path, size in sizes.items():
+        if before.having({path: size}).shapes == before.shapes:
+            raise OptionError(f"--widen: no weight becomes larger by {'.'.join(path)}")
     config = with_values(own.config, sizes)
     wide = Architecture(config, symmetries(config, specs))
-    if shapes_of(own.spec) == shapes_of(wide.spec):
-        raise OptionError(f"--widen: no weight becomes larger by {', '.join('.'.join(path) for path in sizes)}")
     made = [(model, *widened(model, own, wide)) for model in models]
     return [replace(model, weights=weights, enlarged=words) for model, weights, words in made], wide
 
@@ -56,12 +59,13 @@ def larger_sizes(config: PretrainedConfig, widths: Mapping[str, int]) -> dict[Fi
     Raises:
         OptionError: there is no such field, or it is as large already.
     """
-    known = fields(config)
-    found = {tuple((config.attribute_map or {}).get(name, name).split(".")): size for name, size in widths.items()}
-    for (name, size), path in zip(widths.items(), found, strict=True):
-        now = known.get(path, "")
+    known, found = fields(config), dict[Field, int]()
+    for name, size in widths.items():
+        path = tuple((config.attribute_map or {}).get(name, name).split("."))
+        now = found.get(path, known.get(path, ""))
         if now is not None and (not isinstance(now, int) or isinstance(now, bool)):
             raise OptionError(f"--widen {name}={size}: {type(config).__name__} has no size of that name")
         if now is not None and now >= size:
             raise OptionError(f"--widen {name}={size}: it is {now} already, and can only become larger")
+        found[path] = size
     return found

@@ -81,13 +81,9 @@ class Variant:
         found = list[Call]()
 
         def attempt(mode: Mode) -> Exception | None:
-            call = Call(mode.example)
-            try:
-                self._known[call] = call.fingerprint(self.model)
-            except CannotRecord as error:
-                return error
-            found.append(call)
-            return None
+            error = self._attempted(call := Call(mode.example))
+            found.extend([call] if error is None else [])
+            return error
 
         try_media(self.model, attempt)
         return found
@@ -97,24 +93,35 @@ class Variant:
         left, found = set(unread), list[Call]()
 
         def attempt(mode: Mode) -> Exception | None:
-            call = Call(mode.example, mode=mode)
-            try:
-                known = call.fingerprint(self.model)
-            except CannotRecord as error:
+            error = self._attempted(call := Call(mode.example, mode=mode))
+            if error is not None:
                 return error
-            if not known.weights & left:
+            if not self._read(call) & left:
                 return NothingNew()
-            self._known[call] = known
-            left.difference_update(known.weights)
+            left.difference_update(self._read(call))
             found.append(call)
             return None
 
-        for example in [call.example for call in calls if not call.part][:1]:
-            extents, owners = trace_call(self.model, example).extents, owners_of(left)
-            if len(owners) < len({name.rpartition(".")[0] for name in left}):  # the model itself holds some
-                try_ways(self.model, example, extents, attempt)
-            try_parts(self.model, example, extents, owners, attempt)
+        example = next((call.example for call in calls if not call.part), None)
+        if example is None:
+            return []
+        try:
+            extents = trace_call(self.model, example).extents
+        except Exception:  # tracing fails in as many ways as there are models
+            return []
+        owners = owners_of(left)
+        if any("." not in name for name in left):
+            try_ways(self.model, example, extents, attempt)
+        try_parts(self.model, example, extents, owners, attempt)
         return found
+
+    def _attempted(self, call: Call) -> Exception | None:
+        """Record a call; what is wrong with it, if it fails."""
+        try:
+            self._known[call] = call.fingerprint(self.model)
+        except CannotRecord as error:
+            return error
+        return None
 
     def _read(self, call: Call) -> frozenset[str]:
         found = self.fingerprint(call)
