@@ -38,3 +38,14 @@ def test_what_a_checkpoint_holds_all_the_same_must_be_what_its_class_computes(
     save_file(weights, b / "model.safetensors", {"format": "pt"})
     assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == status
     assert ("holds other values in model.encoder.embed_positions" in capsys.readouterr().err) is (status == 2)
+
+
+def test_what_a_checkpoint_holds_all_the_same_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "model.encoder.embed_positions.weight"
+    for seed, n in enumerate("ab"):
+        file = marian(tmp_path / n, seed) / "model.safetensors"
+        table = transformers.MarianMTModel.from_pretrained(file.parent).state_dict()[name]
+        save_file({**load_file(file), name: table, "foreign.weight": torch.ones(2)}, file, {"format": "pt"})
+    assert run("merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "--match", "none") == 0
+    said = capsys.readouterr()
+    assert "hold foreign.weight that their architecture does not have" in " ".join((said.out + said.err).split())

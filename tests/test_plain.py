@@ -115,6 +115,14 @@ def test_one_bad_entry_is_named(side: int, bad: float, weight: float, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_a_limit_that_neither_model_reaches_stays(dtype: str | None, tmp_path: Path) -> None:
+    inf, kept = float("inf"), {"w": noise(0, 50)}
+    refs = [model(tmp_path / n, {"most": torch.tensor([inf, -inf, float(i)])} | kept) for i, n in enumerate("ab")]
+    plain.merge(*refs, tmp_path / "out", asked(weight=0.5, dtype=dtype))
+    assert load_file(tmp_path / "out" / "model.safetensors")["most"].tolist() == [inf, -inf, 0.5]
+
+
 def test_what_a_dtype_cannot_hold_is_named(tmp_path: Path) -> None:
     refs = [model(tmp_path / n, {"w": torch.full((5,), 1e6)}) for n in "ab"]
     with pytest.raises(CheckpointError, match=r"w has entries that torch.float16 cannot hold"):

@@ -230,6 +230,12 @@ def test_the_noise_is_half_a_unit_in_the_last_place() -> None:
     assert torch.equal(*rows) and not torch.equal(*Jittered({"w": weight.expand(2, -1)}, alike=True)["w"])
 
 
+def test_a_limit_that_nothing_reaches_has_no_noise() -> None:
+    limits = torch.tensor([-torch.inf, 0.1, torch.inf])
+    moved = Jittered({"w": limits}, 8.0)["w"]
+    assert torch.equal(moved[[0, 2]], limits[[0, 2]]) and moved.isfinite().sum() == 1
+
+
 def test_what_is_no_number_in_both_is_left_out() -> None:
     nan, inf = torch.nan, torch.inf
     before = {"logits": torch.tensor([[1.0, nan], [2.0, -inf]])}

@@ -88,6 +88,18 @@ class Count(MLP):
         return functional.silu(h) + self.steps * h * h.roll(1, -1)
 
 
+class Limits(MLP):
+    """Limits of each unit, which nothing reaches when the model is built."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__(config, index)
+        self.register_buffer("least", torch.full((config.intermediate_size,), -torch.inf))
+        self.register_buffer("most", torch.full((config.intermediate_size,), torch.inf))
+
+    def activate(self, h: Tensor) -> Tensor:
+        return torch.clamp(functional.silu(h), self.least, self.most)
+
+
 class Zero(MLP):
     """A float that is zero when the model is built."""
 
@@ -195,6 +207,7 @@ class UnsavedTower(Tower):
 
 globals().update(towers(
     __name__, MaskTower=Mask, StreamMaskTower=StreamMask, OrderTower=Order, HeadOrderTower=HeadOrder,
-    SwitchTower=Switch, BranchTower=Branch, CountTower=Count, ZeroTower=Zero, StatisticsTower=Statistics,
-    HiddenStatisticsTower=HiddenStatistics, FrequenciesTower=Frequencies, SlopesTower=Slopes, RotationTower=Rotation,
+    SwitchTower=Switch, BranchTower=Branch, CountTower=Count, LimitsTower=Limits, ZeroTower=Zero,
+    StatisticsTower=Statistics, HiddenStatisticsTower=HiddenStatistics, FrequenciesTower=Frequencies,
+    SlopesTower=Slopes, RotationTower=Rotation,
 ))  # fmt: skip

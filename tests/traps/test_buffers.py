@@ -47,6 +47,16 @@ def positive(old: Tensor, rng: Generator) -> Tensor:
     return torch.rand(old.shape, generator=rng) + 0.5
 
 
+def limited(old: Tensor, rng: Generator) -> Tensor:
+    """Limits of half of the units."""
+    return torch.where(torch.rand(old.shape, generator=rng) < 0.5, old, old.sign() * 0.1)
+
+
+def reached(old: Tensor, rng: Generator) -> Tensor:
+    """Limits of all units."""
+    return old.sign() * (0.1 + torch.rand(old.shape, generator=rng))
+
+
 def one(old: Tensor, rng: Generator) -> Tensor:
     return torch.ones_like(old)
 
@@ -63,6 +73,10 @@ TRAPS = [
     of("Switch", on=one),
     of("Branch", on=one),
     of("Count", steps=one),
+    of("Limits"),
+    of("Limits", alike=True, least=limited, most=limited),
+    of("Limits", least=reached, most=reached),
+    of("Limits", least=limited),
     of("Zero", strength=one),
     of("Statistics", running_mean=normal, running_var=positive),
     of("HiddenStatistics", mean=normal, scale=positive),

@@ -245,6 +245,17 @@ def require_finite(name: str, tensor: Tensor, origin: str) -> Tensor:
     return tensor
 
 
+def require_numbers(name: str, tensor: Tensor, origin: str) -> Tensor:
+    """The tensor, if none of its entries is NaN.
+
+    Raises:
+        CheckpointError: one is.
+    """
+    if bool(tensor.isnan().any()):
+        raise CheckpointError(f"{name} in {origin} has NaN entries; this checkpoint is damaged")
+    return tensor
+
+
 def require_held(name: str, tensor: Tensor) -> Tensor:
     """The tensor that is written, if its dtype can hold what was computed of finite ones.
 

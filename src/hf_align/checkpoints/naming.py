@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -23,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite, require_held
+from hf_align.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite, require_held, require_numbers
 from hf_align.checkpoints.conversion import Conversion, Link, Read, Renaming
 from hf_align.checkpoints.ondemand import OfNames, OnDemand
 
@@ -111,13 +112,17 @@ class NamedWeights(OnDemand):
 
     Only the tensors on disk that make up the one that is asked for are read, and none is kept.
 
+    Args:
+        buffers: names in memory of what is no weight, where infinite is a number too: a limit that nothing reaches.
+
     Raises:
-        CheckpointError: on reading a tensor with NaN or infinite entries.
+        CheckpointError: on reading a tensor with NaN, or a weight with infinite entries.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Names) -> None:
+    def __init__(self, checkpoint: Checkpoint, names: Names, buffers: Collection[str] = ()) -> None:
         self._checkpoint = checkpoint
         self._links = names.by_memory()
+        self._buffers = frozenset(buffers)
         super().__init__(self._links)
 
     def stored(self, name: str) -> TensorInfo:
@@ -128,11 +133,12 @@ class NamedWeights(OnDemand):
         return TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.nbytes, shard)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._links[name].load(self._finite)[name]
+        check = require_numbers if name in self._buffers else require_finite
+        tensor = self._links[name].load(partial(self._checked, check))[name]
         return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
-    def _finite(self, on_disk: str) -> Tensor:
-        return require_finite(on_disk, self._checkpoint[on_disk], self._checkpoint.info(on_disk).shard)
+    def _checked(self, check: Callable[[str, Tensor, str], Tensor], on_disk: str) -> Tensor:
+        return check(on_disk, self._checkpoint[on_disk], self._checkpoint.info(on_disk).shard)
 
 
 class DiskLayout(OfNames):

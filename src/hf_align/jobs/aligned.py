@@ -13,10 +13,10 @@ from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, examples, standing_still
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.witnessing import moved_model, note, said_in
-from hf_align.jobs.writing import draft_of, entries_of, record
+from hf_align.jobs.writing import as_written, draft_of, entries_of, record
 from hf_align.matching.match import Match
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Weights
 from hf_align.witness.witness import Moved
 
 B = TypeVar("B", bound=Basis)
@@ -46,6 +46,10 @@ class OpenedJob(Job[B]):
 
     def moved(self, match: B) -> list[Moved]:
         return match.moved()
+
+    def read_back(self, made: Weights) -> Weights:
+        """A result with the rounding of its files, which all that is said of it is measured on."""
+        return as_written(self.models.first.layout(self.models.first.a), self.options, made)
 
     def report(self, output: Path, match: B) -> Report:
         """Of any models, and of two that were matched."""

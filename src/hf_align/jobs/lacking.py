@@ -143,9 +143,14 @@ def _all(names: Sequence[str], things: str) -> str:
 
 
 def _is_ignored(name: str, model: Any) -> bool:
-    """Whether a class says itself that older checkpoints of it have such a tensor, as transformers asks it."""
+    """Whether a class says itself that older checkpoints of it have such a tensor, as transformers asks it, or loads
+    what it does not save."""
+    from hf_align.tracing.build import unsaved_tables
+
     patterns: Iterable[str] = model._keys_to_ignore_on_load_unexpected or ()
-    return any(re.search(pattern, name) for pattern in (*patterns, r"rotary_emb\.inv_freq"))
+    return name in unsaved_tables(model) or any(
+        re.search(pattern, name) for pattern in (*patterns, r"rotary_emb\.inv_freq")
+    )
 
 
 def _key(folder: Path, *asked: object) -> str:

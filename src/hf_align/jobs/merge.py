@@ -22,7 +22,7 @@ from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.texts import texts
-from hf_align.jobs.writing import as_written, draft_of, entries_of, record, reported_on
+from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.descent import State
 from hf_align.matching.find import searching, towards
 from hf_align.matching.universe import Mean
@@ -138,7 +138,9 @@ class Merge(OpenedJob[Mixed]):
             report.notes.append("merged by the mean, which is nearer to the ensemble than the regression")
         if self.held_out is not None:
             report.notes.append(judged(match, self.held_out, report))
-            report.notes += beside_the_others(match, method, self._read_back(match), self.held_out, report.comparison)
+            report.notes += beside_the_others(
+                match, method, self.read_back(match.merged), self.held_out, report.comparison
+            )
             self.asked.clock.lap("evaluate")
         written = {} if self.held_out is None else self._texts(match, self.held_out)
         shown = self.asked.data is not None and self.is_pair
@@ -152,11 +154,7 @@ class Merge(OpenedJob[Mixed]):
     def _texts(self, match: Mixed, held_out: Batch) -> dict[str, Any]:
         """What the models and the merge write."""
         apart = dict(zip(self._called, self.models.weights, strict=True))
-        return texts(self.models, {**apart, "the merge": self._read_back(match)}, held_out)
-
-    def _read_back(self, match: Mixed) -> Weights:
-        """The merge with the rounding of its files, which all that is said of it is measured on."""
-        return as_written(self.models.first.layout(self.models.first.a), self.options, match.merged)
+        return texts(self.models, {**apart, "the merge": self.read_back(match.merged)}, held_out)
 
     @property
     def _called(self) -> list[str]:

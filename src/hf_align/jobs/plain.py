@@ -189,9 +189,7 @@ class _Mixing:
                 zip((same.a, same.b), memory, strict=True))  # fmt: skip
         dtype = same.dtype(name, self.chosen)
         mixed = self.mix(*_computable(a, b, dtype, self.sliced)).to(dtype)
-        if not is_finite(mixed):
-            self._blame(name, a, b, dtype)
-        return mixed
+        return mixed if is_finite(mixed) else self._with_limits(name, mixed, a, b)
 
     def _shaped(self, name: str, tensor: Tensor) -> Tensor:
         return tensor if self.sliced else tensor.view(self.same.a.info(name).shape)
@@ -202,11 +200,16 @@ class _Mixing:
             self.of_thread.memory = tuple(torch.empty(size, dtype=torch.uint8) for _ in range(2))
         return self.of_thread.memory
 
-    def _blame(self, name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
-        """Only what is written is looked at: one bad entry of an input makes one there."""
+    def _with_limits(self, name: str, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """What is infinite in both models is a limit that nothing reaches, and stays. Only what is written is looked
+        at: any other entry of an input that is not finite makes one there."""
+        limits = a.isinf() & (a == b)
+        mixed = a.to(mixed.dtype).where(limits, mixed)
+        if is_finite(mixed[~limits]):
+            return mixed
         for model, tensor in zip((self.same.a, self.same.b), (a, b), strict=True):
             require_finite(name, tensor, model.info(name).shard)
-        raise CheckpointError(f"{name} has entries that {dtype} cannot hold; choose another --dtype")
+        raise CheckpointError(f"{name} has entries that {mixed.dtype} cannot hold; choose another --dtype")
 
 
 def _computable(a: Tensor, b: Tensor, dtype: torch.dtype, elementwise: bool) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from hf_align.jobs.job import Asked
 from hf_align.jobs.kept_weights import KeptWeights
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
-from hf_align.jobs.writing import as_written, draft_of, entries_of, record, reported_on
+from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.objectives import Objective
 from hf_align.merging.fits import spectrum_of
 from hf_align.merging.methods import DISTIL, REGRESSION
@@ -162,7 +162,7 @@ class Transport(OpenedJob[Basis]):
 
     def document(self, claim: Claim, match: Basis, report: Report) -> None:
         save_matches(claim.documents, replace(match, matches=match.matches[: len(_bases(self.tuned))]))
-        read = self._read_back(self._made(claim, match))
+        read = self.read_back(self._made(claim, match))
         if self.held_out is not None:
             report.notes.append(self._judged(self.held_out, match, read))
             self.asked.clock.lap("evaluate")
@@ -170,10 +170,6 @@ class Transport(OpenedJob[Basis]):
             report.notes.append(kept)
         report.notes += self._doubts
         super().document(claim, match, report)
-
-    def _read_back(self, made: Weights) -> Weights:
-        """The result with the rounding of its files, which all that is said of it is measured on."""
-        return as_written(self.models.first.layout(self.models.first.a), self.options, made)
 
     def _kept(self, made: Weights) -> str | None:
         """One honest sentence on what B knew before; None where models write nothing."""

@@ -21,7 +21,7 @@ from hf_align.opening.vocabularies import RespelledWeights, Respelling
 from hf_align.opening.widths import Architecture
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.budget import ANY, Budget, within
-from hf_align.tracing.build import build_without_weights, inventory, read_config
+from hf_align.tracing.build import build_without_weights, inventory, read_config, unsaved_tables
 from hf_align.tracing.stored import with_stored
 
 
@@ -103,7 +103,7 @@ def open_model(
     checkpoint = adapted(stored, source, names.alone())
     require_parts_alone(ref, checkpoint, names, aliases or architecture.spec.ties)
     _require_tied(ref, checkpoint, names, aliases)
-    weights = NamedWeights(checkpoint, names)
+    weights = NamedWeights(checkpoint, names, architecture.spec.buffers)
     fitting = weights if respelling is None else RespelledWeights(weights, respelling)
     _require_shapes(ref, fitting, architecture.spec)
     return Model(source, own, checkpoint, names, fitting,
@@ -121,12 +121,19 @@ def with_buffers(config: PretrainedConfig, source: Source, stored: Checkpoint) -
     found = inventory(model)
     if not found.buffers:
         return config
-    weights = NamedWeights(stored, match_names(model, stored, found.ties, {}))
+    weights = NamedWeights(stored, match_names(model, stored, found.ties, {}), found.buffers)
     for name in found.buffers.keys() & weights.keys():
         if weights.stored(name).shape != found.buffers[name]:
             shapes = f"{list(weights.stored(name).shape)} in {source.reference}, but {list(found.buffers[name])}"
             raise CheckpointError(f"{name} is {shapes} by its config.json")
-    return with_stored(config, {name: weights[name] for name in found.buffers if name in weights})
+    return with_stored(config, {name: _settled(weights[name]) for name in found.buffers if name in weights})
+
+
+def _settled(buffer: Tensor) -> Tensor:
+    """What a buffer says of the function: a limit that was none when the model was built is a number like a weight,
+    and only that there is one is said."""
+    limits = buffer.is_floating_point() and bool(buffer.isfinite().all())
+    return torch.zeros_like(buffer) if limits else buffer
 
 
 def config_of(model: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -171,8 +178,8 @@ def require_parts_alone(ref: str, checkpoint: Checkpoint, names: Names, ties: Ma
 def _require_as_computed(ref: str, stored: Checkpoint, unused: Iterable[str], model: PreTrainedModel) -> None:
     """A table that a class computes and does not save is read from a checkpoint that has it, by transformers; what is
     written has it no longer."""
-    tables = dict(model.named_buffers())
-    for name in {*unused} & tables.keys() & {*(getattr(model, "_keys_to_ignore_on_save", None) or ())}:
+    tables = unsaved_tables(model)
+    for name in tables.keys() & {*unused}:
         found, table = stored[name], tables[name]
         eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
         if found.shape != table.shape or not torch.allclose(found.to(table), table, rtol=eps, atol=eps):

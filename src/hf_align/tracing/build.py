@@ -246,6 +246,13 @@ def _compute_what_is_not_saved(model: PreTrainedModel) -> None:
             module.register_buffer(key, weight.data, persistent=False)
 
 
+def unsaved_tables(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Buffers that a class computes and does not save, by name; transformers reads them from a checkpoint all the
+    same."""
+    tables = dict(model.named_buffers())
+    return {name: tables[name] for name in tables.keys() & {*(getattr(model, "_keys_to_ignore_on_save", None) or ())}}
+
+
 def _fill_as_loaded(model: PreTrainedModel, weights: FakeTensorMode) -> None:
     """Fill empty tables as `from_pretrained` does: it has a model initialise what no checkpoint holds.
 
@@ -311,9 +318,11 @@ def inventory(model: PreTrainedModel) -> Inventory:
 
 
 def trained_buffers(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Saved floating point buffers: no gradient reaches them, but training does (running means, routing biases)."""
+    """Saved floating point buffers: no gradient reaches them, but training does (running means, routing biases). What
+    is infinite is a limit that nothing reaches."""
     saved = model.state_dict(keep_vars=True)
-    return {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and b.is_floating_point()}
+    floating = {n: b for n, b in model.named_buffers() if n in saved and b.is_floating_point()}
+    return {n: tuple(b.shape) for n, b in floating.items() if isinstance(b, FakeTensor) or not b.isinf().any()}
 
 
 def canonical_names(model: PreTrainedModel) -> tuple[dict[str, str], dict[str, str]]:

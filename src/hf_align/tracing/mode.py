@@ -146,12 +146,14 @@ def cut(example: Example, length: int) -> Example | None:
 
 
 def _kept(masks: Sequence[Tensor], whole: int, length: int) -> Tensor:
-    """The places that stay: the first that follow each other, or some, of which no mask hides all in any text, for what
-    attends to nothing gives no number; else the first."""
+    """The places that stay: the first that follow each other of which no mask hides more than half in any text, for
+    several may become one further on; else the first, or some, of which it does not hide all, for what attends to
+    nothing gives no number; else the first."""
     windows = [torch.arange(start, start + length) for start in range(whole - length + 1)]
-    for window in windows:
-        if not _hidden(masks, whole, window):
-            return window
+    for least in (-(-length // 2), 1):
+        for window in windows:
+            if not _hidden(masks, whole, window, least):
+                return window
     needed = dict[int, None]()
     while len(needed) < length:
         more = [place for place in range(whole) if place not in needed][: length - len(needed)]
@@ -163,14 +165,14 @@ def _kept(masks: Sequence[Tensor], whole: int, length: int) -> Tensor:
     return windows[0]
 
 
-def _hidden(masks: Iterable[Tensor], whole: int, kept: Tensor) -> list[int]:
-    """The first place that a mask shows of each row of which it hides all that is kept."""
+def _hidden(masks: Iterable[Tensor], whole: int, kept: Tensor, least: int = 1) -> list[int]:
+    """The first place that a mask shows of each row of which it shows fewer than so many places that are kept."""
     found = list[int]()
     for mask in masks:
         axes = _axes(mask, whole)
         for axis in axes:
             rows = _taken(mask != 0, [other for other in axes if other != axis], kept).movedim(axis, -1)
-            lost = rows.any(-1) & ~rows[..., kept.to(rows.device)].any(-1)
+            lost = rows.any(-1) & (rows[..., kept.to(rows.device)].sum(-1) < least)
             found += rows[lost].int().argmax(-1).tolist()
     return found
 

@@ -8,6 +8,7 @@ from zlib import crc32
 import torch
 from torch import Generator, Tensor
 
+from hf_align.checkpoints.checkpoint import is_finite
 from hf_align.checkpoints.ondemand import OnDemand
 
 Answers = Mapping[str, Tensor]
@@ -33,7 +34,7 @@ _UNIT = 0.75 * _EPS
 
 
 class Jittered(OnDemand):
-    """Weights with every entry moved by half a unit in the last place on average: to a neighbour, or not at all.
+    """Weights with every finite entry moved by half a unit in its last place on average: to a neighbour, or not at all.
 
     Equal entries are moved alike, for a change of basis keeps equal rows equal, too: experts that score alike are
     chosen by their order, and rounding does not explain another choice.
@@ -55,7 +56,8 @@ class Jittered(OnDemand):
             return weight
         draws = _drawn(name, weight) if self._alike else _mixed(weight)
         sizes = torch.ones_like(weight) if self._alike else weight
-        return torch.addcmul(weight, sizes, draws.to(weight.dtype), value=self._step)
+        moved = torch.addcmul(weight, sizes, draws.to(weight.dtype), value=self._step)
+        return moved if is_finite(moved) else moved.where(weight.isfinite(), weight)
 
 
 def _drawn(name: str, weight: Tensor) -> Tensor:

@@ -172,6 +172,9 @@ class _Trial:
         noise = torch.cat(list(self._changes(short, self._own, Jittered(self._before)).values()))
         typical = float(noise.median())
         rounding = float(noise[calm(noise, typical)].max())
+        if not math.isfinite(rounding):
+            raise HfAlignError(f"{self._moved.called} cannot be checked to answer as before: rounding its weights "
+                               "makes outputs infinite (--no-witness skips the check)")  # fmt: skip
         most = bound(rounding)
         moved = self._changes(asked, self._written, self._after)
         found = {c: self._largest(c, answers, moved[c], first, most) for c, answers in asked.items()}
@@ -263,15 +266,23 @@ class _Trial:
 
         A token that may look at no other, as in front of a text that is padded on the left, gets zero where attention
         is one product, and the mean of all values where it is written out. What depends on it is no answer. All rows
-        count where none would be left, but for what is asked for besides: one text may be padded where it is read.
+        count where none would be left, but for what is asked for besides: one text may be padded where it is read,
+        and a mask of another length is refused where attention is written out.
         """
         every = torch.ones(len(changes(answers, answers)), dtype=torch.bool)
         if case.mode is plain:
             return every
-        with suppress(Exception):  # some models have one way to compute attention
+        try:
             alike = changes(answers, self._answers(case, self._written_out, self._before)) <= most
-            return alike if case.mode.asks or bool(alike.any()) else every
-        return every
+        except Exception:  # some models have one way to compute attention
+            return ~every if case.mode.asks and self._runs_written_out(plain) else every
+        return alike if case.mode.asks or bool(alike.any()) else every
+
+    def _runs_written_out(self, mode: Mode) -> bool:
+        """Whether the model can be run with attention written out."""
+        with suppress(Exception):
+            return bool(self._answers(next(cases(mode, None, self._moved.config)), self._written_out, self._before))
+        return False
 
     def _looked_at_again(self, case: Case, plain: Mode, typical: float, most: float) -> float:
         """A change that is too large, on more inputs; rows that rounding moves far by itself are left out.
@@ -295,7 +306,7 @@ class _Trial:
                 still, most = torch.ones_like(still), float(noise.max()) * FAR
             largest = float(change[still].max())
             most = max(most, bound(float(noise[still].max())))
-            (passed if largest <= most else failed).append(largest)
+            (passed if largest <= most < torch.inf else failed).append(largest)
             if len(failed) > len(draws) / 2:
                 raise self._changed(drawn, max(failed), most)
         return max(passed)
