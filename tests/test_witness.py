@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from conftest import MODELS, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_t5, tiny_vit
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPConfig, EsmConfig, PretrainedConfig
 
 import hf_align
@@ -30,7 +30,7 @@ from hf_align.symmetry.derivation import depth
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes as tracing_modes
 from hf_align.tracing.build import build_as_loaded, model_class
-from hf_align.witness.calls import WRITTEN, Case, modes
+from hf_align.witness.calls import WRITTEN, Case, _answers, modes
 from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held
 from hf_align.witness.noise import Jittered, changes
@@ -228,6 +228,16 @@ def test_the_noise_is_half_a_unit_in_the_last_place() -> None:
     assert torch.equal(Jittered({"w": weight})["w"], Jittered({"w": weight})["w"])
     rows = Jittered({"w": weight.expand(2, -1)})["w"]
     assert torch.equal(*rows) and not torch.equal(*Jittered({"w": weight.expand(2, -1)}, alike=True)["w"])
+
+
+def test_several_tensors_of_one_name_are_answers() -> None:
+    """Heads of a model that reads text in three ways, and maps of features; not the stages on the way to them."""
+    real, whole = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
+    several, stages = (real, real), {"hidden_states": (real, real), "attentions": (real,), "chosen": whole}
+    assert _answers(nn.Module(), {"loss": real, "feature_maps": several, **stages}).keys() == {
+        "feature_maps 0", "feature_maps 1", "chosen"}  # fmt: skip
+    assert _answers(nn.Module(), {"last_hidden_state": real, "logits": several, **stages}).keys() == {
+        "last_hidden_state", "logits 0", "logits 1", "chosen"}  # fmt: skip
 
 
 def test_a_limit_that_nothing_reaches_has_no_noise() -> None:

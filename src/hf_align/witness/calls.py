@@ -260,16 +260,30 @@ def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
 
 def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
     """The tensors that a model is asked for: all of a plain module; of one of transformers its first, all logits, what
-    is pooled of them, and choices, which are whole numbers.
+    is pooled of them, and choices, which are whole numbers. Several tensors of one name are one answer each.
 
     What else that returns, hidden states and embeddings, are stages on the way, in a basis of their own.
     """
-    found = _tensors(model, output)
     if isinstance(model, ModuleModel):
-        return found
-    first = next((n for n, t in found.items() if t.is_floating_point() and n != "loss"), None)
-    return {n: t for n, t in found.items() if n == first or "logits" in n or n == "pooler_output"
-            or not t.is_floating_point()}  # fmt: skip
+        return _tensors(model, output)
+    named = output if isinstance(output, Mapping) else _tensors(model, output)
+    of_name = {str(n): _of_one_name(str(n), value) for n, value in named.items()}
+    first = next((n for n, several in of_name.items() if n != "loss" and any(map(_is_real, several.values()))), None)
+    chosen = [several for n, several in of_name.items() if n == first or "logits" in n or n == "pooler_output"]
+    whole = {n: t for n, t in _tensors(model, named).items() if not _is_real(t)}
+    return {n: t for several in chosen for n, t in several.items()} | whole
+
+
+def _of_one_name(name: str, value: Any) -> dict[str, Tensor]:
+    """The tensors that are returned under a name: itself, or several in a row."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    several = value if isinstance(value, tuple | list) else ()
+    return {f"{name} {n}": t for n, t in enumerate(several) if isinstance(t, Tensor)}
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()
 
 
 def _few(answer: Tensor) -> Tensor:
