@@ -96,6 +96,16 @@ def moved_pair(folder: Path, billions: float, width: int | None = None) -> list[
     return [first, second]
 
 
+def noisy_pair(folder: Path, billions: float, width: int | None = None) -> list[Path]:
+    """A checkpoint of a size, and the same model in another basis with noise of the size of every matrix: models that
+    have as much in common as they have apart."""
+    first, moved = moved_pair(folder, billions, width)
+    second = folder / f"{billions}-noisy"
+    if not (second / "config.json").is_file():
+        inside("blur", moved, folder=second)
+    return [first, second]
+
+
 def inside(what: str, *arguments: object, folder: Path | None = None) -> None:
     """A part of this script in a process of its own."""
     where = [] if folder is None else ["--folder", folder]
@@ -289,6 +299,22 @@ def move(model: list[Path], folder: Path) -> None:
     draft = draft_of(pair, pair.a, options)
     with claimed(folder, {}) as claim:
         draft.write(claim, entries_of(pair, pair.a, options, weights.__getitem__, silent), silent, quiet=True)
+
+
+def blur(model: list[Path], folder: Path) -> None:
+    """A model with noise of the size of every matrix."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model[0], folder)
+    rng = torch.Generator().manual_seed(0)
+    for file in sorted(folder.glob("*.safetensors")):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=rng)
+                weights[name] = (weight.float() + noise * weight.float().std()).to(weight.dtype)
+        save_file(weights, file, metadata={"format": "pt"})
 
 
 def whole(pair: list[Path], folder: Path) -> None:
@@ -540,7 +566,7 @@ def main(
 ) -> None:
     part = part or ["speed", "aligned", "growth", "processes", "faults", "solvers"]
     within: dict[str, Callable[[list[Path], Path], None]] = {
-        "copy": copy, "move": move, "whole": whole, "products": products,
+        "copy": copy, "move": move, "blur": blur, "whole": whole, "products": products,
     }  # fmt: skip
     if part[0] == "make":
         return make(Path(str(folder)), billions, seed, width)

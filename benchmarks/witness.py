@@ -1,8 +1,9 @@
 """What the witness costs beside weight matching: python benchmarks/witness.py [--size 0.06 …] [--folder DIR]
 
-Llamas of random weights in bfloat16. *Alike*: a model and the same in another basis. *Unlike*: two models. CPU seconds
-on one thread, a process for each row. Writes benchmarks/witness.md, where rows of other sizes stay, and exits with
-status 1 where the witness of unlike models takes more than a fifth of matching at 1 billion.
+Llamas of random weights in bfloat16. *Alike*: a model and the same in another basis. *Noisy*: that, with noise of the
+size of every matrix. *Unlike*: two models. CPU seconds on one thread, a process for each row. Writes
+benchmarks/witness.md, where rows of other sizes stay, and exits with status 1 where the witness of unlike models takes
+more than a fifth of matching at 1 billion.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from typing import Annotated
 
 import torch
 import typer
-from engine import models, moved_pair
+from engine import models, moved_pair, noisy_pair
 from revision import revision
 
 HERE = Path(__file__)
 TABLE = HERE.with_suffix(".md")
 SHARE, AT = 0.2, 1.0
-HEADER = ("| billion parameters | models | matching | witness of B | of A | of that, moving B | share of the rest "
-          "| longest text | peak GiB | revision |")  # fmt: skip
+HEADER = ("| billion parameters | models | matching | sweeps | witness of B | of A | of that, moving B "
+          "| share of the rest | longest text | peak GiB | revision |")  # fmt: skip
 ABOUT = f"""# What the witness costs
 
     OMP_NUM_THREADS=1 python benchmarks/witness.py --size 0.06 --size 0.25
 
-CPU seconds. *Alike*: a model and the same in another basis, which is matched in the fewest sweeps. *Unlike*: two models
-of random weights. What B is moved to stays in memory for the merge, which would have to move it all the same: that is
-no cost of the witness. The limit is a share of {SHARE:.0%} at {AT:g} billion parameters; it was set when matching took
-several times as long. Shorter inputs would cost less, and show less.
+CPU seconds. *Alike*: a model and the same in another basis. *Noisy*: that, with noise of the size of every matrix: as
+much is common to the two as is not. *Unlike*: two models of random weights, which have nothing to be found, and take
+most sweeps to find the best of it. What B is moved to stays in memory for the merge, which would have to move it all
+the same: that is no cost of the witness. The limit is a share of {SHARE:.0%} at {AT:g} billion parameters; it was set
+when matching took several times as long. Shorter inputs would cost less, and show less.
 
 """
 
@@ -52,8 +54,9 @@ def measure(a: str, b: str) -> dict[str, float]:
     pair = open_pair(a, b)
     began = time.process_time()
     models = Balanced.of(pair.spec, pair.a.weights, pair.b.weights)
-    match = models.match(*match_weights(models))
-    found = {"matching": time.process_time() - began}
+    elements, sweeps = match_weights(models)
+    match = models.match(elements, sweeps)
+    found = {"matching": time.process_time() - began, "sweeps": sweeps}
     began = time.process_time()
     for _ in AlignedWeights(pair.b.weights, pair.spec, match.b).values():
         pass
@@ -70,9 +73,9 @@ def measure(a: str, b: str) -> dict[str, float]:
 
 def row(size: float, kind: str, found: dict[str, float]) -> str:
     """A line of the table."""
-    return (f"| {size:g} | {kind} | {found['matching']:.1f} | {found['B']:.1f} | {found['A']:.1f} | "
-            f"{found['moving']:.1f} | {share(found):.0%} | {found['longest']:.0f} | {found['gib']:.1f} | {revision()} |"
-            )  # fmt: skip
+    return (f"| {size:g} | {kind} | {found['matching']:.1f} | {found['sweeps']} | {found['B']:.1f} "
+            f"| {found['A']:.1f} | {found['moving']:.1f} | {share(found):.0%} | {found['longest']:.0f} "
+            f"| {found['gib']:.1f} | {revision()} |")  # fmt: skip
 
 
 def share(found: dict[str, float]) -> float:
@@ -101,8 +104,8 @@ def main(
     rows, dear = {}, False
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for billions in size or [0.06, 0.25, AT]:
-            alike, unlike = moved_pair(Path(place), billions), models(Path(place), billions)
-            for kind, both in (("alike", alike), ("unlike", unlike)):
+            for kind, of in (("alike", moved_pair), ("noisy", noisy_pair), ("unlike", models)):
+                both = of(Path(place), billions)
                 command = [sys.executable, str(HERE), *map(str, both)]
                 found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
                 rows[f"{billions:g}", kind] = row(billions, kind, found)
