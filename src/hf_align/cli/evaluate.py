@@ -61,7 +61,7 @@ def evaluate(
         lines = [
             *console.comparison_lines(result),
             "",
-            *console.wrapped(verdict(found, aligned=options.match != "none")),
+            *console.wrapped(verdict(found)),
         ]
     if names:
         from hf_align.cli.scoring import score_line, score_lines

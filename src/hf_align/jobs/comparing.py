@@ -38,7 +38,8 @@ def compare(basis: Basis, held_out: Batch) -> Comparison:
         found = evaluator.compare((raw_a, raw_b), (moved_a, moved_b), points, bar.update)
     rows = {k: t[:_FEATURE_ROWS] for k, t in evaluator.data.items()}
     before, after = (correlations(evaluator.network, *ends, rows) for ends in ((raw_a, raw_b), (moved_a, moved_b)))
-    return replace(found, features={name: (before[name], after[name]) for name in before})
+    features = {name: (before[name], after[name]) for name in before}
+    return replace(found, features=features, is_aligned=bool(basis.matches))
 
 
 def judged(basis: Basis, held_out: Batch, report: Report) -> str:
@@ -47,22 +48,14 @@ def judged(basis: Basis, held_out: Batch, report: Report) -> str:
         return of_many(basis, held_out)
     comparison = compare(basis, held_out)
     report.comparison = comparison.as_json()
-    return verdict(comparison, aligned=bool(basis.matches))
+    return verdict(comparison)
 
 
-def verdict(comparison: Comparison, *, aligned: bool = True) -> str:
-    """One honest sentence on two models.
-
-    Args:
-        aligned: whether they were; if not, nothing is known of what alignment would do.
-    """
-    return (
-        _helped(comparison) if aligned else f"not aligned, the models have a barrier of {comparison.naive.barrier:.3f}"
-    )
-
-
-def _helped(comparison: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
+    """One honest sentence on two models."""
     naive, aligned = comparison.naive.barrier, comparison.aligned.barrier
+    if not comparison.is_aligned:
+        return f"not aligned, the models have a barrier of {naive:.3f}"
     if comparison.helps:
         return f"alignment lowers the barrier from {naive:.3f} to {aligned:.3f}"
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"

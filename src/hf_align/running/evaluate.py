@@ -50,15 +50,19 @@ class Comparison:
 
     Attributes:
         features: by the weight that reads them, the mean correlation of A's features with B's, as they are and aligned.
+        is_aligned: whether B was moved at all; if not, nothing is known of what alignment would do.
     """
 
     naive: Path1D
     aligned: Path1D
     features: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    is_aligned: bool = True
 
     @property
-    def helps(self) -> bool:
-        """Whether alignment lowered the barrier, by more than rounding changes a loss."""
+    def helps(self) -> bool | None:
+        """Whether alignment lowered the barrier, by more than rounding changes a loss; None if nothing was aligned."""
+        if not self.is_aligned:
+            return None
         rounding = ROUNDING * (abs(self.naive.losses[0]) + abs(self.naive.losses[-1])) / 2
         return self.naive.barrier - self.aligned.barrier > rounding
 
