@@ -233,11 +233,11 @@ def test_the_noise_is_half_a_unit_in_the_last_place() -> None:
 def test_several_tensors_of_one_name_are_answers() -> None:
     """Heads of a model that reads text in three ways, and maps of features; not the stages on the way to them."""
     real, whole = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
-    several, stages = (real, real), {"hidden_states": (real, real), "attentions": (real,), "chosen": whole}
-    assert _answers(nn.Module(), {"loss": real, "feature_maps": several, **stages}).keys() == {
-        "feature_maps 0", "feature_maps 1", "chosen"}  # fmt: skip
-    assert _answers(nn.Module(), {"last_hidden_state": real, "logits": several, **stages}).keys() == {
-        "last_hidden_state", "logits 0", "logits 1", "chosen"}  # fmt: skip
+    several, stages = (real, real), {"hidden_states": (real, real), "router_logits": (real,), "chosen": whole}
+    assert _answers(nn.Module(), {"loss": real, "logits": several, **stages}).keys() == {
+        "logits 0", "logits 1", "chosen"}  # fmt: skip
+    assert _answers(nn.Module(), {"aux_loss": real, "logits": real, **stages}).keys() == {
+        "aux_loss", "logits", "chosen"}  # fmt: skip
 
 
 def test_a_limit_that_nothing_reaches_has_no_noise() -> None:

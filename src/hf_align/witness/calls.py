@@ -259,19 +259,21 @@ def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
 
 
 def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
-    """The tensors that a model is asked for: all of a plain module; of one of transformers its first, all logits, what
-    is pooled of them, and choices, which are whole numbers. Several tensors of one name are one answer each.
+    """The tensors that a model is asked for: all of a plain module; of one of transformers its first, or the several
+    that come first under one name, all logits, what is pooled of them, and choices, which are whole numbers.
 
-    What else that returns, hidden states and embeddings, are stages on the way, in a basis of their own.
+    What else that returns, hidden states, embeddings and scores of experts, are stages on the way, in a basis of their
+    own.
     """
     if isinstance(model, ModuleModel):
         return _tensors(model, output)
     named = output if isinstance(output, Mapping) else _tensors(model, output)
     of_name = {str(n): _of_one_name(str(n), value) for n, value in named.items()}
-    first = next((n for n, several in of_name.items() if n != "loss" and any(map(_is_real, several.values()))), None)
-    chosen = [several for n, several in of_name.items() if n == first or "logits" in n or n == "pooler_output"]
-    whole = {n: t for n, t in _tensors(model, named).items() if not _is_real(t)}
-    return {n: t for several in chosen for n, t in several.items()} | whole
+    first = next(
+        (several for n, several in of_name.items() if n != "loss" and any(map(_is_real, several.values()))), {}
+    )
+    return first | {n: t for n, t in _tensors(model, named).items()
+                    if "logits" in n or n == "pooler_output" or not _is_real(t)}  # fmt: skip
 
 
 def _of_one_name(name: str, value: Any) -> dict[str, Tensor]:
