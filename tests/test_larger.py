@@ -101,6 +101,8 @@ def test_a_quarter_more_units_take_a_tenth_of_the_barrier_at_least(tmp_path: Pat
         (["--method", "linear", "--widen", "intermediate_size=9"], "--method linear takes none"),
         (["--method", "ties", "--widen", "intermediate_size=9"], "--method ties takes none"),
         (["--effort", "quick", "--widen", "intermediate_size=9"], "--method linear takes none"),
+        (["--effort", "quick", "--widen", "intermediate_size=9", "--dry-run"], "--method linear takes none"),
+        (["--widen", "intermediate_size=9", "--widen", "intermediate_size=12"], "a field has one size"),
     ],
 )
 def test_what_cannot_be_larger_is_refused(

@@ -171,6 +171,7 @@ def _plan(models: list[str], output: Path, options: Options, effort: Effort | No
 
     if effort is not None:
         options = of_strangers(options, effort)
+    options.require_filled()
     found = dry_run.dry_run(models[0], models[1], output, options)
     console.emit(found.as_json(), as_json, dry_run.lines(found))
     if not found.compatible:

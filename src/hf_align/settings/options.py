@@ -112,12 +112,15 @@ class Options:
         """Fields of the merged model's config, and how large they are to be.
 
         Raises:
-            OptionError: one is written otherwise.
+            OptionError: one is written otherwise, or twice.
         """
         split = [entry.partition("=") for entry in self.widen]
         if wrong := [entry for entry, (_, _, size) in zip(self.widen, split, strict=True) if not size.isdecimal()]:
             raise OptionError(f"--widen {wrong[0]}: write a field of the config and its size, intermediate_size=1280")
-        return {name: int(size) for name, _, size in split}
+        sizes = {name: int(size) for name, _, size in split}
+        if len(sizes) < len(split):
+            raise OptionError(f"--widen {' --widen '.join(self.widen)}: a field has one size")
+        return sizes
 
     def require_filled(self) -> None:
         """Refuse room that no unit comes into.
