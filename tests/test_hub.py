@@ -64,6 +64,19 @@ def test_only_what_is_small_is_fetched(hub: Hub, tmp_path: Path) -> None:
     assert source.repository == "org/a"
 
 
+def test_what_stands_behind_a_model_is_fetched_with_it(hub: Hub, tmp_path: Path) -> None:
+    """The folders that modules.json names, not others."""
+    folder = tmp_path / "a"
+    (folder / "modules.json").write_text('[{"path": ""}, {"path": "1_Dense"}]')
+    (folder / "1_Dense").mkdir()
+    (folder / "1_Dense" / "config.json").write_text("{}")
+    save_file({"linear.weight": torch.ones(1)}, folder / "1_Dense" / "model.safetensors")
+    hub.add("org/embeds", folder)
+    found = resolve("org/embeds").folder
+    assert {p.relative_to(found).as_posix() for p in found.glob("*/*")} == {
+        "1_Dense/config.json", "1_Dense/model.safetensors"}  # fmt: skip
+
+
 def test_headers_are_read_by_ranges_and_shards_when_they_are_reached(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The files beside the weights of a model: its config, as plain JSON, and its tokenizer.
+"""The files beside the weights of a model: its config, as plain JSON, its tokenizer, and what stands behind it.
 
 Only regular files of the folder itself are read and copied. A cloned repository may hold a link to anything on this
 disk, and what is copied is published.
@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_align.checkpoints.own_files import is_own, own_json
+from hf_align.checkpoints.own_files import is_own, own_json, parsed
 from hf_align.errors import CheckpointError, IncompatibleModels
 
 if TYPE_CHECKING:
     import torch
 
-COPIED = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model", "added_tokens.json",
-          "generation_config.json", "preprocessor_config.json", "processor_config.json", "chat_template*")  # fmt: skip
+COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "*_vocab.json", "merges.txt",
+          "*.model", "*.spm", "*.codes", "*.tokenizer", "*.tiktoken", "tekken.json", "dict.txt", "normalizer.json",
+          "word_*.json", "emoji.json", "byte_maps.json", "chat_template*", "generation_config.json",
+          "*processor_config.json", "audio_tokenizer_config.json", "modules.json", "*sentence_*.json",
+          "LICENSE*", "NOTICE*", "USE_POLICY*")  # fmt: skip
+"""What tokenizers, processors and Sentence Transformers read, and the terms that a copy is under."""
+_OF_A_MODULE = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 
 
 def write_companions(
     folder: Path, source: Path, changed: Mapping[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> None:
-    """A's config as it is on disk, so that nothing is lost or added but what `changed` says; and its tokenizer.
+    """A's config as it is on disk, so that nothing is lost or added but what `changed` says; and what goes with it.
 
     The place that a config was once loaded from is left out: it may be a path of somebody's disk.
 
@@ -38,9 +44,11 @@ def write_companions(
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     own, foreign = companions(source, with_code="auto_map" in config)
     for file in own:
-        shutil.copyfile(file, folder / file.name)
+        copy = folder / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
     if foreign:
-        say(f"left out: {foreign[0].name}, which is not a regular file inside {source}")
+        say(f"left out: {foreign[0].relative_to(source)}, which is not a regular file inside {source}")
 
 
 def _with(entries: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,10 +71,40 @@ def stored_as(folder: Path, dtype: torch.dtype | None) -> dict[str, str]:
 
 def companions(folder: Path, *, with_code: bool) -> tuple[list[Path], list[Path]]:
     """Files of a model that go with its weights: its own, and those that are links out of the folder or no files."""
-    patterns = (*COPIED, *(["*.py"] if with_code else []))
+    patterns = (*COPIED, *(["*.py"] if with_code else []), *behind_the_model(folder))
     found = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     own = [file for file in found if is_own(folder, file)]
     return own, [file for file in found if file not in own and (file.is_symlink() or not file.is_dir())]
+
+
+def behind_the_model(folder: Path) -> list[str]:
+    """Patterns of what a Sentence Transformer does with the answer of its model: pooling, a dense layer."""
+    if not is_own(folder, folder / "modules.json"):
+        return []
+    try:
+        listed = parsed((folder / "modules.json").read_bytes())
+    except ValueError:  # whoever loads it says what is wrong
+        return []
+    paths = [module.get("path") for module in listed if isinstance(module, dict)] if isinstance(listed, list) else []
+    inside = [path for path in paths if isinstance(path, str) and re.fullmatch(r"\w[\w.-]*", path)]
+    return [f"{path}/{pattern}" for path in inside for pattern in _OF_A_MODULE]
+
+
+def not_merged(folders: Sequence[Path]) -> list[str]:
+    """A sentence on what stands behind models and differs, if anything: the result has that of the first."""
+    first, *others = [_behind(folder) for folder in folders]
+    differing = sorted(name for name in first if any(first[name] != other.get(name) for other in others))
+    if not differing:
+        return []
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    return [f"the models differ in {differing[0]}{more}, and the result has that of the first: what a Sentence "
+            "Transformer does behind its model is not merged"]  # fmt: skip
+
+
+def _behind(folder: Path) -> dict[str, bytes]:
+    """Digests of the files of the modules behind a model, by their path in the folder."""
+    files = [file for file in companions(folder, with_code=False)[0] if file.parent != folder]
+    return {f.relative_to(folder).as_posix(): hashlib.sha256(f.read_bytes()).digest() for f in files}
 
 
 def digest(folder: Path) -> str:
@@ -74,7 +112,8 @@ def digest(folder: Path) -> str:
     found = hashlib.sha256()
     readme = folder / "README.md"
     for file in (*companions(folder, with_code=True)[0], *([readme] if is_own(folder, readme) else [])):
-        found.update(json.dumps([file.name, hashlib.sha256(file.read_bytes()).hexdigest()]).encode())
+        name, content = file.relative_to(folder).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest()
+        found.update(json.dumps([name, content]).encode())
     return found.hexdigest()
 
 

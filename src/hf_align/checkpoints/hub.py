@@ -32,6 +32,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_ba
 from huggingface_hub.utils._http import default_client_factory
 
 from hf_align.checkpoints import digests
+from hf_align.checkpoints.companions import COPIED, behind_the_model
 from hf_align.checkpoints.own_files import header_size, own_json
 from hf_align.errors import HfAlignError, first_line, one_line
 
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 ADAPTER = "adapter_config.json"
 """What a LoRA adapter has in place of config.json."""
-_SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "README.md"]
+_SMALL = [*COPIED, "*.json", "*.txt", "*.jinja", "*.py", "README.md"]
 _MODEL = ("model.safetensors", "model.safetensors.index.json")
 _HEADER = 100_000
 """Bytes that hold the header of nearly every shard, so that one request is enough."""
@@ -144,12 +145,16 @@ def _find(reference: str) -> Source:
         return Source(reference, Path(reference))
     repository, _, revision = reference.removeprefix("hf://").partition("@")
 
-    def fetch() -> str:
-        return snapshot_download(repository, revision=revision or None, allow_patterns=_SMALL, ignore_patterns=["*/*"])
+    def fetch(commit: str, wanted: list[str], ignored: list[str]) -> Path:
+        return Path(retrying(lambda: snapshot_download(repository, revision=commit or None, allow_patterns=wanted,
+                                                       ignore_patterns=ignored)))  # fmt: skip
 
     with plain_errors(reference):
-        folder = Path(retrying(fetch))
-    for pattern in _SMALL:
+        folder = fetch(revision, _SMALL, ["*/*"])
+        behind = behind_the_model(folder)
+        if behind:
+            fetch(folder.name, behind, [])
+    for pattern in (*_SMALL, *behind):
         for file in folder.glob(pattern):
             _verify(file, repository)
     # The cache names the folder of a snapshot after its commit.

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.checkpoints.companions import not_merged
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
@@ -124,7 +125,9 @@ class Merge(OpenedJob[Mixed]):
         return entries_of(pair, pair.layout(pair.a), options, merged.__getitem__, self.asked.say)
 
     def report(self, output: Path, match: Mixed) -> Report:
-        return replace(super().report(output, match), certificate=self.certificate)
+        found = replace(super().report(output, match), certificate=self.certificate)
+        found.notes += not_merged([source.folder for source in self.models.sources])
+        return found
 
     def document(self, claim: Claim, match: Mixed, report: Report) -> None:
         save_matches(claim.documents, match)

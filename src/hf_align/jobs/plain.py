@@ -21,7 +21,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import renamed_tokens, same_vocabulary, stored_as
+from hf_align.checkpoints.companions import not_merged, renamed_tokens, same_vocabulary, stored_as
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.own_files import own_json
@@ -141,7 +141,8 @@ class Plain(Job[None]):
             self.said.extend(said())
 
     def report(self, output: Path, match: None) -> Report:
-        named = renamed_tokens([source.folder for source in self.sources]) + self.said
+        folders = [source.folder for source in self.sources]
+        named = renamed_tokens(folders) + not_merged(folders) + self.said
         named += [doubt for source in self.sources for doubt in source.doubts]
         return Report(str(output), str(self.same.config.get("model_type")), notes=named)
 
