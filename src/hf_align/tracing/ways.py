@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.asked import asks
@@ -32,8 +32,7 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 """Config fields that may say how wide the states of another encoder are; any width of a weight may be it."""
 _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
-
-
+_PLAIN = (bool, int, float, str)
 _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
 
@@ -135,18 +134,32 @@ def try_parts(
 ) -> None:
     """Try the first call with one argument more of a module in the model, for which the model has no argument itself.
 
+    What one module does not take, another like it is not asked for.
+
     Args:
         paths: of modules.
     """
     main = " and ".join(base.arguments)
     own = inspect.signature(model.forward).parameters
+    refused = set[tuple[Hashable, str]]()
     for path in paths:
-        for name, _, values in _arguments(model, model.get_submodule(path).forward, base, extents):
-            if name in own:
+        module = model.get_submodule(path)
+        kind = _kind(module)
+        for name, _, values in _arguments(model, module.forward, base, extents):
+            if name in own or (kind, name) in refused:
                 continue
             tensors = (value for value in values if isinstance(value, Tensor))
             modes = (Mode(f"{main} with {name} of {path}", base, part=path, extra=((name, t),)) for t in tensors)
-            _first_that_runs(model, modes, attempt)
+            if not _first_that_runs(model, modes, attempt):
+                refused.add((kind, name))
+
+
+def _kind(module: nn.Module) -> Hashable:
+    """What a module has in common with others of its code that do the same: sizes, flags and numbers, and so within."""
+    plain = tuple(sorted((n, repr(v)) for n, v in vars(module).items() if v is None or isinstance(v, _PLAIN)))
+    held = tuple((n, tuple(t.shape)) for n, t in module.named_parameters(recurse=False))
+    held += tuple((n, tuple(t.shape)) for n, t in module.named_buffers(recurse=False))
+    return type(module), plain, held, tuple((name, _kind(part)) for name, part in module.named_children())
 
 
 def owners_of(weights: Iterable[str]) -> list[str]:
@@ -168,8 +181,8 @@ def _first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
             return
 
 
-def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> None:
-    """Try alternatives until one is a mode, each also with what it turns out to lack."""
+def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> bool:
+    """Try alternatives until one is a mode, each also with what it turns out to lack; whether one is."""
     tried = 0
     for alternative in alternatives:
         waiting = [alternative]
@@ -177,8 +190,9 @@ def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attem
             mode, tried = waiting.pop(0), tried + 1
             error = attempt(mode)
             if error is None:
-                return
+                return True
             waiting = [*mended(model, mode, error), *waiting]
+    return False
 
 
 def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> None:
