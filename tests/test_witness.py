@@ -236,6 +236,8 @@ def test_several_tensors_of_one_name_are_answers() -> None:
     several, stages = (real, real), {"hidden_states": (real, real), "router_logits": (real,), "chosen": whole}
     assert _answers(nn.Module(), {"loss": real, "logits": several, **stages}).keys() == {
         "logits 0", "logits 1", "chosen"}  # fmt: skip
+    parts = {"seen": {"last_hidden_state": real}, "said": {"last_hidden_state": whole, "logits": real}}
+    assert _answers(nn.Module(), parts).keys() == {"last_hidden_state", "logits"}
     assert _answers(nn.Module(), {"aux_loss": real, "logits": real, **stages}).keys() == {
         "aux_loss", "logits", "chosen"}  # fmt: skip
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .tower import MLP, Attention, Block, Tower, towers
 
@@ -173,6 +175,29 @@ class Remembers(Tower):
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         before, self.seen_before = self.seen_before, True
         return super().run(x + torch.tanh(x) if before else x, positions, seen, cache)
+
+
+@dataclass
+class EarlyOutput(CausalLMOutputWithPast):
+    early_logits: Tensor | None = None
+
+
+class Early(Tower):
+    """Scores after the first layer are returned, and read by the layers behind it."""
+
+    def more(self, config: Any) -> None:
+        self.early = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.late = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        self.scores = self.early(x)
+        return super().run(x + self.late(self.scores), positions, seen, cache)
+
+    def forward(
+        self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool | None = None, **kwargs: Any
+    ) -> EarlyOutput:
+        found = super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+        return EarlyOutput(logits=found.logits, past_key_values=found.past_key_values, early_logits=self.scores)
 
 
 class Normed(MLP):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ def twice(model: PreTrainedModel) -> dict[str, Call]:
     return {"the second text": again}
 
 
+def early(model: PreTrainedModel) -> dict[str, Call]:
+    def scores(model: PreTrainedModel) -> Tensor:
+        return model(input_ids=ids_of(model, 9)).early_logits
+
+    return text(model) | {"early": scores}
+
+
 def noise(width: int) -> Tensor:
     return torch.randn(2, width, dtype=torch.float64, generator=Generator().manual_seed(1))
 
@@ -71,6 +79,7 @@ TRAPS = [
     of("Flag", both(text, lengths(deep=True))),
     of("Prefix", both(text, lengths(features=noise(5)))),
     of("Remembers", twice),
+    replace(of("Early", early), may_refuse=False),
     of("Normed"),
     of("Spectral"),
     of("Positive"),

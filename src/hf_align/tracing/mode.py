@@ -102,6 +102,11 @@ Attempt = Callable[[Mode], Exception | None]
 """Tries a call: None if it is one of the model's modes, else what is wrong with it."""
 
 
+def is_answer(name: str) -> bool:
+    """Whether a result is an answer by its name, though it may be a stage on the way to the first."""
+    return "logits" in name or name == "pooler_output"
+
+
 class NothingNew(Exception):
     """A call does no more than one that is known."""
 

@@ -37,6 +37,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
+from hf_align.tracing.mode import is_answer
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, read_families
 from hf_align.tracing.reasons import needs_numbers
@@ -47,6 +48,8 @@ _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 CPU = torch.device("cpu")
 _TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
 """Several names of a matrix whose axes change places, if it is real."""
+ANSWER = "answer"
+"""Under which the node of a result notes that it is an answer by its name."""
 LISTED_AT = "listed at"
 """Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
@@ -158,6 +161,9 @@ class _Recorder(ProxyTorchDispatchMode):
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
         outputs = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
+        for name, value in results.items() if isinstance(results, Mapping) else ():
+            if isinstance(value, Tensor) and is_answer(name):
+                self._node(value).meta[ANSWER] = True
         recorded = _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run
         recorded.meta[LISTED_AT] = self.lists.places
         return recorded

@@ -34,7 +34,7 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, needs_numbers, reason
-from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.record import ANSWER, LISTED_AT, SwallowedQuestionError, record, value_shown
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import left_as_found
@@ -373,14 +373,14 @@ def _return_answers(model: nn.Module, graph: fx.Graph) -> None:
 
 
 def _without_stages(results: list[fx.Node]) -> list[fx.Node]:
-    """The first result, by which a model of transformers is judged, and those that are no stage on the way to it, nor
-    show one in another shape: a stage that is returned, too, is as free to change as any other."""
+    """The first result, by which a model of transformers is judged, those that are no stage on the way to it, nor show
+    one in another shape, and those that are asked for by name: any other stage that is returned is free to change."""
     stages, stack = set[fx.Node](), results[:1]
     while stack:
         before = [n for n in stack.pop().all_input_nodes if n not in stages]
         stages.update(before)
         stack.extend(before)
-    return [*results[:1], *(n for n in results[1:] if value_shown(n) not in stages)]
+    return [*results[:1], *(n for n in results[1:] if n.meta.get(ANSWER) or value_shown(n) not in stages)]
 
 
 def _writes_in_place(node: fx.Node) -> bool:

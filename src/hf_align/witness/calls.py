@@ -21,7 +21,7 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import examples
-from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, without_length
+from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
 from hf_align.witness.together import calls_together
@@ -260,7 +260,8 @@ def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
 
 def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
     """The tensors that a model is asked for: all of a plain module; of one of transformers its first, or the several
-    that come first under one name, all logits, what is pooled of them, and choices, which are whole numbers.
+    that come first under one name, all logits, what is pooled of them, and choices, which are whole numbers. Of one
+    that returns what each of its parts does, those of the last.
 
     What else that returns, hidden states, embeddings and scores of experts, are stages on the way, in a basis of their
     own.
@@ -269,11 +270,11 @@ def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
         return _tensors(model, output)
     named = output if isinstance(output, Mapping) else _tensors(model, output)
     of_name = {str(n): _of_one_name(str(n), value) for n, value in named.items()}
-    first = next(
-        (several for n, several in of_name.items() if n != "loss" and any(map(_is_real, several.values()))), {}
-    )
-    return first | {n: t for n, t in _tensors(model, named).items()
-                    if "logits" in n or n == "pooler_output" or not _is_real(t)}  # fmt: skip
+    real = (several for n, several in of_name.items() if n != "loss" and any(map(_is_real, several.values())))
+    first, parts = next(real, {}), [value for value in named.values() if isinstance(value, Mapping)]
+    if not first and parts:
+        return _answers(model, parts[-1])
+    return first | {n: t for n, t in _tensors(model, named).items() if is_answer(n) or not _is_real(t)}
 
 
 def _of_one_name(name: str, value: Any) -> dict[str, Tensor]:
