@@ -380,7 +380,8 @@ def _without_stages(results: list[fx.Node]) -> list[fx.Node]:
         before = [n for n in stack.pop().all_input_nodes if n not in stages]
         stages.update(before)
         stack.extend(before)
-    return [*results[:1], *(n for n in results[1:] if n.meta.get(ANSWER) or value_shown(n) not in stages)]
+    return [n for n in results if n is results[0] or value_shown(n) not in stages
+            or (ANSWER in n.meta and value_shown(n) is not value_shown(results[0]))]  # fmt: skip
 
 
 def _writes_in_place(node: fx.Node) -> bool:
