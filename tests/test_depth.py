@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import transformers
-from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import small, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from forks import forked
 from transformers import PretrainedConfig
 
@@ -88,6 +88,12 @@ def test_equals_the_full_trace(case: str, caplog: pytest.LogCaptureFixture) -> N
     assert spec == whole
     assert in_order(spec) == in_order(whole)
     assert config.to_dict() == before
+
+
+def test_a_place_in_a_list_may_be_empty() -> None:
+    """Behind the last layer of Informer's encoder there is no convolution."""
+    config = small("informer", "InformerModel")
+    assert derive_by_depth(config) == in_full(config)
 
 
 def test_a_layer_keeps_the_settings_of_its_place() -> None:

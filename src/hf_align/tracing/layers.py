@@ -136,9 +136,10 @@ def _kinds(layers: nn.ModuleList, model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(kinds)
 
 
-def _signature(layer: nn.Module, counters: Mapping[Place, int]) -> Iterator[Hashable]:
-    """Everything about a layer that may change what it computes, but for its weights and its number."""
-    for path, module in layer.named_modules():
+def _signature(layer: nn.Module | None, counters: Mapping[Place, int]) -> Iterator[Hashable]:
+    """Everything about a layer that may change what it computes, but for its weights and its number; nothing of a place
+    in a list that is left empty."""
+    for path, module in () if layer is None else layer.named_modules():
         yield path, type(module)
         for name, weight in module._parameters.items():
             yield path, name, None if weight is None else tuple(weight.shape)
@@ -192,16 +193,16 @@ def _counters(layers: nn.ModuleList) -> dict[Place, int]:
     """Attributes that number the layers, with where they start."""
     found: dict[Place, set[int]] = defaultdict(set)
     for i, layer in enumerate(layers):
-        for path, module in layer.named_modules():
+        for path, module in () if layer is None else layer.named_modules():
             for name, value in _attributes(module):
                 if isinstance(value, int) and not isinstance(value, bool):
                     found[path, name].add(value - i)
     return {place: next(iter(starts)) for place, starts in found.items() if len(starts) == 1}
 
 
-def _renumber(layer: nn.Module, place: Place, number: int) -> None:
+def _renumber(layer: nn.Module | None, place: Place, number: int) -> None:
     path, name = place
-    modules = dict(layer.named_modules())
+    modules = {} if layer is None else dict(layer.named_modules())
     if path in modules and name in vars(modules[path]):
         setattr(modules[path], name, number)
 
