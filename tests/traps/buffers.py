@@ -134,6 +134,18 @@ class HiddenStatistics(MLP):
         return functional.silu((h - self.mean) * self.scale)
 
 
+class Largest(MLP):
+    """A buffer that every call writes to: the largest entry that was ever seen."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__(config, index)
+        self.register_buffer("largest", torch.ones(()))
+
+    def activate(self, h: Tensor) -> Tensor:
+        self.largest.copy_(torch.maximum(self.largest, h.detach().abs().max()))
+        return functional.relu(h) / self.largest
+
+
 class Frequencies(Attention):
     """Rotary frequencies that are saved, and not those of the config."""
 
@@ -209,5 +221,5 @@ globals().update(towers(
     __name__, MaskTower=Mask, StreamMaskTower=StreamMask, OrderTower=Order, HeadOrderTower=HeadOrder,
     SwitchTower=Switch, BranchTower=Branch, CountTower=Count, LimitsTower=Limits, ZeroTower=Zero,
     StatisticsTower=Statistics, HiddenStatisticsTower=HiddenStatistics, FrequenciesTower=Frequencies,
-    SlopesTower=Slopes, RotationTower=Rotation,
+    SlopesTower=Slopes, LargestTower=Largest, RotationTower=Rotation,
 ))  # fmt: skip

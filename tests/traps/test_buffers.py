@@ -73,6 +73,7 @@ TRAPS = [
     of("Switch", on=one),
     of("Branch", on=one),
     of("Count", steps=one),
+    of("Largest"),
     of("Limits"),
     of("Limits", alike=True, least=limited, most=limited),
     of("Limits", least=reached, most=reached),

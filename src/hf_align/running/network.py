@@ -119,7 +119,8 @@ class Network:
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     name = name_within(path, key)
-                    module._buffers[key] = weights[name] if name in weights else buffer.to(self.device)
+                    # a run may write to its own copy, not to what is saved
+                    module._buffers[key] = weights[name].clone() if name in weights else buffer.to(self.device)
         model.tie_weights()
         return model
 
@@ -132,9 +133,17 @@ class Network:
         return runnable(self._build(self.config), self.device)
 
     def __call__(self, weights: Weights, batch: Batch) -> Any:
-        """The model's output with placed weights; differentiable by them."""
-        with quiet():
-            return torch.func.functional_call(self._module, dict(weights), (), batch)
+        """The model's output with placed weights; differentiable by them. What it writes to buffers is taken back."""
+        buffers = [t for n, t in weights.items() if n not in self.trained]
+        before = [(t, t._version, t.detach().clone()) for t in buffers]
+        try:
+            with quiet():
+                return torch.func.functional_call(self._module, dict(weights), (), batch)
+        finally:
+            with torch.no_grad():
+                for buffer, version, copy in before:
+                    if buffer._version != version:
+                        buffer.copy_(copy)
 
     def loss(self, weights: Weights, batch: Batch) -> Tensor:
         """The model's own loss, averaged over the labels of a batch."""

@@ -21,14 +21,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, StaticCache
 
 from hf_align.errors import first_line
-from hf_align.tracing.build import build_without_weights, quiet
+from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.small.shrink import shrink
-from hf_align.tracing.state import left_as_found
+from hf_align.tracing.state import forgetting
 from hf_align.tracing.watched import constants_of, is_said, scalars
 
 logger = logging.getLogger(__name__)
@@ -189,6 +189,7 @@ class SmallCopy:
         rng = Generator().manual_seed(0)
         self.model, self.example = model, next(found)
         self._weights = random_weights(model, rng)
+        self._statistics = trained_buffers(model).keys()
         self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in self.example.drawn(rng).items()}
         plain = self._results(Mode("", self.example))
         self._name = _name_of_answer(plain)
@@ -232,9 +233,10 @@ class SmallCopy:
     @torch.no_grad()
     def _called(self, more: Mapping[str, Any]) -> Any:
         arguments = {**self._given, **more}
-        with quiet(), left_as_found(self.model), torch.random.fork_rng(devices=[]):
+        weights = {n: w.clone() if n in self._statistics else w for n, w in self._weights.items()}
+        with quiet(), forgetting(self.model), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            return torch.func.functional_call(self.model, self._weights, (), arguments, tie_weights=True)
+            return torch.func.functional_call(self.model, weights, (), arguments, tie_weights=True)
 
 
 def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -> SmallCopy | None:

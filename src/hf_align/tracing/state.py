@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -28,6 +28,18 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
                 if contents is not None:
                     value.clear()
                     (value.extend if isinstance(value, list) else value.update)(contents)
+
+
+@contextmanager
+def forgetting(model: nn.Module) -> Iterator[None]:
+    """As `left_as_found`, where values are real: what the block writes into buffers is taken back, too."""
+    with left_as_found(model):
+        copies: dict[int, Tensor] = {}  # of one buffer that several modules have, one
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+        yield
 
 
 def _held(value: Any) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
 from hf_align.tracing.modules import ModuleModel
+from hf_align.tracing.state import forgetting
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
 from hf_align.witness.together import calls_together
 
@@ -84,7 +85,7 @@ class Case:
     ) -> dict[str, Tensor]:
         arguments = {n: t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t
                      for n, t in self.arguments.items()}  # fmt: skip
-        with torch.random.fork_rng(devices=[]), quiet(), self.mode.prepared(model):
+        with torch.random.fork_rng(devices=[]), quiet(), forgetting(model), self.mode.prepared(model):
             _seed(device)
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}

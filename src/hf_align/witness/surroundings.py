@@ -1,5 +1,5 @@
-"""What a call finds around it, besides its arguments: whether gradients are computed, and flags of the config and of
-modules that are turned over after a model was loaded."""
+"""What a call finds around it, besides its arguments: whether gradients are computed, what the model was asked before,
+and flags of the config and of modules that are turned over after a model was loaded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ def surroundings(model: PreTrainedModel) -> Iterator[Ask]:
     """What may surround a call of a model and should leave the answer as it is."""
     yield Ask("gradients that are computed", ({},), within=lambda _: torch.enable_grad())
     yield Ask("inference mode", ({},), within=lambda _: torch.inference_mode())
+    yield Ask("the same call before", ({},), turned=_called_before)
     for name in (*OF_ANY, *_OF_MODULES):
         if any(True for _ in _holders(model, name)):
             yield Ask(f"{name} turned over after it was loaded", ({},), within=partial(_turned_over, name=name))
+
+
+def _called_before(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as they are, to a model that may remember them."""
+    model(**arguments)
+    return arguments
 
 
 def _holders(model: nn.Module, name: str) -> Iterator[Any]:
