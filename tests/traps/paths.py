@@ -27,6 +27,16 @@ class Cached(Block):
         return super().forward(x, positions, seen, cache)
 
 
+class Far(Block):
+    """Behind many tokens the stream goes through an activation."""
+
+    many = 50
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        is_far = cache is not None and cache.get_seq_length() > self.many + x.shape[1]
+        return super().forward(x + torch.tanh(x) if is_far else x, positions, seen, cache)
+
+
 class Step(Attention):
     """One step with a cache squashes values; a whole text does not."""
 
@@ -292,7 +302,8 @@ class Crowd(Chosen):
 
 
 globals().update(towers(
-    __name__, CachedTower=Cached, StepTower=Step, ConfiguredCacheTower=ConfiguredCache, ExportingTower=Exporting,
+    __name__, CachedTower=Cached, FarTower=Far, StepTower=Step, ConfiguredCacheTower=ConfiguredCache,
+    ExportingTower=Exporting,
     TracingTower=Tracing, TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedModel
 
 from traps import paths as code
-from traps.trap import Call, Calls, Trap, both, cases, check, custom, forward, ids_of, lengths, text
+from traps.trap import Call, Calls, Trap, both, cached, cases, check, custom, forward, ids_of, lengths, text
 
 
 def of(name: str, calls: Calls = text, **config: Any) -> Trap:
@@ -63,6 +63,7 @@ def noise(width: int) -> Tensor:
 
 TRAPS = [
     of("Cached"),
+    of("Far", cached(written=60, prefill=55)),
     of("Step"),
     of("ConfiguredCache"),
     of("Exporting"),

@@ -37,6 +37,8 @@ _STRIDES = (1, 100, 2000)
 """Between positions: what turns with them slowly shows at long distances alone."""
 _PROMPT = 7
 """Tokens before those that are generated, and of models that have room for few."""
+_BEHIND_MANY = 3
+"""Tokens that are generated behind a long text: code may look at how much a cache holds."""
 _MANY = 2**25
 """Entries of an answer that are kept of each: 128 MiB."""
 
@@ -218,14 +220,15 @@ def _strides(model: PreTrainedModel, mode: Mode) -> Iterator[Mode]:
 
 
 def cases(mode: Mode, lengths: tuple[int, ...] | None, config: PretrainedConfig, seed: int = 0) -> Iterator[Case]:
-    """A mode at some lengths, or at its own; each size of inputs once."""
+    """A mode at some lengths, or at its own; each size of inputs once. What is generated goes on from the longest."""
     seen = set()
     room = positions(config)
-    for asked in (None,) if lengths is None or mode.goes_on else lengths:
+    for asked in (None,) if lengths is None else lengths[-1:] if mode.goes_on else lengths:
         rng = Generator().manual_seed(seed)
         example = mode.example
         if mode.goes_on:
-            example = at_length(example, _PROMPT, 1) or example
+            prompt = _PROMPT if asked is None else max(_PROMPT, min(asked, room or asked) - _BEHIND_MANY)
+            example = at_length(example, prompt, 1) or example
         elif asked is not None:
             length = min(asked, room or asked)
             rows = _ROWS + length % 2 if length <= _SHORT else 1
@@ -238,7 +241,8 @@ def cases(mode: Mode, lengths: tuple[int, ...] | None, config: PretrainedConfig,
         forced = None
         if mode.goes_on:
             tokens = arguments["input_ids"]
-            count = min(WRITTEN, (room or tokens.shape[1] + WRITTEN) - tokens.shape[1])
+            most = WRITTEN if asked is None else _BEHIND_MANY
+            count = min(most, (room or tokens.shape[1] + most) - tokens.shape[1])
             if count < 1:
                 continue
             forced = tokens.flatten()[torch.randint(tokens.numel(), (len(tokens), count), generator=rng)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -212,7 +213,8 @@ class _Trial:
                 asked[case] = answer
                 asked.update(self._one_token_less(mode, answers))
                 continue
-            for case in cases(mode, at if mode is found[0] else None, network.config):
+            which = (None, at) if mode.goes_on else (at,) if mode is found[0] else (None,)
+            for case in chain.from_iterable(cases(mode, chosen, network.config) for chosen in which):
                 try:
                     asked[case] = answers(case)
                 except Exception as error:  # models refuse arguments in as many ways as there are models
