@@ -12,6 +12,7 @@ from conftest import run
 from transformers import PreTrainedModel, StaticCache
 
 from traps import asked as code
+from traps import tables
 from traps.trap import Calls, Trap, both, cases, check, custom, forward, ids_of, lengths, save
 
 
@@ -112,7 +113,17 @@ BESIDE = {
     "HeadsAndStatesTower": once(output_attentions=True, output_hidden_states=True),
     "LabelsAndGoesOnTower": going_on(labels=_same),
 }
+TABLES = {
+    "InATable": once(task="bent"),
+    "InAConfig": once(task="bent"),
+    "InASet": once(task="bent"),
+    "AmongModules": once(task="bent"),
+    "ByNumber": once(level=5),
+    "Counted": once(times=1),
+}
+_SIZES: dict[str, Any] = {"InAConfig": {"bends": {"plain": False, "bent": True}}}
 TRAPS = [
+    *(Trap(name, custom(getattr(tables, name), **_SIZES.get(name, {})), calls) for name, calls in TABLES.items()),
     *(Trap(name, custom(getattr(code, name)), calls, may_refuse=True) for name, calls in BESIDE.items()),
     *(Trap(name, custom(getattr(code, name)), calls) for name, calls in ASKED.items()),
     *(Trap(name, custom(getattr(code, name)), lengths(3, 9)) for name in code.BY_HAND),

@@ -1,11 +1,12 @@
 """Arguments of `forward` that are words or numbers: which values of one matter is seen by watching what it is compared
-with, or stands in the code."""
+with, and where it is looked up, or stands in the code."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from types import CodeType
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ Scalar = str | int | float
 _MOST = 4
 """Values of one argument that are tried."""
 _KINDS = (str, int, float)
+_STEPS = 2
+"""From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
 
 
 def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
-    """The values that modelling code compares an optional argument with, less what it is by default; of a number, the
-    next one too.
+    """The values that modelling code compares an optional argument with, or has tables for, less what it is by default;
+    of a number, the next one too.
 
     Args:
         call: runs the model.
@@ -36,7 +39,8 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
             call(**base.arguments, **{name: _watched(start, seen)})
     except Exception:  # whatever a model says of a value that it does not know: it has compared it before
         pass
-    seen += [0] if parameter.default is None and kind is not str else []  # whether there is one may be all that matters
+    if kind is not str:  # it may only be computed with; and whether there is one may be all that matters
+        seen += [0, start] if parameter.default is None else [start]
     more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
     yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
 
@@ -74,5 +78,30 @@ def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
         return bool(kind(self))
 
     methods = {f"__{name}__": noting(f"__{name}__") for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-    made: Scalar = type(kind.__name__, (kind,), {**methods, "__bool__": truth, "__hash__": kind.__hash__})(value)
+
+    def hashed(self: Any) -> int:
+        seen.extend(key for key in _looked_up(sys._getframe(1)) if type(key) is kind)
+        return kind.__hash__(self)
+
+    made: Scalar = type(kind.__name__, (kind,), {**methods, "__bool__": truth, "__hash__": hashed})(value)
     return made
+
+
+def _looked_up(frame: FrameType) -> Iterator[Any]:
+    """The keys of all tables and sets that a line of code may look something up in: those that its function knows by
+    name, writes out, or finds in attributes that it names. None of them is asked for its attributes by its own code."""
+    code, names = frame.f_code, frame.f_code.co_names
+    reached: list[Any] = [*(frame.f_globals[n] for n in names if n in frame.f_globals), *frame.f_locals.values()]
+    known = [*reached]
+    for _ in range(_STEPS):
+        reached = [found for value in reached for name in names for found in _attribute(value, name)]
+        known = [*reached, *known]  # what is far away is none of the function's own arguments
+    for table in (*constants_of(code), *known):
+        if isinstance(table, (Mapping, Set)):
+            yield from table
+
+
+def _attribute(value: Any, name: str) -> Iterable[Any]:
+    found = inspect.getattr_static(value, name, None)
+    parts = vars(value).get("_modules", {}) if hasattr(value, "__dict__") else {}
+    return [part for part in (found, parts.get(name)) if part is not None]
