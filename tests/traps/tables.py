@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .tower import Tower
+from .tower import Attention, Tower
 
 
 def _bent(x: Tensor) -> Tensor:
@@ -75,3 +75,22 @@ class Counted(_Asked):
         for _ in range(self.asked):
             x = _bent(x)
         return x
+
+
+class _Lessened(Attention):
+    """Each head counts as much as a call says."""
+
+    factors: Tensor | None = None
+
+    def mix(self, shares: Tensor, v: Tensor) -> Tensor:
+        mixed = super().mix(shares, v)
+        return mixed if self.factors is None else mixed * self.factors[self.index, :, None, None]
+
+
+class Heads(Tower):
+    attention = _Lessened
+
+    def forward(self, input_ids: Tensor, head_mask: Tensor | None = None, **others: Any) -> Any:
+        for layer in self.layers:
+            layer.attn.factors = head_mask
+        return super().forward(input_ids, **others)

@@ -120,8 +120,9 @@ TABLES = {
     "AmongModules": once(task="bent"),
     "ByNumber": once(level=5),
     "Counted": once(times=1),
+    "Heads": once(head_mask=torch.tensor([[1.0, 0.2, 0.0, 0.7], [0.0, 1.0, 0.5, 1.0]])),
 }
-_SIZES: dict[str, Any] = {"InAConfig": {"bends": {"plain": False, "bent": True}}}
+_SIZES: dict[str, Any] = {"InAConfig": {"bends": {"plain": False, "bent": True}}, "Heads": {"num_attention_heads": 4}}
 TRAPS = [
     *(Trap(name, custom(getattr(tables, name), **_SIZES.get(name, {})), calls) for name, calls in TABLES.items()),
     *(Trap(name, custom(getattr(code, name)), calls, may_refuse=True) for name, calls in BESIDE.items()),

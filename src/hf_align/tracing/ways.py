@@ -30,6 +30,9 @@ from hf_align.tracing.watched import is_said, scalars
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
                      "d_model", "n_embd")  # fmt: skip
 """Config fields that may say how wide the states of another encoder are; any width of a weight may be it."""
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
+"""Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
 _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
 _PLAIN = (bool, int, float, str)
@@ -249,6 +252,11 @@ def _known(model: PreTrainedModel, name: str, base: Example, extents: Sequence[i
     if name.endswith("type_ids"):
         kinds = read.number("type_vocab_size", default=2)
         return iter([(torch.arange(length) % max(1, kinds)).expand(rows, length).contiguous()])
+    if name.endswith("head_mask"):
+        of_decoder = ([], []) if name.startswith("head") else (["decoder_layers"], ["decoder_attention_heads"])
+        layers, heads = (read.number(*first, *names, default=1)
+                         for first, names in zip(of_decoder, (_LAYERS, _HEADS), strict=True))  # fmt: skip
+        return iter([torch.zeros(layers, heads), torch.zeros(heads)])
     if _is_text(name):
         return itertools.chain([read.ids(length)], documented(model, name, base))
     if name == "encoder_hidden_states":
