@@ -7,9 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import run
 from hub_server import Fault, Hub
 from huggingface_hub import constants
+from safetensors.torch import save_file
 
 from hf_align.errors import HfAlignError
 from hf_align.publishing.push import Destination, default_name, push, user
@@ -24,9 +26,15 @@ def folder(tmp_path: Path) -> Path:
     (made / ".hf-align" / "lock").write_text("")
     (made / "config.json").write_text("{}")
     (made / "README.md").write_text("---\ntags:\n- merge\n---\n# Merge\n")
-    (made / "model.safetensors").write_bytes(b"w" * 5000)
+    save_file({"w": torch.zeros(1200)}, made / "model.safetensors")
     (made / "hf-align" / "alignment.safetensors").write_bytes(b"e" * 3000)
     return made
+
+
+def made_adapter(folder: Path) -> Path:
+    (folder / "adapter_config.json").write_text("{}")
+    save_file({"w": torch.zeros(3)}, folder / "adapter_model.safetensors")
+    return folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -49,10 +57,9 @@ def test_a_folder_is_on_the_hub(hub: Hub, folder: Path) -> None:
 
 
 def test_an_adapter_is_on_the_hub(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
-    push(tmp_path, Destination("alice/lora"))
-    assert uploaded(hub, "alice/lora") == contents(tmp_path)
+    adapter = made_adapter(tmp_path)
+    push(adapter, Destination("alice/lora"))
+    assert uploaded(hub, "alice/lora") == contents(adapter)
 
 
 def test_again_nothing_is_sent(hub: Hub, folder: Path) -> None:
@@ -63,19 +70,49 @@ def test_again_nothing_is_sent(hub: Hub, folder: Path) -> None:
 
 
 def test_weights_of_an_older_upload_go_away(hub: Hub, folder: Path) -> None:
-    old = {"model-00001-of-00002.safetensors": b"1", "model.safetensors.index.json": b"{}", "notes.txt": b"mine",
-           "onnx/model.safetensors": b"2"}  # fmt: skip
-    hub.add("alice/x", old)
+    stale = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "model.fp16.safetensors",
+             "pytorch_model.bin", "pytorch_model.bin.index.json"]  # fmt: skip
+    kept = ["notes.txt", "onnx/model.safetensors", "model/part.safetensors", "models.safetensors",
+            "model_card.safetensors", "pytorch_model_notes.txt"]  # fmt: skip
+    hub.add("alice/x", dict.fromkeys([*stale, *kept], b"theirs"))
     push(folder, Destination("alice/x"))
-    kept = {path: old[path] for path in ("notes.txt", "onnx/model.safetensors")}
-    assert uploaded(hub, "alice/x") == {**contents(folder), **kept}
+    assert uploaded(hub, "alice/x") == {**contents(folder), **dict.fromkeys(kept, b"theirs")}
+
+
+def test_an_adapter_and_a_whole_model_do_not_meet(
+    hub: Hub, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever loads a whole model gets an adapter beside it applied."""
+    hub.add("alice/lora", {"adapter_config.json": b"{}", "adapter_model.safetensors": b"theirs"})
+    hub.add("alice/x", {"model.safetensors": b"theirs", "config.json": b"{}"})
+    before = {name: uploaded(hub, name) for name in ("alice/lora", "alice/x")}
+    assert run("push", folder, "alice/lora") == 2
+    error = capsys.readouterr().err
+    assert "alice/lora holds an adapter" in error and f"hf-align push {folder} ORG/NAME" in error
+    assert run("push", made_adapter(tmp_path), "alice/x") == 2
+    assert "alice/x holds a whole model" in capsys.readouterr().err
+    assert before == {name: uploaded(hub, name) for name in before}
+
+
+@pytest.mark.parametrize("damage", ["cut off", "missing", "unfinished"])
+def test_what_is_not_whole_is_not_uploaded(hub: Hub, folder: Path, damage: str) -> None:
+    weights = folder / "model.safetensors"
+    if damage == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-8])
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (folder / ".hf-align" / "plan.json").write_text("{}")
+    with pytest.raises(HfAlignError, match="is not finished" if damage == "unfinished" else "is not whole"):
+        push(folder, Destination("alice/x"))
+    assert not hub.requests
 
 
 def test_private(hub: Hub, folder: Path) -> None:
     push(folder, Destination("lab/x", private=True))
     assert hub.repositories["lab/x"].private
     hub.add("lab/public", {})
-    with pytest.raises(HfAlignError, match="lab/public exists and is public"):
+    with pytest.raises(HfAlignError, match=r"lab/public exists and is public.* upload it with: .* ORG/NAME --private"):
         push(folder, Destination("lab/public", private=True))
     assert not uploaded(hub, "lab/public")
 

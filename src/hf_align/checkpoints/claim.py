@@ -26,9 +26,9 @@ from hf_align.checkpoints.readonly import require_apart
 from hf_align.errors import HfAlignError, OutputError
 from hf_align.runtime.processes import Processes, current
 
-_WORK, _PLAN, _ASIDE = ".hf-align", "plan.json", "kept-"
+WORK, PLAN, _ASIDE = ".hf-align", "plan.json", "kept-"
 _STAGED, _SCRATCH, _PROGRESS, _WRITING = "documents", "scratch", "progress", "writing"
-_COMPLETE = "hf-align/complete.json"
+COMPLETE = "hf-align/complete.json"
 """Stays with a result: what it was made from, as a digest, and its files with their sizes."""
 _OF_A_MODEL = (SINGLE, INDEX, "model-?????-of-?????.safetensors", "config.json", *COPIED, "*.py", "README.md",
                "alignment.safetensors", "adapter_config.json", "adapter_model.safetensors", "mergekit_config.yml",
@@ -54,7 +54,7 @@ class Claim:
     @property
     def work(self) -> Path:
         """The folder inside it for what is not finished yet."""
-        return self.folder / _WORK
+        return self.folder / WORK
 
     @property
     def documents(self) -> Path:
@@ -73,17 +73,17 @@ class Claim:
 
     @property
     def _planned(self) -> list[str]:
-        return [name for name in _sizes(_parsed(self.work / _PLAN)) if name.endswith(".safetensors")]
+        return [name for name in _sizes(_parsed(self.work / PLAN)) if name.endswith(".safetensors")]
 
     @property
     def resumes(self) -> bool:
         """Whether the shards in the folder are those of a run with the same record that was killed."""
-        return _parsed(self.work / _PLAN).get("made_from") == self._asked
+        return _parsed(self.work / PLAN).get("made_from") == self._asked
 
     @property
     def is_complete(self) -> bool:
         """Whether the folder holds the whole result of a run with the same record, so that nothing is left to do."""
-        noted = _parsed(self.folder / _COMPLETE)
+        noted = _parsed(self.folder / COMPLETE)
         if self.overwrite or noted.get("made_from") != self._digest:
             return False
         files = _sizes(noted)
@@ -123,7 +123,7 @@ class Claim:
             yield
         except HfAlignError:
             if self.processes.leads:
-                for path in self._resumable - {self.work / _PLAN}:
+                for path in self._resumable - {self.work / PLAN}:
                     path.unlink()
             raise
 
@@ -133,7 +133,7 @@ class Claim:
     @property
     def _resumable(self) -> set[Path]:
         """What a later run can go on with."""
-        noted = {self.work / _PLAN, self.progress, *self.work.glob(_ASIDE + "*")}
+        noted = {self.work / PLAN, self.progress, *self.work.glob(_ASIDE + "*")}
         return {path for path in noted if path.exists()}
 
     # What is in the folder --------------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ class Claim:
     @property
     def ours(self) -> dict[str, int]:
         """Files that earlier runs have written, and their sizes; one that was changed since is the user's."""
-        begun, whole = (_sizes(_parsed(path)) for path in (self.work / _PLAN, self.folder / _COMPLETE))
-        if "made_from" in _parsed(self.folder / _COMPLETE):
-            begun[_COMPLETE] = 0
+        begun, whole = (_sizes(_parsed(path)) for path in (self.work / PLAN, self.folder / COMPLETE))
+        if "made_from" in _parsed(self.folder / COMPLETE):
+            begun[COMPLETE] = 0
         found = {name: path.stat().st_size for name in (*whole, *begun) if _is_file(path := self.folder / name)}
         return {name: size for name, size in found.items() if name in begun or size == whole[name]}
 
@@ -153,7 +153,7 @@ class Claim:
         Raises:
             OutputError: it holds the result of another run, or a file of the user's that the result would replace.
         """
-        begun = _parsed(self.work / _PLAN)
+        begun = _parsed(self.work / PLAN)
         if not (self.overwrite or self.resumes or self.is_complete):
             if begun:
                 before = {str(k): v for k, v in begun.get("made_from") or []}
@@ -211,13 +211,13 @@ class Claim:
         if not self.resumes and ours:
             # First of all no run owns what is there: a stale shard that outlived a kill would pass for one of this run.
             self._note([], ours)
-        (self.folder / _COMPLETE).unlink(missing_ok=True)
+        (self.folder / COMPLETE).unlink(missing_ok=True)
         self._remove(stale)
         self._note(self._asked, {s.file: s.file_size for s in plan.shards})
 
     def _note(self, asked: list[list[str]], files: Mapping[str, int]) -> None:
         noted = {"made_from": asked, "files": dict(files)}
-        self._replace(f"{_WORK}/{_PLAN}", json.dumps(noted, indent=2).encode())
+        self._replace(f"{WORK}/{PLAN}", json.dumps(noted, indent=2).encode())
 
     def forget(self) -> None:
         """Remove what was written: no later run could go on with it."""
@@ -234,7 +234,7 @@ class Claim:
         if not self.resumes:
             self.begin(ShardPlan(()))
         staged = {p.relative_to(self.documents).as_posix(): p for p in sorted(self.documents.rglob("*")) if p.is_file()}
-        files = {**_sizes(_parsed(self.work / _PLAN)), **{name: p.stat().st_size for name, p in staged.items()}}
+        files = {**_sizes(_parsed(self.work / PLAN)), **{name: p.stat().st_size for name, p in staged.items()}}
         ours = self.ours
         self._note(self._asked, files)
         mode = (self.work / LOCK).stat().st_mode & 0o666  # as the umask says; some libraries write 600
@@ -248,8 +248,8 @@ class Claim:
                 sync(path)
                 os.replace(path, final)
         complete = {"made_from": self._digest, "files": dict(sorted(files.items()))}
-        (self.folder / _COMPLETE).parent.mkdir(exist_ok=True)
-        self._replace(_COMPLETE, json.dumps(complete, indent=2).encode() + b"\n")
+        (self.folder / COMPLETE).parent.mkdir(exist_ok=True)
+        self._replace(COMPLETE, json.dumps(complete, indent=2).encode() + b"\n")
         sync(self.folder)
 
     def _replace(self, name: str, content: bytes) -> None:
@@ -371,7 +371,7 @@ def _sizes(noted: Mapping[str, Any]) -> dict[str, int]:
 
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and path.parts[:1] != (_WORK,)
+    return not path.is_absolute() and ".." not in path.parts and path.parts[:1] != (WORK,)
 
 
 def _is_file(path: Path) -> bool:

@@ -12,11 +12,13 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 
+from hf_align.checkpoints.finished import require_whole
 from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying
 from hf_align.errors import HfAlignError
 
-_STALE = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*"]
-"""Weights of an older upload that `from_pretrained` might load instead of ours."""
+_STALE = re.compile(r"(pytorch_)?model(\.[\w-]+)?(-\d{5}-of-\d{5})?\.(safetensors|bin)"
+                    r"|(pytorch_)?model\.(safetensors|bin)\.index(\.[\w-]+)?\.json")  # fmt: skip
+"""Weights of an older upload that `from_pretrained` might load instead of ours, also those of a variant."""
 _LONGEST_NAME = 96
 _CONFIGS = ("config.json", ADAPTER)
 
@@ -102,11 +104,15 @@ def push(folder: Path, to: Destination) -> Pushed:
     Raises:
         HfAlignError: it failed; the message has the command that goes on.
     """
-    if not any((folder / config).is_file() for config in _CONFIGS):
+    config = next((name for name in _CONFIGS if (folder / name).is_file()), None)
+    if config is None:
         raise HfAlignError(f"{folder} holds no model: it has neither {' nor '.join(_CONFIGS)}")
     _require_own(folder)
+    require_whole(folder, adapter=config == ADAPTER)
     with _how_to_finish(folder, to):
         _make(to)
+    with _how_to_finish(folder, replace(to, repository="ORG/NAME")):
+        _require_fitting(to, config)
     number = None
     if to.create_pr and to.revision is None:
         with _how_to_finish(folder, to):
@@ -130,15 +136,37 @@ def _require_own(folder: Path) -> None:
 
 def _make(to: Destination) -> None:
     retrying(lambda: HfApi().create_repo(to.repository, private=to.private or None, exist_ok=True))
+
+
+def _require_fitting(to: Destination, config: str) -> None:
+    """See that what the repository is, and holds, goes with what is uploaded: an adapter beside a whole model is
+    applied to it by whoever loads it.
+
+    Raises:
+        HfAlignError: it does not.
+    """
     if to.private and not retrying(lambda: HfApi().model_info(to.repository)).private:
         raise HfAlignError(f"{to.repository} exists and is public; choose another name, or leave out --private")
+    there = _files(to)
+    if config == ADAPTER and (weights := [name for name in there if _STALE.fullmatch(name)]):
+        raise HfAlignError(f"{to.repository} holds a whole model, which whoever loads this adapter from there may get; "
+                           f"choose another name, or remove {weights[0]} there")  # fmt: skip
+    if config != ADAPTER and ADAPTER in there:
+        raise HfAlignError(f"{to.repository} holds an adapter, which whoever loads this model from there gets applied "
+                           f"to it; choose another name, or remove {ADAPTER} there")  # fmt: skip
+
+
+def _files(to: Destination) -> list[str]:
+    """What is on the Hub."""
+    return retrying(lambda: HfApi().list_repo_files(to.repository, revision=to.revision))
 
 
 def _upload(folder: Path, to: Destination) -> Pushed:
     api = HfApi()
+    stale = [name for name in _files(to) if _STALE.fullmatch(name)]
     done = retrying(lambda: api.upload_folder(
         repo_id=to.repository, folder_path=folder, commit_message=to.message, revision=to.revision,
-        delete_patterns=_STALE, ignore_patterns=[".hf-align/**"],
+        delete_patterns=stale, ignore_patterns=[".hf-align/**"],
     ))  # fmt: skip
     request = re.fullmatch(r"refs/pr/(\d+)", to.revision or "")
     if request is None:
