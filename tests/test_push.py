@@ -249,3 +249,36 @@ def test_a_folder_without_a_model(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(HfAlignError, match="holds no model"):
         push(tmp_path, Destination("alice/x"))
     assert not hub.requests
+
+
+def test_what_goes_wrong_half_way_is_said(
+    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        hub, "fault", lambda request, after_work: hub.repositories.clear() if "PUT" in request else None
+    )
+    assert run("push", folder, "alice/x") == 2
+    assert "alice/x is not on the Hub any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault("PUT /lfs/", 403, 9), r"Error while uploading '.*' to the Hub: 403 Forbidden.*planted"),
+        (Fault("POST .*/commit/", 400, 9), "the Hub refused alice/x: Bad request for commit endpoint: planted"),
+    ],
+)
+def test_the_reason_of_the_hub_is_said(hub: Hub, folder: Path, fault: Fault, message: str) -> None:
+    hub.faults.append(fault)
+    with pytest.raises(HfAlignError, match=message):
+        push(folder, Destination("alice/x"))
+
+
+def test_a_revision_that_is_not_there(hub: Hub, folder: Path) -> None:
+    with pytest.raises(HfAlignError, match="alice/x has no revision v9"):
+        push(folder, Destination("alice/x", revision="v9"))
+
+
+def test_a_name_without_its_owner_is_of_the_user(hub: Hub, folder: Path) -> None:
+    assert push(folder, Destination("x")).repository == "alice/x"
+    assert uploaded(hub, "alice/x") == contents(folder)

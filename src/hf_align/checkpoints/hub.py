@@ -343,6 +343,12 @@ def _asked_wait(error: BaseException) -> int | None:
     return _asked_wait(error.__cause__) if error.__cause__ else None
 
 
+def said(error: BaseException) -> str:
+    """What an error says, with the reason of the server, which huggingface_hub puts behind the first line."""
+    first, reason = first_line(error), getattr(error, "server_message", None)
+    return first if not reason or reason in first else f"{first.rstrip(':. ')}: {' '.join(reason.split())}"
+
+
 @contextmanager
 def plain_errors(reference: str) -> Iterator[None]:
     """One line for whatever the Hub refuses.
@@ -363,13 +369,13 @@ def plain_errors(reference: str) -> Iterator[None]:
         raise HfAlignError(f"{reference} is not a folder or an accessible repository on the Hub") from error
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise HfAlignError(f"the Hub refused {repository}: {first_line(error.__cause__)}") from error
+            raise HfAlignError(f"the Hub refused {repository}: {said(error.__cause__)}") from error
         raise HfAlignError(
             f"{reference} is not a folder and not in the cache, and the Hub cannot be reached"
         ) from error
     except EntryNotFoundError as error:
         raise HfAlignError(f"{repository} lacks a file: {first_line(error)}") from error
     except HfHubHTTPError as error:
-        raise HfAlignError(f"the Hub refused {repository}: {first_line(error)}") from error
+        raise HfAlignError(f"the Hub refused {repository}: {said(error)}") from error
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise HfAlignError(f"the Hub cannot be reached for {repository}: {first_line(error)}") from error

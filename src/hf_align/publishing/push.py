@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 
 from hf_align.checkpoints.finished import require_whole
-from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying
-from hf_align.errors import HfAlignError
+from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying, said
+from hf_align.errors import HfAlignError, first_line
 
 _STALE = re.compile(r"(pytorch_)?model(\.[\w-]+)?(-\d{5}-of-\d{5})?\.(safetensors|bin)"
                     r"|(pytorch_)?model\.(safetensors|bin)\.index(\.[\w-]+)?\.json")  # fmt: skip
@@ -79,7 +79,7 @@ def user(repository: str = "", *, create_pr: bool = False) -> str:
     except HfHubHTTPError as error:
         if error.response.status_code == 401:
             raise HfAlignError("the Hub rejects this token; log in again (hf auth login)") from error
-        raise HfAlignError(f"the Hub refused to say whose token this is: {error}".splitlines()[0]) from error
+        raise HfAlignError(f"the Hub refused to say whose token this is: {said(error)}") from error
     except HTTPError as error:
         raise HfAlignError(f"the Hub cannot be reached to upload to: {error}") from error
     if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
@@ -110,8 +110,8 @@ def push(folder: Path, to: Destination) -> Pushed:
     _require_own(folder)
     require_whole(folder, adapter=config == ADAPTER)
     with _how_to_finish(folder, to):
-        _make(to)
-    with _how_to_finish(folder, replace(to, repository="ORG/NAME")):
+        to = replace(to, repository=_made(to))
+    with _how_to_finish(folder, to, elsewhere="ORG/NAME"):
         _require_fitting(to, config)
     number = None
     if to.create_pr and to.revision is None:
@@ -134,8 +134,9 @@ def _require_own(folder: Path) -> None:
             raise HfAlignError(f"{path} is a link to outside of {folder}; remove it, or put a copy there")
 
 
-def _make(to: Destination) -> None:
-    retrying(lambda: HfApi().create_repo(to.repository, private=to.private or None, exist_ok=True))
+def _made(to: Destination) -> str:
+    """The name of the repository, with its owner, which may have been left out; it is there then."""
+    return retrying(lambda: HfApi().create_repo(to.repository, private=to.private or None, exist_ok=True)).repo_id
 
 
 def _require_fitting(to: Destination, config: str) -> None:
@@ -178,10 +179,21 @@ def _upload(folder: Path, to: Destination) -> Pushed:
 
 
 @contextmanager
-def _how_to_finish(folder: Path, to: Destination) -> Iterator[None]:
+def _how_to_finish(folder: Path, to: Destination, elsewhere: str | None = None) -> Iterator[None]:
+    reference = to.repository if to.revision is None else f"{to.repository}@{to.revision}"
     try:
-        with plain_errors(to.repository):
+        with plain_errors(reference):
             yield
     except (HfAlignError, ValueError, RuntimeError, OSError) as error:
-        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise HfAlignError(f"{why}; the model is in {folder}, upload it with: {to.command(folder)}") from error
+        command = replace(to, repository=elsewhere or to.repository).command(folder)
+        raise HfAlignError(f"{_why(error, to)}; the model is in {folder}, upload it with: {command}") from error
+
+
+def _why(error: Exception, to: Destination) -> str:
+    """What failed, and what made it fail where huggingface_hub says it apart."""
+    why, cause = first_line(error), error.__cause__
+    if isinstance(cause, RepositoryNotFoundError):
+        return f"{to.repository} is not on the Hub any more, or this token may not see it"
+    if isinstance(error, HfAlignError) or not isinstance(cause, Exception):
+        return why
+    return f"{why.rstrip('.')}: {said(cause)}"
