@@ -24,7 +24,7 @@ import transformers
 import yaml
 from conftest import DATA, MODELS, run, tiny_bert, tiny_llama, tiny_vit
 from hub_server import Hub
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_output import mixture_of
 from torch import Tensor, nn
 
@@ -544,6 +544,22 @@ def test_task_arithmetic_on_a_common_base(tmp_path: Path, random_pairs: Callable
     assert run("merge", a, b, "-o", tmp_path / "out", *common) == 0
     merged, (first, second, zero) = weights(tmp_path / "out"), map(weights, (a, b, base))
     assert_same(merged, {n: first[n] + second[n] - zero[n] for n in merged}, rtol=1e-5, atol=1e-6)
+
+
+def test_a_base_is_no_part_of_the_mean(
+    tmp_path: Path, random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a method is held against is the mean of the models that it merges."""
+    a, b, base = random_pairs(transformers.LlamaForCausalLM, tiny_llama(), 3)
+    data = tmp_path / "data.safetensors"
+    save_file({"input_ids": torch.randint(3, 11, (16, 8), generator=torch.Generator().manual_seed(0))}, data)
+    assert run("merge", a, b, "--base", base, "--method", "ties", "--data", data, "--points", "3", "--json", "--quiet",
+               "-o", tmp_path / "out") == 0  # fmt: skip
+    said = json.loads(capsys.readouterr().out)
+    apart, middle = [said["comparison"][x] for x in ("loss_a", "loss_b")], said["comparison"]["aligned"]["losses"][1]
+    assert said["notes"][-1].endswith(
+        f"its models have {min(apart):.3f} to {max(apart):.3f}, their plain mean {middle:.3f}"
+    )
 
 
 def test_random_methods_give_the_same_again(tmp_path: Path, random_pairs: Callable[..., list[Path]]) -> None:

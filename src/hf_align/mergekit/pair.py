@@ -86,12 +86,10 @@ class _ByMethod(OpenedJob[Basis]):
     def document(self, claim: Claim, match: Basis, report: Report) -> None:
         save_matches(claim.documents, match)
         if self.held_out is not None:
-            pair = match.models.first
-            method = f"--method {self.options.method}"
-            report.notes.append(judged(match.of_first, self.held_out, report))
-            report.notes.append(
-                of_result(match, self.held_out, method, pair.config, Checkpoint.of_files(claim.written))
-            )
+            config, method = match.models.first.config, f"--method {self.options.method}"
+            merged = match.of_first  # a base is no part of their mean
+            report.notes.append(judged(merged, self.held_out, report))
+            report.notes.append(of_result(merged, self.held_out, method, config, Checkpoint.of_files(claim.written)))
         super().document(claim, match, report)
 
 
