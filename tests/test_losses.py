@@ -30,6 +30,20 @@ def test_every_label_counts_alike(make: object) -> None:
     assert evaluator.ensemble([weights, weights], (0.4, 0.6)) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_part_in_which_it_makes_no_difference_where_labels_are_counts_as_much() -> None:
+    """Where all tokens are one, those in place are predicted as well as the next ones."""
+    config, rng = tiny_llama(), torch.Generator().manual_seed(0)
+    network = Network(config)
+    weights = {n: p.detach() for n, p in built(config, 0).named_parameters()}
+    tokens = torch.cat([torch.full((16, 8), 3), torch.randint(11, (16, 8), generator=rng)])
+    with torch.no_grad():
+        expected = float(network.loss(weights, {"input_ids": tokens, "labels": tokens}))
+    evaluator = Evaluator(network, {"input_ids": tokens})
+    assert evaluator.loss(weights) == pytest.approx(expected, rel=1e-5)
+    assert evaluator.loss(weights) == pytest.approx(expected, rel=1e-5)
+    assert Evaluator(network, {"input_ids": tokens}).ensemble([weights], (1.0,)) == pytest.approx(expected, rel=1e-5)
+
+
 def test_data_without_any_label_is_refused() -> None:
     none = {"input_ids": torch.zeros(2, 8, dtype=torch.long), "labels": torch.full((2, 8), -100)}
     with pytest.raises(HfAlignError, match="stands for none"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from hf_align.running.network import Batch, Loss, Network, Weights, batches
 
 ROUNDING = 1e-4
 """How far two losses that are one may be from each other, relative: float32."""
+
+_PLACES = (0, 1)
+"""How many places ahead the labels may be that a model predicts."""
 
 Pair = tuple[Weights, Weights]
 """Those of A and of B."""
@@ -147,33 +151,39 @@ class Evaluator:
 
         None where the models' own loss is not seen to be the cross-entropy of the labels, or of those one place on.
         """
-        placed = [self.network.placed(weights) for weights in models]
-        total = count = 0.0
+        if self._ahead is None:
+            self.loss(models[0])
+        ahead = self._ahead
+        if ahead is None:
+            return None
+        placed, mean = [self.network.placed(weights) for weights in models], _Mean()
         for here in self._batches():
             outputs = [self.network(weights, here) for weights in placed]
-            size = self._size(outputs[0], here)
-            if self._ahead is None:
-                return None
             told = sum(s * output.logits.log_softmax(-1) for s, output in zip(shares, outputs, strict=True))
-            total += (_cross_entropy(told, here["labels"], self._ahead) or 0.0) * size if size else 0.0
-            count += size
-        return total / count
+            mean.add(_cross_entropy(told, here["labels"], ahead) or 0.0, _count(here["labels"], ahead))
+        return mean.value
 
     @torch.no_grad()
     def loss(self, weights: Weights) -> float:
-        """The model's own loss with these weights, averaged over the labels of the data."""
+        """The model's own loss with these weights, averaged over the labels of the data: if it is seen to be their
+        cross-entropy, or else over examples."""
         placed = self.network.placed(weights)
-        total = count = 0.0
+        own, by_example = {ahead: _Mean() for ahead in _PLACES}, _Mean()
+        open_to = set(_PLACES) if self._ahead is None else {self._ahead}
         for here in self._batches():
             output = self.network(placed, here)
-            if self.objective is not None:
-                size = len(next(iter(here.values())))
-                total, count = total + float(self.objective(output, here)) * size, count + size
-                continue
-            size = self._size(output, here)
-            total += float(output.loss) * size if size else 0.0
-            count += size
-        return total / count
+            found = float(output.loss if self.objective is None else self.objective(output, here))
+            by_example.add(found, len(next(iter(here.values()))))
+            if self.objective is None:
+                for ahead in open_to:
+                    own[ahead].add(found, _count(here["labels"], ahead))
+                if self._ahead is None:
+                    open_to = {ahead for ahead in open_to if _fits(output, here["labels"], ahead)}
+        if self.objective is not None or not open_to:
+            return by_example.value
+        if len(open_to) == 1:
+            self._ahead = min(open_to)
+        return own[max(open_to)].value  # where both are open, both are the loss of every batch
 
     def _batches(self) -> Iterator[Batch]:
         """Those with something to predict: the mean over nothing is no number."""
@@ -181,17 +191,35 @@ class Evaluator:
             if self.objective is not None or not bool((batch["labels"] == NO_LABEL).all()):
                 yield {name: tensor.to(self.network.device) for name, tensor in batch.items()}
 
-    def _size(self, output: Any, batch: Batch) -> int:
-        """How many terms the loss of a batch is the mean of: labels, if it is seen to be their cross-entropy, or else
-        examples."""
-        labels = batch["labels"]
-        if self._ahead is None:
-            logits, own = getattr(output, "logits", None), float(output.loss)
-            fits = [n for n in (0, 1) if _is_close(_cross_entropy(logits, labels, n), own)]
-            self._ahead = fits[0] if len(fits) == 1 else None
-        if self._ahead is None:
-            return len(labels)
-        return int((_told(labels, self._ahead) != NO_LABEL).sum())
+
+@dataclass
+class _Mean:
+    """Of what is known of one batch after another."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, found: float, count: int) -> None:
+        """Of so many terms; the mean over none is no number."""
+        self.total += found * count if count else 0.0
+        self.count += count
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count
+
+
+def _fits(output: Any, labels: Tensor, ahead: int) -> bool:
+    """Whether a model's own loss is the cross-entropy of the labels so many places ahead."""
+    own = float(output.loss)
+    if not _count(labels, ahead):
+        return math.isnan(own)
+    return _is_close(_cross_entropy(getattr(output, "logits", None), labels, ahead), own)
+
+
+def _count(labels: Tensor, ahead: int) -> int:
+    """How many terms the cross-entropy of labels so many places ahead is the mean of."""
+    return int((_told(labels, ahead) != NO_LABEL).sum())
 
 
 def _cross_entropy(logits: Any, labels: Tensor, ahead: int) -> float | None:
@@ -206,7 +234,7 @@ def _cross_entropy(logits: Any, labels: Tensor, ahead: int) -> float | None:
 
 def _told(labels: Tensor, ahead: int) -> Tensor:
     """The labels that something is predicted for, so many places ahead."""
-    return labels[:, ahead:] if ahead else labels
+    return labels[:, ahead:] if ahead and labels.ndim > 1 else labels
 
 
 def _is_close(found: float | None, expected: float) -> bool:
