@@ -264,6 +264,7 @@ def refused(capsys: pytest.CaptureFixture[str], out: Path, *models: object) -> s
         ({"base_model_name_or_path": "./gone"}, "is an adapter of ./gone (./gone is neither a folder nor a Hub id"),
         ({"peft_type": "IA3"}, "an adapter of the kind IA3, not LoRA"),
         ({"use_dora": True}, "is not a plain LoRA (use_dora)"),
+        ({"use_bdlora": {"nblocks": 2}}, "is not a plain LoRA (use_bdlora)"),
         ({"init_lora_weights": "pissa_niter_4"}, "is not a plain LoRA (init_lora_weights pissa_niter_4)"),
     ],
 )

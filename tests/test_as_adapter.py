@@ -205,10 +205,11 @@ def test_the_least_squares_of_a_rank() -> None:
     [
         ({"target_modules": ["q_proj", "embed_tokens"]}, [], "embed_tokens.weight, which no regression finds"),
         ({}, ["--method", "task_arithmetic"], "--method task_arithmetic fits none"),
+        ({}, ["--dtype", "bfloat16"], "--dtype is of a whole model"),
         ({"lora_alpha": 0}, [], "its lora_alpha is 0"),
         (None, [], "is no adapter"),
     ],
-    ids=["embedding", "task arithmetic", "alpha", "whole model"],
+    ids=["embedding", "task arithmetic", "dtype", "alpha", "whole model"],
 )
 def test_what_cannot_be_an_adapter(
     asked: dict[str, object] | None, options: list[str], message: str, make: Callable[..., Made],

@@ -26,7 +26,8 @@ _LOST, _ROUNDING = 1e-4, 1e-6
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")
 _WRAPPERS = re.compile(r"^base_model\.model\.|(?<=\.)(base_layer|modules_to_save(\.default)?)\.")
 _BEYOND = ("use_dora", "use_qalora", "target_parameters", "trainable_token_indices", "layer_replication",
-           "alora_invocation_tokens", "arrow_config", "lora_bias")  # fmt: skip
+           "alora_invocation_tokens", "arrow_config", "lora_bias", "use_bdlora", "kasa_config",
+           "monteclora_config")  # fmt: skip
 _MOVES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga")
 """Initialisations that change the base as well, so that the adapter belongs to weights that nobody saved."""
 

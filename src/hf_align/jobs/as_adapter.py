@@ -157,6 +157,8 @@ class TransportAdapter(Transport):
         """
         if asked.options.method not in (REGRESSION, DISTIL):
             raise HfAlignError(f"--as-adapter fits factors, and --method {asked.options.method} fits none")
+        if asked.options.dtype is not None:
+            raise HfAlignError("--dtype is of a whole model; what --as-adapter writes has the dtype of the adapter")
         whole = Transport.open(tuned, onto, asked, keep=keep)
         changes, (first, *_, last) = Changes.of(whole.models), whole.models.sources
         assert last.adapter is not None
