@@ -19,6 +19,7 @@ DAMAGES: list[Callable[[Path], object]] = [
     Path.unlink,
     lambda path: path.write_bytes(b""),
     lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x01"),
 ]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from hf_align import __version__
 from hf_align.checkpoints.checkpoint import INDEX, SINGLE
 from hf_align.checkpoints.companions import COPIED
+from hf_align.checkpoints.digests import of_contents
 from hf_align.checkpoints.lock import LOCK, lock_folder, make_folders, remove_empty
 from hf_align.checkpoints.plan import Shard, ShardPlan
 from hf_align.checkpoints.readonly import require_apart
@@ -104,9 +105,8 @@ class Claim:
         return self.work / _PROGRESS
 
     def kept(self, name: str) -> Path | None:
-        """A file that a run with the same record has put aside with `keep`; one of another size is damaged."""
-        found = self.work.glob(f"{self._aside(name)}.*")
-        return next((path for path in found if path.suffix == f".{path.stat().st_size}"), None)
+        """A file that a run with the same record has put aside with `keep`; one with other contents is damaged."""
+        return next((p for p in self.work.glob(f"{self._aside(name)}.*") if p.suffix == f".{of_contents(p)}"), None)
 
     def keep(self, name: str, save: Callable[[Path], object]) -> None:
         """Put a result aside for the run that goes on if this one is killed."""
@@ -114,7 +114,7 @@ class Claim:
         with self.failing(name):
             save(temporary)
             sync(temporary)
-            os.replace(temporary, self.work / f"{self._aside(name)}.{temporary.stat().st_size}")
+            os.replace(temporary, self.work / f"{self._aside(name)}.{of_contents(temporary)}")
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
