@@ -127,7 +127,7 @@ OPTIONS: dict[str, tuple[Arguments, str]] = {
     "too large for fisher": (["--method", "fisher", "--offload"], "--method fisher holds"),
     "a method of two": (["C", "--method", "slerp"], "merges two models"),
     "a weight of two": (["C", "--weight", "0.3"], "equal shares"),
-    "no base": (["--method", "ties"], "does not fit its method"),
+    "no base": (["--method", "ties"], "say with --base which it is"),
     "no parameter": (["--method", "nearswap"], "Missing required parameter t"),
     "a parameter of another method": (["--method", "nuslerp", "--parameter", "densty=0.5"], "has no parameter densty"),
     "a parameter of another kind": (["--method", "nearswap", "--parameter", "t=much"], "'much': Input should be"),

@@ -573,7 +573,7 @@ def test_random_methods_give_the_same_again(tmp_path: Path, random_pairs: Callab
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--method", "ties"), "does not fit its method"),
+        (("--method", "ties"), "say with --base"),
         (("--method", "linear", "--base", LLAMA / "2"), "are for methods of mergekit"),
         (("--method", "karcher", "--parameter", "tol"), "not of the form name=value"),
         (("--method", "dare_linear", "--base", LLAMA / "2", "--parameter", "weight=0.1"), "--weight is the share of B"),

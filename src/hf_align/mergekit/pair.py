@@ -54,7 +54,7 @@ def merge_pair(
             {"model": "b", "parameters": {"weight": options.weight}},
         ],
         "parameters": parameters,
-        "base_model": "base" if base is not None else "a" if _starts_from_a(options.method) else None,
+        "base_model": "base" if base is not None else _base_among(options.method),
     }
     config = parse(recipe)
     _require_parameters(options.method, parameters)
@@ -126,8 +126,12 @@ def _require_parameters(method: str, parameters: Mapping[str, Any]) -> None:
         raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {', '.join(known) or 'none'}")
 
 
-def _starts_from_a(method: str) -> bool:
-    """Whether a method takes exactly two models, of which one is the base."""
+def _base_among(method: str) -> str | None:
+    """Which of the models is the base where none is given: A, for a method that takes exactly two of which one is.
+
+    Raises:
+        HfAlignError: there is no such method, or it needs a base besides.
+    """
     from mergekit import merge_methods
     from mergekit.merge_methods import BasePolicy
 
@@ -135,4 +139,8 @@ def _starts_from_a(method: str) -> bool:
         contract = merge_methods.get(method).spec.contract
     except (KeyError, ValueError, RuntimeError) as error:
         raise HfAlignError(f"mergekit has no method {method}") from error
-    return bool(contract.base == BasePolicy.REQUIRED and contract.max_inputs == 2)
+    if contract.base != BasePolicy.REQUIRED:
+        return None
+    if contract.max_inputs != 2:
+        raise HfAlignError(f"--method {method} merges what models changed in their base; say with --base which it is")
+    return "a"
