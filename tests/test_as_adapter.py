@@ -257,3 +257,23 @@ def test_what_ranks_leave_out() -> None:
     assert LeftOut.of([(first, 3), (second, 3)]).share == 0
     assert LeftOut.of([(torch.tensor([10.0, 1.0, 0.5]), 1)]).enough == 2  # one leaves out 1.2 %
     assert LeftOut.of([(torch.zeros(2), 1)]) == LeftOut(0.0, 1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_said_of_an_adapter_is_measured_on_its_factors_as_they_are_written(
+    transposed: bool, tmp_path: Path
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 5, generator=rng), torch.randn(7, 2, generator=rng)
+    save_file({"a": a.bfloat16(), "b": b.bfloat16(), "head": torch.ones(3).half()}, tmp_path / "adapter.safetensors")
+    stored = Checkpoint.of_file(tmp_path, "adapter.safetensors")
+    changes = Changes(stored, {"weight": LowRank("a", "b", 0.5, transposed), "bias": "head"})
+    before = {"weight": torch.zeros((5, 7) if transposed else (7, 5)), "bias": torch.zeros(3), "rest": torch.ones(1)}
+    change = 0.3 * b @ a
+    after = before | {"weight": change.T if transposed else change, "bias": torch.full((3,), 0.1)}
+    read, tensors = changes.read_back(before, after), changes.entries(before, after)
+    down, up = tensors.entries("a", 0, 10).view(2, 5), tensors.entries("b", 0, 14).view(7, 2)
+    written = 0.5 * up.float() @ down.float()
+    torch.testing.assert_close(read["weight"], written.T if transposed else written)
+    assert not torch.equal(read["weight"], after["weight"])
+    assert read["bias"].equal(torch.full((3,), 0.1).half().float()) and read["rest"] is after["rest"]

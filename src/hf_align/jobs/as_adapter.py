@@ -105,18 +105,29 @@ class Changes:
     def entries(self, before: Weights, after: Weights) -> Entries:
         """The adapter's tensors, for which one set of weights becomes another."""
         owners = self.owners
+        return whole(lambda tensor: require_held(tensor, self._tensors(owners[tensor], before, after)[tensor]))
 
-        def produce(tensor: str) -> Tensor:
-            name = owners[tensor]
-            part, found = self.parts[name], after[name].float()
+    def read_back(self, before: Weights, after: Weights) -> Weights:
+        """What one set of weights becomes with the adapter's tensors, in the dtypes that these are written in."""
+
+        def read(name: str) -> Tensor:
+            part = self.parts.get(name)
+            if part is None:
+                return after[name]
+            found, weight = self._tensors(name, before, after), before[name].float()
             if isinstance(part, LowRank):
-                old = before[name].float()
-                made = part.factors(found - old, self.adapter, float(old.norm()))[tensor]
-            else:
-                made = found.to(self.adapter.info(tensor).dtype)
-            return require_held(tensor, made)
+                return weight + part.rows(found, 0, len(weight)).reshape(weight.shape)
+            return found[part].float()
 
-        return whole(produce)
+        return Computed(after, read)
+
+    def _tensors(self, name: str, before: Weights, after: Weights) -> dict[str, Tensor]:
+        """Those of one weight, by name in the adapter."""
+        part, found = self.parts[name], after[name].float()
+        if isinstance(part, str):
+            return {part: found.to(self.adapter.info(part).dtype)}
+        old = before[name].float()
+        return part.factors(found - old, self.adapter, float(old.norm()))
 
 
 @dataclass(frozen=True)
@@ -212,8 +223,7 @@ class TransportAdapter(Transport):
         return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else rest[n])
 
     def read_back(self, made: Weights) -> Weights:
-        """As it is: factors are multiplied when the adapter is run."""
-        return made
+        return self.changes.read_back(self.models.weights[0], made)
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         return self.changes.entries(self.models.weights[0], self._made(claim, match))
