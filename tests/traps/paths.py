@@ -187,6 +187,16 @@ class Remembers(Tower):
         return super().run(x + torch.tanh(x) if before else x, positions, seen, cache)
 
 
+class Asserting(MLP):
+    """Gives up where something is no number."""
+
+    def activate(self, h: Tensor) -> Tensor:
+        assert not torch.isnan(h).any(), "no number"
+        if h.isnan().any():
+            raise ValueError("no number")
+        return functional.silu(h)
+
+
 @dataclass
 class EarlyOutput(CausalLMOutputWithPast):
     early_logits: Tensor | None = None
@@ -303,8 +313,8 @@ class Crowd(Chosen):
 
 globals().update(towers(
     __name__, CachedTower=Cached, FarTower=Far, StepTower=Step, ConfiguredCacheTower=ConfiguredCache,
-    ExportingTower=Exporting,
-    TracingTower=Tracing, TryExceptTower=TryExcept, ImplementationTower=Implementation,
+    ExportingTower=Exporting, AssertingTower=Asserting, TracingTower=Tracing,
+    TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,
     StandardisedTower=Standardised, LargestTower=Largest, ChosenTower=Chosen, CrowdTower=Crowd,

@@ -80,6 +80,7 @@ TRAPS = [
     of("Flag", both(text, lengths(deep=True))),
     of("Prefix", both(text, lengths(features=noise(5)))),
     of("Remembers", twice),
+    replace(of("Asserting"), may_refuse=False),
     replace(of("Early", early), may_refuse=False),
     of("Normed"),
     of("Spectral"),

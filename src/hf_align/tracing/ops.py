@@ -124,6 +124,10 @@ class Trait(Flag):
     """The larger of two values."""
     EQUAL = auto()
     UNEQUAL = auto()
+    ANY = auto()
+    """Whether one of several values is true."""
+    NAN = auto()
+    """Which entries are no numbers."""
     MAKES = auto()
     """Reads nothing of a tensor but its shape and kind; noise is drawn once."""
     BLANK = auto()

@@ -183,6 +183,8 @@ class _Recorder(ProxyTorchDispatchMode):
         op = behaviour_of(func)
         if self.generic and op.compares_with_number and self._is_given(args[0]):
             return self._born(func, torch.full(args[0].shape, Trait.UNEQUAL in op.traits))
+        if Trait.ANY in op.traits and len(args) == 1 and self._is_nan(args[0]):
+            return self._born(func, torch.tensor(False))
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _unread, (args, kwargs))
             result = func(*args, **kwargs)
@@ -230,6 +232,11 @@ class _Recorder(ProxyTorchDispatchMode):
         if not isinstance(value, FakeTensor) or not value.is_floating_point():
             return False
         return value_shown(self.nodes[value]).op == "placeholder"
+
+    def _is_nan(self, value: Any) -> bool:
+        """Whether it says which entries are no numbers: none is that a model computes, and code that asks whether there
+        is one does so to give up."""
+        return isinstance(value, FakeTensor) and does(self.nodes[value], Trait.NAN)
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         """A new node, with the modules and the line of the modelling code that it comes from."""

@@ -127,6 +127,7 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
 
 
 describe("argmax", "max", traits=Trait.POINTS_TO_LARGEST)
+describe("any", traits=Trait.ANY)
 
 
 @rule("max", harmless="keepdim dtype", traits=Trait.LARGER)

@@ -43,6 +43,7 @@ def unchanged(call: Call) -> object:
     return Value(value.axes)
 
 
+describe("isnan", traits=Trait.NAN)
 describe("clamp", "clamp_", "clip", traits=Trait.LIMITS)
 describe("clamp_min", "clamp_min_", traits=Trait.FLOORS)
 
