@@ -37,6 +37,15 @@ class Far(Block):
         return super().forward(x + torch.tanh(x) if is_far else x, positions, seen, cache)
 
 
+class Narrow(Tower):
+    """The same, of a class whose calls `generate` cannot make: it takes no `return_dict`."""
+
+    block = Far
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool | None = None) -> Any:
+        return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+
 class Step(Attention):
     """One step with a cache squashes values; a whole text does not."""
 

@@ -64,6 +64,7 @@ def noise(width: int) -> Tensor:
 TRAPS = [
     of("Cached"),
     of("Far", cached(written=60, prefill=55)),
+    of("Narrow", cached(written=60, prefill=55)),
     of("Step"),
     of("ConfiguredCache"),
     of("Exporting"),

@@ -24,6 +24,7 @@ from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.state import forgetting
+from hf_align.tracing.steps import asking_for_a_cache, handed_on
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
 from hf_align.witness.together import calls_together
 
@@ -323,6 +324,21 @@ def _written(model: nn.Module, arguments: Batch, forced: Tensor) -> Tensor:
     settings = GenerationConfig(do_sample=False, use_cache=True, pad_token_id=0, eos_token_id=None, bos_token_id=None,
                                 decoder_start_token_id=0, min_new_tokens=count, max_new_tokens=count,
                                 return_dict_in_generate=True, output_logits=True)  # fmt: skip
-    written = model.generate(**arguments, generation_config=settings,  # type: ignore[operator]
-                             logits_processor=LogitsProcessorList([_Forced(forced)]))  # fmt: skip
+    try:
+        written = model.generate(**arguments, generation_config=settings,  # type: ignore[operator]
+                                 logits_processor=LogitsProcessorList([_Forced(forced)]))  # fmt: skip
+    except Exception:  # `generate` gives models arguments that not all of them take
+        if [*arguments] != ["input_ids"]:
+            raise
+        return _written_by_hand(model, arguments["input_ids"], forced)
     return torch.stack(written.logits, 1)
+
+
+def _written_by_hand(model: nn.Module, tokens: Tensor, forced: Tensor) -> Tensor:
+    """As `_written`, by what a step returns that the next one takes."""
+    flags, logits = asking_for_a_cache(model.forward), []
+    found = model(input_ids=tokens, **flags)
+    for token in forced.T:
+        logits.append(found["logits"][:, -1])
+        found = model(input_ids=token[:, None], **handed_on(model.forward, found, {}), **flags)
+    return torch.stack(logits, 1)

@@ -58,6 +58,7 @@ class Witness:
         written = max(held.written for held in self.models)
         rebased = list(dict.fromkeys(name for held in self.models for name in held.rebased))
         modes = len({mode for held in self.models for mode in held.cases})
+        left_out = list(dict.fromkeys(mode for held in self.models for mode in held.not_run))
         return ", ".join([
             f"witness: {who}",
             f"largest change {max(h.change for h in self.models):.0e} of the largest output "
@@ -66,6 +67,7 @@ class Witness:
             *([f"lengths {lengths[0]} to {lengths[-1]}"] if lengths else []),
             *([f"{written} tokens with a cache"] if written else []),
             *([f"{_list(rebased)} returned in another basis"] if rebased else []),
+            *([f"not run: {_list(left_out)}"] if left_out else []),
         ])  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
