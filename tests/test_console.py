@@ -251,3 +251,15 @@ def test_too_little_memory_is_no_fault() -> None:
         torch.empty(2**55)
     assert unexpected(error.value) == unexpected(MemoryError()) == "there is not enough memory for this"
     assert "is a fault" in unexpected(RuntimeError("shapes differ"))
+
+
+def test_who_stops_a_run_is_told_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_align.jobs.pipeline.align", stopped)
+    assert run("align", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--quiet") == 130
+    said = "hf-align: interrupted; the same command goes on from what is done"
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == [said]

@@ -58,6 +58,10 @@ def _root(
         _say(warning)
 
 
+_INTERRUPTED = 130
+"""What typer makes of SIGINT."""
+
+
 @cache
 def _program() -> Any:
     """The commands with their options, which are read off signatures: in one process, once."""
@@ -83,6 +87,8 @@ def main() -> None:
     except Exception as error:
         _say(console.unexpected(error))
         raise SystemExit(2) from None
+    if status == _INTERRUPTED:
+        _say("interrupted; the same command goes on from what is done")
     raise SystemExit(status or 0)
 
 
