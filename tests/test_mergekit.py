@@ -758,3 +758,21 @@ def test_another_version_that_does_not_merge(
     assert "magic" in refused(recipe, tmp_path / "out", capsys)
     assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--method", "karcher", "--quiet") == 2
     assert "mergekit 0.2.0 are not called as those of 0.1.5" in capsys.readouterr().err
+
+
+def test_where_mergekit_ends_in_an_error_of_its_own_its_methods_are_run_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of BERT without a head it adds a list to a tuple."""
+    config = transformers.BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                     intermediate_size=6, max_position_embeddings=8)  # fmt: skip
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        transformers.BertModel(config).save_pretrained(tmp_path / name)
+    recipe = write_recipe(tmp_path / "r.yml", **linear(tmp_path / "a", tmp_path / "b"))
+    assert run("mergekit", recipe, tmp_path / "out") == 0
+    assert "merged by the methods of mergekit, tensor by tensor" in " ".join(capsys.readouterr().out.split())
+    a, b, merged = (weights(tmp_path / name) for name in ("a", "b", "out"))
+    assert merged.keys() == a.keys()
+    for name in merged:
+        torch.testing.assert_close(merged[name].float(), (a[name] + b[name]).float() / 2, rtol=1e-2, atol=1e-2)

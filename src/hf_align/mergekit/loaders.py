@@ -22,7 +22,7 @@ from torch import Tensor
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.naming import DiskWeights, match_names
 from hf_align.checkpoints.own_files import is_own
-from hf_align.errors import HfAlignError
+from hf_align.errors import HfAlignError, first_line
 from hf_align.jobs.opened import Basis
 from hf_align.mergekit.config import renamed
 from hf_align.mergekit.extra import dtype_of, parse
@@ -70,8 +70,10 @@ def run_mergekit(
     with _lent(recipe, inputs) as lent, _unlogged():
         try:
             run_merge(parse(lent), str(stage), options)
-        except (RuntimeError, KeyError, ValueError, NotImplementedError) as error:
-            return str(error).splitlines()[0]
+        except (HfAlignError, OSError):
+            raise
+        except Exception as error:  # mergekit meets what it does not know in many ways
+            return first_line(error)
     try:
         return fault_of(stage, trust_remote_code)
     except HfAlignError as error:
@@ -90,7 +92,9 @@ def is_planned(recipe: Mapping[str, Any], inputs: Basis, flags: Flags, trust_rem
         try:
             layout = get_architecture_info(config, options)
             MergePlanner(config, layout, options, inputs.models.first.config).plan_to_disk("merged")
-        except (RuntimeError, KeyError, ValueError, NotImplementedError):
+        except (HfAlignError, OSError):
+            raise
+        except Exception:  # as above
             return False
     return True
 
