@@ -146,6 +146,8 @@ ALIKE: dict[str, tuple[Tiny, Change, Change]] = {
     "results that only A has": (mixtral, dict(output_router_logits=True), {}),
     "how it was trained": (tiny_llama, {}, dict(initializer_range=0.5, dtype="float16", anything="else")),
     "length": (tiny_llama, dict(max_position_embeddings=4096), dict(max_position_embeddings=2**17)),
+    "length beside a whole number": (tiny_llama, dict(max_position_embeddings=4096) | rope("default", 10_000),
+                                     dict(max_position_embeddings=2**17) | rope("default", 10_000.0)),
     "length beside a window": (mistral, dict(sliding_window=4096, max_position_embeddings=2**15),
                                dict(sliding_window=4096, max_position_embeddings=2**17)),
     "windows of no layer": (gemma2, dict(sliding_window=4096, layer_types=["full_attention"] * 2),

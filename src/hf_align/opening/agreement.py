@@ -183,6 +183,8 @@ class _Comparison:
         first, second = fields(a.config), fields(b.config)
         for path in first.keys() & second.keys():
             values = first[path], second[path]
+            if values[0] == values[1]:
+                values = values[0], values[0]  # 10000 and 10000.0 are one number, but one of them is whole
             if not any(n > _REACHED for v in values for n in _numbers(v)) or not self.readers.of(a.config, path):
                 continue
             changed = _with_numbers(values[0], smaller), _with_numbers(values[1], smaller)
