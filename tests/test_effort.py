@@ -50,6 +50,24 @@ def test_fine_tunes_are_told_from_seeds(seeds: list[str], tuned: str) -> None:
     assert not share_basis([seeds[0], "no such folder"])
 
 
+@pytest.mark.parametrize("layout", ["a buffer of old versions", "no prefix", "another vocabulary"])
+def test_fine_tunes_are_told_by_their_weights_in_any_layout(layout: str, tmp_path: Path) -> None:
+    base, same, other = (save(tmp_path / name, built(LOUD, seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    for folder in (same, other):
+        stored = load_file(folder / "model.safetensors")
+        if layout == "a buffer of old versions":
+            stored |= {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+        elif layout == "no prefix":
+            stored = {name.removeprefix("model."): weight for name, weight in stored.items()}
+        else:
+            stored |= {n: torch.cat([w, w[:1]]) for n, w in stored.items() if "embed" in n or "lm_head" in n}
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    found = [at_effort([str(base), str(folder)], Options(), "good")[0].match for folder in (same, other)]
+    assert found == ["weight" if layout == "another vocabulary" else "none", "weight"]
+
+
 @pytest.mark.parametrize(
     ("effort", "apart", "together"),
     [("quick", "linear", "linear"), ("good", "regression", "linear"), ("best", "distil", "curve")],

@@ -32,7 +32,8 @@ def at_effort(references: Sequence[str], options: Options, effort: Effort) -> tu
         references: of the models, folders or Hub references.
         options: with neither a way to match nor a method of the caller's.
     """
-    if not share_basis(references, trust_remote_code=options.trust_remote_code):
+    trusted = options.trust_remote_code
+    if not share_basis(references, trust_remote_code=trusted) and not _share_basis_as_loaded(references, trusted):
         apart = of_strangers(options, effort)
         return apart, f"--effort {effort}: matched by weights, merged by {apart.method}"
     method = OF_FINE_TUNES[effort] if len(references) == 2 else "linear"
@@ -59,12 +60,33 @@ def share_basis(references: Sequence[str], *, trust_remote_code: bool = False) -
     return all(pair is not None and _cosine(pair.a, pair.b) > _ALIKE for pair in pairs)
 
 
-def _cosine(a: Checkpoint, b: Checkpoint) -> float:
-    """The median over some of the matrices; 0 without one."""
-    matrices = [n for n in sorted(a) if len(a.info(n).shape) > 1 and a.info(n).dtype.is_floating_point]
+def _share_basis_as_loaded(references: Sequence[str], trusted: bool) -> bool:
+    """Likewise of models that store the same weights by other names, or masks and heads beside them: only the modelling
+    code knows that an old layout and a new one hold the same."""
+    from hf_align.jobs.in_memory import (
+        InMemory,
+    )  # it loads the modelling code, which two files of one layout can do without
+
+    try:
+        first, *others = (InMemory.open(reference, trust_remote_code=trusted) for reference in references)
+        return all(
+            first.is_like(o) and _cosine(first.checkpoint, o.checkpoint, first.beside(o)) > _ALIKE for o in others
+        )
+    except HfAlignError:  # as above
+        return False
+
+
+def _cosine(a: Checkpoint, b: Checkpoint, names: Sequence[tuple[str, str]] | None = None) -> float:
+    """The median over some of the matrices; 0 without one.
+
+    Args:
+        names: of the tensors, in the first and in the second; by default those of the first, in both.
+    """
+    pairs = [(n, n) for n in sorted(a)] if names is None else names
+    matrices = [p for p in pairs if len(a.info(p[0]).shape) > 1 and a.info(p[0]).dtype.is_floating_point]
     found = []
-    for name in matrices[:: max(1, len(matrices) // _LOOKED_AT)]:
-        count = min(_ENTRIES, math.prod(a.info(name).shape))
-        x, y = (model.entries(name, 0, count).double() for model in (a, b))
+    for in_a, in_b in matrices[:: max(1, len(matrices) // _LOOKED_AT)]:
+        count = min(_ENTRIES, math.prod(a.info(in_a).shape))
+        x, y = (model.entries(name, 0, count).double() for model, name in ((a, in_a), (b, in_b)))
         found.append(float(torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), 0)))
     return sorted(found)[len(found) // 2] if found else 0.0
