@@ -208,7 +208,7 @@ def become_gpt2(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (drop_tensor, "lacks model.norm.weight"),
+        (drop_tensor, "lacks model.norm.weight, which LlamaForCausalLM needs; if it is of another class"),
         (poison, "up_proj.weight in model.safetensors has NaN"),
         (truncate, "truncated"),
         (other_vocabulary, "different vocabularies"),

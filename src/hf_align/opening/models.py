@@ -99,7 +99,8 @@ def open_model(
     _require_as_computed(ref, stored, names.unused, model)
     if names.missing:
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
-        raise CheckpointError(f"{ref} lacks {names.missing[0]}{more}, which its architecture needs")
+        needs = f"{ref} lacks {names.missing[0]}{more}, which {type(model).__name__} needs"
+        raise CheckpointError(f"{needs}; if it is of another class, name that under architectures in its config.json")
     checkpoint = adapted(stored, source, names.alone())
     require_parts_alone(ref, checkpoint, names, aliases or architecture.spec.ties)
     _require_tied(ref, checkpoint, names, aliases)
