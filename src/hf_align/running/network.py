@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.build import build_to_run, quiet
+from hf_align.tracing.returned import held
 
 _ROWS, _TOKENS = 16, 2048
 """Examples, and tokens of them, that run at once where nothing else is said."""
@@ -168,7 +169,11 @@ def runnable(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 def floating(output: Any) -> list[Tensor]:
     """All floating point tensors that a model returns."""
     leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    return [v for v in leaves if isinstance(v, Tensor) and v.is_floating_point()]
+    return [v for v in leaves if _is_real(v)] or [v for v in held(output) if _is_real(v)]
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def predictions(output: Any) -> Tensor:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from hf_align.errors import first_line
@@ -29,6 +28,7 @@ from hf_align.tracing.ops import Trait
 from hf_align.tracing.planned import EACH, Kind, Planned
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import behaviour_of
+from hf_align.tracing.returned import returned
 from hf_align.tracing.state import left_as_found
 from hf_align.tracing.tokens import announcing_tokens
 
@@ -182,12 +182,12 @@ def _agrees(
             results = torch.func.functional_call(model, weights, (), arguments, tie_weights=True)
         values = run(program, {names.get(n, n): w for n, w in weights.items()}, free)
     given = [values[node] for node in program.interface]
-    returned = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
-    left = iter(sorted(returned, key=Tensor.is_floating_point, reverse=True))
+    found = returned(model, results)
+    left = iter(sorted(found, key=Tensor.is_floating_point, reverse=True))
     # some are stages on the way to the first, which a program does not return
     if all(any(_is_close(value, other) for other in left) for value in given):
         return True
-    return False if all(t.isfinite().all() for t in returned) else None
+    return False if all(t.isfinite().all() for t in found) else None
 
 
 def _is_close(given: Tensor, expected: Tensor) -> bool:

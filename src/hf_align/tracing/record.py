@@ -31,7 +31,6 @@ from torch._subclasses.fake_tensor import (
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
@@ -42,6 +41,7 @@ from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, read_families
 from hf_align.tracing.reasons import needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
+from hf_align.tracing.returned import returned
 from hf_align.tracing.state import left_as_found
 
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
@@ -159,7 +159,7 @@ class _Recorder(ProxyTorchDispatchMode):
         straight = patch.object(torch._library.utils, "handle_dispatch_mode", _handed_on)
         with stay, straight, self._module_paths(model), enable_python_dispatcher(), self:
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
-        outputs = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
+        outputs = returned(model, results)
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
         for name, value in results.items() if isinstance(results, Mapping) else ():
             if isinstance(value, Tensor) and is_answer(name):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import first_line
@@ -23,6 +22,7 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
 from hf_align.tracing.modules import ModuleModel
+from hf_align.tracing.returned import returned
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.steps import asking_for_a_cache, handed_on
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
@@ -260,7 +260,7 @@ def _drawn(example: Example, rng: Generator) -> Batch:
 
 def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
     if isinstance(model, ModuleModel) or not isinstance(output, Mapping):
-        output = dict(enumerate(tree_leaves(dict(output) if isinstance(output, Mapping) else output)))
+        output = dict(enumerate(returned(model, output)))
     return {str(name): t for name, t in output.items() if isinstance(t, Tensor)}
 
 
