@@ -79,7 +79,8 @@ class Given:
             return _live(self.model, weights, config, spec)
         names = {name: name for name in spec.parameters} | dict(spec.ties)
         known = {**self.model, **{n: self.model[kept] for n, kept in self.holds.ties.items() if kept in self.model}}
-        replaced = {n: weights[kept].to(known[n] if n in known else known[kept]) for n, kept in names.items()}
+        alike = {n: torch.empty_like(known[n] if n in known else known[kept]) for n, kept in names.items()}
+        replaced = {n: _fill(tensor, weights[names[n]]) for n, tensor in alike.items()}
         return {n: replaced.get(n, t) for n, t in self.model.items()} | {
             n: t for n, t in replaced.items() if n in spec.parameters
         }
@@ -189,21 +190,27 @@ def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
 
 
+@torch.no_grad()
+def _fill(held: Tensor | None, new: Tensor) -> Tensor:
+    """Write numbers into a tensor: what refers to it, its layout, dtype, device and class stay."""
+    assert held is not None
+    return held.copy_(new)
+
+
 def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> nn.Module:
     """A copy with other weights; what was one parameter and is none any more becomes two."""
     of_last_call = {id(t): t.detach().clone() for t in tensors_of(model) if not t.is_leaf}  # deepcopy refuses them
     made = copy.deepcopy(model, dict(of_last_call))
     if not isinstance(config, ModuleConfig):
         cast(Any, made).config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
-    before = _tensors(made)
+    filled = set[int]()
     for name in spec.parameters:
-        old = before[name]
-        new = weights[name].to(old)
         module, key = made.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-        if key in module._parameters:
-            module._parameters[key] = nn.Parameter(new, requires_grad=old.requires_grad)
-        else:
-            module._buffers[key] = new
+        held = module._parameters[key] if key in module._parameters else module._buffers[key]
+        if id(held) in filled and held is not None:
+            held = module._parameters[key] = nn.Parameter(torch.empty_like(held), requires_grad=held.requires_grad)
+        filled.add(id(held))
+        _fill(held, weights[name])
     for alias, name in spec.ties.items():
         shared = made.get_parameter(name)
         made.get_submodule(alias.rpartition(".")[0])._parameters[alias.rpartition(".")[2]] = shared

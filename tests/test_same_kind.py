@@ -1,0 +1,59 @@
+"""What comes back is like what went in: its tensors are laid out, classed and referred to in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from plain_modules import mlp, seeded
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hf_align
+
+X = torch.randn(3, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+class Decayed(nn.Parameter):
+    """A class of the caller's own."""
+
+
+class Noting(nn.Module):
+    """Knows its parameters in groups, too, as those of an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.up.weight = Decayed(self.up.weight.detach())
+        self.groups: list[Any] = [self.up.weight, self.down.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def test_parameters_stay_what_others_refer_to() -> None:
+    a, b = seeded(Noting, 0), seeded(Noting, 1)
+    for moved in (hf_align.align(b, to=a, inputs=X).apply(b), hf_align.merge([b, a], inputs=X)):
+        assert moved.groups[0] is moved.up.weight and moved.groups[1] is moved.down.weight
+        assert type(moved.up.weight) is Decayed and moved.up.weight is not b.up.weight
+
+
+def test_tensors_keep_their_layout(tmp_path: Path) -> None:
+    a, b = seeded(mlp, 0), seeded(mlp, 1)
+    alignment = hf_align.align(b, to=a, inputs=X)
+    as_dict = alignment.apply(b.state_dict())
+    save_file(alignment.apply(b).state_dict(), tmp_path / "live.safetensors")
+    save_file(as_dict, tmp_path / "dict.safetensors")  # which refuses what is not in order
+    torch.testing.assert_close(functional.linear(X, as_dict["0.weight"]), X @ alignment.apply(b)[0].weight.T)
+
+
+def test_a_layout_of_the_callers_own_is_kept() -> None:
+    def make() -> nn.Module:
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    a, b = seeded(make, 0), seeded(make, 1)
+    moved = hf_align.align(b, to=a, inputs=torch.randn(1, 3, 5, 5, dtype=torch.float64)).apply(b)
+    assert [p.stride() for p in moved.parameters()] == [p.stride() for p in b.parameters()]
