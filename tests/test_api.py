@@ -353,6 +353,26 @@ def test_models_that_do_not_belong_together() -> None:
         hf_align.align(nn.Linear(2, 2), to=a)
 
 
+def test_an_alignment_is_for_models_that_compute_the_same(tmp_path: Path) -> None:
+    a, b = built(tiny_gpt2(), 0), built(tiny_gpt2(), 1)
+    hf_align.align(b, to=a).save_pretrained(tmp_path)
+    for alignment in (hf_align.align(b, to=a), hf_align.Alignment.from_pretrained(tmp_path)):
+        assert alignment.apply(built(tiny_gpt2(attn_pdrop=0.3), 2))
+        for field in ({"n_head": 1}, {"activation_function": "relu"}):
+            other = built(tiny_gpt2(**field), 2)
+            with pytest.raises(hf_align.IncompatibleModels, match=f"{min(field)} is .* in the aligned model"):
+                alignment.apply(other)
+            with pytest.raises(hf_align.IncompatibleModels, match=f"{min(field)} is .* in the aligned model"):
+                hf_align.merge([other, other], align=alignment)
+
+
+def test_an_alignment_of_tied_models_is_for_no_other() -> None:
+    a, b = (built(tiny_gpt2(tie_word_embeddings=True), seed) for seed in (0, 1))
+    alignment = hf_align.align(b, to=a, untie=False)
+    with pytest.raises(hf_align.IncompatibleModels, match="weight of the model is a weight of its own"):
+        alignment.apply(built(tiny_gpt2(tie_word_embeddings=False), 2))
+
+
 @pytest.mark.parametrize("how", ["replaced", "hooked"])
 def test_a_live_model_that_is_not_what_its_config_says(how: str) -> None:
     model = built(tiny_llama(), 0)

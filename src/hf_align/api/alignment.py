@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Given, Kind, Model, take
-from hf_align.errors import HfAlignError, OptionError, first_line
+from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, first_line
 from hf_align.matching.match import Match
+from hf_align.opening.agreement import require_same_buffers, require_same_function
+from hf_align.opening.heads import tied_alike
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
@@ -27,9 +29,11 @@ from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import read_config
 from hf_align.tracing.modules import ModuleConfig
+from hf_align.tracing.stored import noted_buffers
 
 _SPEC = "symmetries.json"
 """Of a plain module, beside the alignment."""
+_MADE_FOR = "the aligned model"
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Alignment:
             The same kind of thing, in the dtypes and on the devices of the model; live for a folder or an id.
 
         Raises:
-            ValueError: it is of another architecture.
+            ValueError: it has other weights.
+            IncompatibleModels: it computes something else with them than the aligned models do.
         """
         return self._moved(self.taken(model, config), self.elements)
 
@@ -84,15 +89,36 @@ class Alignment:
 
         Raises:
             ValueError: it is another module, or is called otherwise.
+            IncompatibleModels: it computes something else.
         """
         given = take(model, config or self.config, called=called)
         if not isinstance(self.config, ModuleConfig):
+            self._require_alike(given)
             return given
         if not isinstance(given.config, ModuleConfig) or given.config.program != self.config.program:
             raise OptionError(
                 f"{called} does not compute what {self.config.name} does, which the alignment was made for"
             )
         return given
+
+    def _require_alike(self, given: Given) -> None:
+        """
+        Raises:
+            IncompatibleModels: with the same weights it computes something else than the aligned models.
+        """
+        if not self._fits(given):
+            return  # which `weights_of` says
+        refs = (_MADE_FOR, given.called)
+        if loose := self.spec.ties.keys() - given.holds.ties.keys():
+            raise IncompatibleModels(f"{min(loose)} of {refs[1]} is a weight of its own, but is tied in {refs[0]}")
+        pair = tied_alike(refs, (self.config, given.config), None)
+        if noted_buffers(self.config):  # a config that was read from a folder has none
+            require_same_buffers(refs, *pair)
+        require_same_function(refs, *pair)
+
+    def _fits(self, given: Given) -> bool:
+        """Whether it has all weights, in their shapes."""
+        return all(tuple(given.sizes.get(name, ())) == self.spec.shape(name) for name in self.spec.parameters)
 
     def _moved(self, given: Given, elements: Elements) -> Any:
         return given.with_weights(self.weights_of(given, elements), self.config, self.spec)
