@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import subprocess
@@ -109,6 +110,30 @@ def test_state_dicts_come_back_as_such() -> None:
     del states[1]["lm_head.weight"]
     with pytest.raises(ValueError, match=r"lacks lm_head\.weight"):
         hf_align.merge(states, config=config)
+
+
+def test_a_state_dict_may_lack_the_other_name_of_a_tied_weight() -> None:
+    """As a file of a tied model does; alignment unties its head."""
+    a, b = (built(tiny_gpt2(tie_word_embeddings=True), seed) for seed in (0, 1))
+    stored = {n: t for n, t in b.state_dict().items() if n != "lm_head.weight"}
+    alignment = hf_align.align(stored, to=a, config=b.config)
+    moved, live = alignment.apply(stored), alignment.apply(b).state_dict()
+    assert moved.keys() == live.keys() and all(torch.equal(t, live[n]) for n, t in moved.items())
+
+
+def test_state_dicts_that_hold_something_else_are_refused() -> None:
+    a = built(tiny_gpt2(tie_word_embeddings=True), 0)
+    held = a.state_dict()
+    with pytest.raises(ValueError, match="differ in B, but are one by its config"):
+        hf_align.align(held | {"lm_head.weight": held["lm_head.weight"] + 1}, to=a, config=a.config)
+    with pytest.raises(TypeError, match="is a ndarray in B; a tensor is needed"):
+        hf_align.align({n: t.numpy() for n, t in held.items()}, to=a, config=a.config)
+
+
+def test_alignments_are_compared_by_identity() -> None:
+    a = built(tiny_gpt2(), 0)
+    alignment = hf_align.align(a, to=a)
+    assert alignment == alignment and alignment != copy.deepcopy(alignment) and alignment in {alignment}
 
 
 def test_alignments_compose_and_come_undone() -> None:

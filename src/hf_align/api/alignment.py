@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from hf_align.api.given import Given, Kind, Model, take
 from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, first_line
 from hf_align.matching.match import Match
 from hf_align.opening.agreement import require_same_buffers, require_same_function
-from hf_align.opening.heads import tied_alike
+from hf_align.opening.heads import is_tied, tied_alike
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, home_of_alignment
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
@@ -27,7 +28,7 @@ from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.build import read_config
+from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.tracing.modules import ModuleConfig
 from hf_align.tracing.stored import noted_buffers
 
@@ -36,7 +37,7 @@ _SPEC = "symmetries.json"
 _MADE_FOR = "the aligned model"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity: tensors in it have no one truth
 class Alignment:
     """An element of the symmetry group of an architecture, for every one of its spaces.
 
@@ -91,7 +92,7 @@ class Alignment:
             ValueError: it is another module, or is called otherwise.
             IncompatibleModels: it computes something else.
         """
-        given = take(model, config or self.config, called=called)
+        given = take(model, config or self._config_of(model), called=called)
         if not isinstance(self.config, ModuleConfig):
             self._require_alike(given)
             return given
@@ -100,6 +101,15 @@ class Alignment:
                 f"{called} does not compute what {self.config.name} does, which the alignment was made for"
             )
         return given
+
+    def _config_of(self, model: Model) -> PretrainedConfig:
+        """Of a state dict: that of the aligned models, in which the head is as it lies there."""
+        if isinstance(model, Mapping) and not is_tied(self.config) and self.spec.parameters.keys() - model.keys():
+            tied = copy.deepcopy(self.config)
+            tied.tie_word_embeddings = True
+            if not inventory(build_without_weights(tied)).shapes.keys() - model.keys():
+                return tied
+        return self.config
 
     def _require_alike(self, given: Given) -> None:
         """

@@ -180,10 +180,23 @@ def _given(called: str, model: nn.Module | Mapping[str, Tensor], config: Pretrai
             raise ValueError(f"{called} lacks {name}, which its config asks for")
         if tuple(stored.shape) != shape:
             raise ValueError(f"{name} is {list(stored.shape)} in {called}, but {list(shape)} by its config")
+        if not isinstance(stored, Tensor):
+            raise TypeError(f"{name} is a {type(stored).__name__} in {called}; a tensor is needed")
         if not stored.is_floating_point():
             raise ValueError(f"{name} is stored as {stored.dtype} in {called}; quantised models cannot be moved")
+    for alias, name in found.ties.items():
+        if alias in held and name in held and not _is_one(held[alias], held[name]):
+            raise ValueError(f"{alias} and {name} differ in {called}, but are one by its config")
     buffers = {n: held[n].detach().cpu() for n in found.buffers if n in held}
     return Given(called, model, with_stored(config, buffers), found)
+
+
+def _is_one(alias: Tensor, kept: Tensor) -> bool:
+    """Whether two tensors of one name hold the same; of those without numbers nothing is known."""
+    if alias is kept or kept.is_meta or alias.is_meta:
+        return True
+    other = alias.to(kept)
+    return alias.shape == kept.shape and bool(((other == kept) | (other.isnan() & kept.isnan())).all())
 
 
 def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
