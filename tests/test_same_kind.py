@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,18 @@ def test_a_layout_of_the_callers_own_is_kept() -> None:
     a, b = seeded(make, 0), seeded(make, 1)
     moved = hf_align.align(b, to=a, inputs=torch.randn(1, 3, 5, 5, dtype=torch.float64)).apply(b)
     assert [p.stride() for p in moved.parameters()] == [p.stride() for p in b.parameters()]
+
+
+def test_threads_wait_for_each_other() -> None:
+    """Tracing patches torch for the whole process: `nn.Module._apply` stayed patched."""
+
+    def pair(width: int) -> list[Any]:
+        return [seeded(lambda: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)), s) for s in (0, 1)]
+
+    def moved(pair: list[Any]) -> Any:
+        return hf_align.align(pair[1], to=pair[0], inputs=X).apply(pair[1])
+
+    before, pairs = nn.Module._apply, [pair(width) for width in range(5, 11)]
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(moved, pairs))) == 6
+    assert nn.Module._apply is before

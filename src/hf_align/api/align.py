@@ -23,6 +23,7 @@ from hf_align.opening.agreement import require_alike
 from hf_align.opening.heads import choose_heads
 from hf_align.running.network import Batch, Loss, Network
 from hf_align.running.offload import network_for
+from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Heads, Match, Residual, checked, whole
 from hf_align.settings.schedule import Schedule
@@ -49,7 +50,8 @@ class _OfTheCaller(Objective):
 def align(model: Sequence[Model], *, to: Model, **options: Any) -> list[Alignment]: ...
 @overload
 def align(model: Model, *, to: Model, **options: Any) -> Alignment: ...
-def align(  # type: ignore[misc]  # the options are listed once, here
+@alone  # type: ignore[misc]  # the options are listed once, here
+def align(
     model: Model | Sequence[Model],
     *,
     to: Model,

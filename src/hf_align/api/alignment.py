@@ -22,6 +22,7 @@ from hf_align.matching.match import Match
 from hf_align.opening.agreement import require_same_buffers, require_same_function
 from hf_align.opening.heads import is_tied, tied_alike
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, home_of_alignment
+from hf_align.runtime.alone import alone
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
@@ -65,6 +66,7 @@ class Alignment:
             return f"Alignment({moved})"
         return f"Alignment({moved}, weight distance {self.distance[0]:.4g} -> {self.distance[1]:.4g})"
 
+    @alone
     def apply(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
         """The model in the basis of the reference, its function unchanged.
 
@@ -81,6 +83,7 @@ class Alignment:
         """
         return self._moved(self.taken(model, config), self.elements)
 
+    @alone
     def apply_to_reference(self, model: Kind, *, config: PretrainedConfig | None = None) -> Kind:
         """The reference in the gauge in which the weights of both models can be compared and averaged."""
         return self._moved(self.taken(model, config), self.reference)
@@ -142,6 +145,7 @@ class Alignment:
                 raise ValueError(f"{given.called} has no {wanted}: the alignment was made for another architecture")
         return AlignedWeights(weights, self.spec, elements)
 
+    @alone
     def inverse(self) -> Self:
         """What undoes it: applied after it, it gives the model back in its own basis, in the canonical gauge."""
         return replace(self, elements=inverse(self.spec, self.elements), reference={}, distance=None, witness=None)
@@ -169,6 +173,7 @@ class Alignment:
         Match(self.reference, self.elements, before, after).save(Path(folder) / ALIGNMENT, self.spec)
 
     @classmethod
+    @alone
     def from_pretrained(cls, source: str | os.PathLike[str], *, token: str | None = None) -> Self:
         """What `save_pretrained` or `push_to_hub` wrote, or what a merge by the command line kept.
 

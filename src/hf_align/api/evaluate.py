@@ -14,12 +14,14 @@ from hf_align.errors import OptionError
 from hf_align.running.evaluate import Comparison, Evaluator
 from hf_align.running.network import Loss
 from hf_align.running.offload import network_for
+from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Match, checked, whole
 from hf_align.tracing.module_calls import Inputs
 from hf_align.tracing.modules import ModuleConfig
 
 
+@alone
 def evaluate(
     a: Model,
     b: Model,

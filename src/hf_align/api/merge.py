@@ -26,6 +26,7 @@ from hf_align.merging.regression import regression_of
 from hf_align.merging.samples import MORE, MOST, Samples
 from hf_align.publishing import push
 from hf_align.running.offload import network_for
+from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked, finite
 from hf_align.settings.options import Options
@@ -38,6 +39,7 @@ _SUM = 1e-6
 """How far weights may be from one in sum: they are written by hand."""
 
 
+@alone
 def merge(
     models: Sequence[Model],
     *,

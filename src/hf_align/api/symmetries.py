@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from hf_align.api.given import Kind, Model, take
 from hf_align.errors import OptionError
 from hf_align.opening.models import config_of
+from hf_align.runtime.alone import alone
 from hf_align.settings.choices import checked, whole
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
@@ -71,6 +72,7 @@ class Symmetries:
         return self.spec.as_json()
 
 
+@alone
 def symmetries(
     architecture: Architecture,
     *,
@@ -96,6 +98,7 @@ def symmetries(
     return Symmetries(config, derived(config, None if specs is None else Path(specs)))
 
 
+@alone
 def certify(
     architecture: Architecture | Symmetries,
     *,
@@ -135,6 +138,7 @@ def certify(
     )
 
 
+@alone
 def randomize(
     model: Kind, *, seed: int = 0, inputs: Inputs | None = None, config: PretrainedConfig | None = None
 ) -> Kind:

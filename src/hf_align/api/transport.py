@@ -20,6 +20,7 @@ from hf_align.merging.distil import distilled
 from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.transport import Carried, Change, descent_towards, samples_of
 from hf_align.running.offload import network_for
+from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, share, whole
 from hf_align.settings.choices import strength as checked_strength
@@ -29,6 +30,7 @@ from hf_align.tracing.module_calls import Inputs
 from hf_align.witness.witness import hold_all
 
 
+@alone
 def transport(
     finetuned: Model | Sequence[Model],
     *,
