@@ -362,6 +362,12 @@ def test_modules_that_cannot_be_read_are_refused_in_plain_words(of: Callable[[An
         hf_align.align(module, to=module, inputs=numbers(4, 6).float())
 
 
+@pytest.mark.parametrize("inputs", [numbers(0, 6), numbers(4, 6).to("meta")])
+def test_inputs_without_numbers_are_refused_in_plain_words(inputs: Tensor) -> None:
+    with pytest.raises(OptionError, match="holds no numbers"):
+        hf_align.symmetries(seeded(mlp, 0), inputs=inputs)
+
+
 def test_a_module_without_sizes_is_refused_in_plain_words() -> None:
     lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
     with pytest.raises(OptionError, match="0 is a LazyLinear whose sizes are not known yet: call A once"):

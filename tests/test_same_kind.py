@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,3 +75,13 @@ def test_threads_wait_for_each_other() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert len(list(threads.map(moved, pairs))) == 6
     assert nn.Module._apply is before
+
+
+def test_no_model_is_kept_alive() -> None:
+    def used() -> list[Any]:
+        a, b = seeded(mlp, 0), seeded(mlp, 1)
+        return [weakref.ref(m) for m in (a, b, hf_align.align(b, to=a, inputs=X).apply(b))]
+
+    held = used()
+    gc.collect()
+    assert [ref() for ref in held] == [None, None, None]

@@ -154,7 +154,10 @@ def _leaves(config: ModuleConfig, arguments: Sequence[tuple[str, Any, bool]]) ->
 
 def _on_cpu(call: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, of which floating point numbers are single precision: the model's own dtype comes later."""
-    tensors = {n: v.detach().cpu() for n, v in call.items() if isinstance(v, Tensor)}
+    tensors = {n: v.detach() for n, v in call.items() if isinstance(v, Tensor)}
+    if bare := next((n for n, v in tensors.items() if v.is_meta or not v.numel()), None):
+        raise OptionError(f"{bare} of inputs {list(tensors[bare].shape)} holds no numbers")
+    tensors = {n: v.cpu() for n, v in tensors.items()}
     return {n: v for n, v in call.items() if not isinstance(v, Tensor)} | {
         n: t.float() if t.is_floating_point() else t for n, t in tensors.items()
     }
@@ -220,7 +223,7 @@ def _model(module: nn.Module, config: ModuleConfig) -> ModuleModel:
     if taken := next((n for n in _TAKEN if n in {*module._modules, *module._parameters, *module._buffers}), None):
         raise OptionError(f"{config.name} has a part called {taken}; under this name it cannot be traced")
     config.program = _UNKNOWN
-    remember(_UNKNOWN, module)
+    remember(_UNKNOWN, without_weights(module))  # a copy, which keeps no model alive
     model = build_without_weights(config)
     assert isinstance(model, ModuleModel)
     return model
