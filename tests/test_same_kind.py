@@ -85,3 +85,25 @@ def test_no_model_is_kept_alive() -> None:
     held = used()
     gc.collect()
     assert [ref() for ref in held] == [None, None, None]
+
+
+def test_compiled_modules_are_read_as_they_were_written() -> None:
+    def with_kernels(graph: Any, _: Any) -> Any:
+        """As compilers do it: what runs then wants numbers in memory."""
+
+        def kernel(*args: Tensor) -> Any:
+            assert all(t.detach().numpy() is not None for t in args)
+            return graph.forward(*args)
+
+        return kernel
+
+    def compiled(seed: int) -> Any:
+        module: Any = torch.compile(seeded(mlp, seed), backend=with_kernels)
+        module(X)
+        return module
+
+    a, b = compiled(0), compiled(1)
+    merged = hf_align.merge([a, b], inputs=X)
+    assert type(merged) is type(a)
+    torch.testing.assert_close(merged(X), merged._orig_mod(X))
+    assert not torch.allclose(merged(X), a(X))

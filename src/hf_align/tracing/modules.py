@@ -127,11 +127,13 @@ class ModuleModel(nn.Module):
 
 @contextmanager
 def _written_out() -> Iterator[None]:
-    """While attention of torch's own runs op by op: in evaluation mode it would be one op for a whole layer."""
+    """While attention of torch's own runs op by op, which would be one op for a whole layer in evaluation mode, and so
+    does what torch.compile has made of modules and functions."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 
