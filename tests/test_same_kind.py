@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conftest import built, tiny_gpt2
 from plain_modules import mlp, seeded
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 import hf_align
 
@@ -107,3 +109,16 @@ def test_compiled_modules_are_read_as_they_were_written() -> None:
     assert type(merged) is type(a)
     torch.testing.assert_close(merged(X), merged._orig_mod(X))
     assert not torch.allclose(merged(X), a(X))
+
+
+def test_what_surrounds_a_call_makes_no_difference() -> None:
+    """Neither the caller's autocast nor the state of torch's random numbers, which stays."""
+    a, b = built(tiny_gpt2(), 0), built(tiny_gpt2(), 1)
+    plain = hf_align.align(b, to=a).apply(b).state_dict()
+    with torch.autocast("cpu", torch.bfloat16):
+        surrounded = hf_align.align(b, to=a).apply(b).state_dict()
+        assert torch.is_autocast_enabled("cpu")
+    assert all(torch.equal(t, surrounded[n]) for n, t in plain.items())
+    before, data = torch.get_rng_state(), DataLoader([{"input_ids": torch.arange(5)}] * 4, batch_size=2, shuffle=True)
+    hf_align.evaluate(a, b, data, points=3)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,24 +1,38 @@
-"""One call of the library at a time: while it traces, torch is patched for the whole process."""
+"""One call of the library at a time, whatever surrounds it: while it traces, torch is patched for the whole process."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
+
+import torch
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _LOCK = threading.RLock()
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def alone(call: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let other threads wait: two that take back a patch in another order than they made it leave it for good, and
-    modules that are built after that have no values."""
+    modules are no longer cast or moved."""
 
     @functools.wraps(call)
     def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _LOCK:
+        with _LOCK, _in_full_precision(), torch.random.fork_rng(devices=[]):  # loaders draw, and some modules
             return call(*args, **kwargs)
 
     return locked
+
+
+@contextmanager
+def _in_full_precision() -> Iterator[None]:
+    """A caller's autocast would round every run, and the witness would take that for a change of the function."""
+    with ExitStack() as stack:
+        for device in _DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
