@@ -112,13 +112,20 @@ def test_compiled_modules_are_read_as_they_were_written() -> None:
 
 
 def test_what_surrounds_a_call_makes_no_difference() -> None:
-    """Neither the caller's autocast nor the state of torch's random numbers, which stays."""
+    """Neither autocast nor a default dtype or device of the caller's; and random numbers stay where they were."""
     a, b = built(tiny_gpt2(), 0), built(tiny_gpt2(), 1)
     plain = hf_align.align(b, to=a).apply(b).state_dict()
     with torch.autocast("cpu", torch.bfloat16):
         surrounded = hf_align.align(b, to=a).apply(b).state_dict()
         assert torch.is_autocast_enabled("cpu")
-    assert all(torch.equal(t, surrounded[n]) for n, t in plain.items())
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            elsewhere = hf_align.align(b, to=a).apply(b).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for found in (surrounded, elsewhere):
+        assert all(torch.equal(t, found[n]) for n, t in plain.items())
     before, data = torch.get_rng_state(), DataLoader([{"input_ids": torch.arange(5)}] * 4, batch_size=2, shuffle=True)
     hf_align.evaluate(a, b, data, points=3)
     assert torch.equal(torch.get_rng_state(), before)

@@ -30,9 +30,16 @@ def alone(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @contextmanager
 def _in_full_precision() -> Iterator[None]:
-    """A caller's autocast would round every run, and the witness would take that for a change of the function."""
+    """On the CPU, and without rounding: a caller's autocast would round every run, which the witness would take for a
+    change of the function, and what is made in half precision or on another device would be of no use here."""
+    dtype = torch.get_default_dtype()
     with ExitStack() as stack:
         for device in _DEVICES:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if dtype.itemsize < torch.float32.itemsize:
+            stack.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(torch.float32)
         yield
