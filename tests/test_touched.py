@@ -59,6 +59,14 @@ def test_weights_of_which_one_is_lost_are_not_whole(damage: Callable[[Path], obj
     assert again.is_whole
 
 
+def test_what_is_put_aside_again_takes_the_place_of_what_was(claim: Claim) -> None:
+    found = KeptWeights(claim, ("a",))
+    for value in range(8):  # in no order of their names
+        found["a"] = torch.full((2,), float(value))
+        assert found["a"].tolist() == [value, value]
+    assert len([*claim.work.glob("kept-*")]) == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04cut"])
 def test_a_descent_starts_anew_from_a_state_that_is_damaged(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "progress").write_bytes(content)

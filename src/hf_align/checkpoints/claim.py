@@ -109,11 +109,13 @@ class Claim:
         return next((p for p in self.work.glob(f"{self._aside(name)}.*") if p.suffix == f".{of_contents(p)}"), None)
 
     def keep(self, name: str, save: Callable[[Path], object]) -> None:
-        """Put a result aside for the run that goes on if this one is killed."""
+        """Put a result aside for the run that goes on if this one is killed, in the place of one of the same name."""
         temporary = self.work / _WRITING
         with self.failing(name):
             save(temporary)
             sync(temporary)
+            for before in [*self.work.glob(f"{self._aside(name)}.*")]:
+                before.unlink()
             os.replace(temporary, self.work / f"{self._aside(name)}.{of_contents(temporary)}")
 
     @contextmanager
@@ -346,10 +348,8 @@ def _locked(claim: Claim) -> Iterator[None]:
 
 def _size(count: int) -> str:
     """Bytes in words, so that none of two numbers that differ is nothing."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} bytes"
+    unit, size = next((u for u in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if count >= u[1]), ("bytes", 1))
+    return f"{count / size:.2f} {unit}" if size > 1 else f"{count} bytes"
 
 
 def _parsed(path: Path) -> dict[str, Any]:
