@@ -32,8 +32,8 @@ def at_effort(references: Sequence[str], options: Options, effort: Effort) -> tu
         references: of the models, folders or Hub references.
         options: with neither a way to match nor a method of the caller's.
     """
-    trusted = options.trust_remote_code
-    if not share_basis(references, trust_remote_code=trusted) and not _share_basis_as_loaded(references, trusted):
+    pairs, trusted = _side_by_side(references, options.trust_remote_code), options.trust_remote_code
+    if not (_share_basis_as_loaded(references, trusted) if pairs is None else _are_near(pairs)):
         apart = of_strangers(options, effort)
         return apart, f"--effort {effort}: matched by weights, merged by {apart.method}"
     method = OF_FINE_TUNES[effort] if len(references) == 2 else "linear"
@@ -53,19 +53,28 @@ def _by(method: AnyMethod, options: Options) -> Options:
 def share_basis(references: Sequence[str], *, trust_remote_code: bool = False) -> bool:
     """Whether models store the same tensors, and their matrices are close to the first one's: a sample of the entries
     is read."""
+    pairs = _side_by_side(references, trust_remote_code)
+    return pairs is not None and _are_near(pairs)
+
+
+def _side_by_side(references: Sequence[str], trusted: bool) -> list[Same] | None:
+    """The first model beside each of the others; None where they do not store the same tensors."""
     try:
-        pairs = [Same.open(references[0], other, trust_remote_code=trust_remote_code) for other in references[1:]]
+        pairs = [Same.open(references[0], other, trust_remote_code=trusted) for other in references[1:]]
     except HfAlignError:  # whoever opens them to merge says what is wrong
-        return False
-    return all(pair is not None and _cosine(pair.a, pair.b) > _ALIKE for pair in pairs)
+        return None
+    same = [pair for pair in pairs if pair is not None]
+    return same if len(same) == len(pairs) else None
+
+
+def _are_near(pairs: Sequence[Same]) -> bool:
+    return all(_cosine(pair.a, pair.b) > _ALIKE for pair in pairs)
 
 
 def _share_basis_as_loaded(references: Sequence[str], trusted: bool) -> bool:
-    """Likewise of models that store the same weights by other names, or masks and heads beside them: only the modelling
-    code knows that an old layout and a new one hold the same."""
-    from hf_align.jobs.in_memory import (
-        InMemory,
-    )  # it loads the modelling code, which two files of one layout can do without
+    """As `share_basis`, of models that store the same weights by other names, or masks and heads beside them: only the
+    modelling code, which takes long to load, knows that an old layout and a new one hold the same."""
+    from hf_align.jobs.in_memory import InMemory
 
     try:
         first, *others = (InMemory.open(reference, trust_remote_code=trusted) for reference in references)

@@ -276,11 +276,15 @@ def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
         return _tensors(model, output)
     named = output if isinstance(output, Mapping) else _tensors(model, output)
     of_name = {str(n): _of_one_name(str(n), value) for n, value in named.items()}
-    real = (several for n, several in of_name.items() if n != "loss" and any(map(_is_real, several.values())))
+    real = (
+        several
+        for n, several in of_name.items()
+        if n != "loss" and any(map(Tensor.is_floating_point, several.values()))
+    )
     first, parts = next(real, {}), [value for value in named.values() if isinstance(value, Mapping)]
     if not first and parts:
         return _answers(model, parts[-1])
-    return first | {n: t for n, t in _tensors(model, named).items() if is_answer(n) or not _is_real(t)}
+    return first | {n: t for n, t in _tensors(model, named).items() if is_answer(n) or not t.is_floating_point()}
 
 
 def _of_one_name(name: str, value: Any) -> dict[str, Tensor]:
@@ -289,10 +293,6 @@ def _of_one_name(name: str, value: Any) -> dict[str, Tensor]:
         return {name: value}
     several = value if isinstance(value, tuple | list) else ()
     return {f"{name} {n}": t for n, t in enumerate(several) if isinstance(t, Tensor)}
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 def _few(answer: Tensor) -> Tensor:
