@@ -204,6 +204,23 @@ def test_several_scales_are_balanced_and_matched_together() -> None:
         torch.testing.assert_close(found.act(theirs[p].T, p).T, ours[p])
 
 
+@pytest.mark.parametrize(
+    "group",
+    [g.TorusPermutation(6, (Scalars.NONZERO,) * 70), g.Scaling(6, (0, 1, 2, 3, 4, 5), (Scalars.NONZERO,) * 70)],
+    ids=["torus", "scaling"],
+)
+def test_more_signs_than_can_be_tried_are_found_too(group: g.ScaledPermutation) -> None:
+    """A chain of depthwise convolutions has a scale for each of them, and each weight divides by one before it."""
+    powers = [tuple({k - 1: -1, k: 1}.get(j, 0) for j in range(70)) for k in range(70)]
+    powers.append(tuple({3: 1, 50: 1, 51: 2}.get(j, 0) for j in range(70)))
+    weights = {p: torch.randn(6, 30, generator=rng(i), dtype=torch.float64) for i, p in enumerate(powers)}
+    planted = group.random((), rng(9))
+    planted = Monomial(planted.order, planted.scale.sign())
+    found = group.nearest({p: planted.act(r.T, p).T @ r.T for p, r in weights.items()})
+    for p, rows in weights.items():
+        torch.testing.assert_close(found.act(rows.T, p), planted.act(rows.T, p))
+
+
 @pytest.mark.parametrize("group", [*GROUPS, SCALING, *TURNS], ids=repr)
 def test_the_lie_algebra_is_projected_on_orthogonally(group: g.Group) -> None:
     basis = group.tangents()

@@ -47,6 +47,31 @@ def under_signs(matrices: Cross, signs: tuple[int, ...]) -> Tensor:
     return total
 
 
+def greedy_signs(matrices: Cross, free: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
+    """Signs [k, *shape] of each entry of M_p [*shape] under which Σ_p Π_k sign_k^p_k M_p is large, and that sum.
+
+    The heaviest M_p become positive, as long as their exponents are independent of each other modulo 2; these decide
+    all signs (the greedy algorithm of a matroid: exact where all are independent). A scale that is not free keeps its
+    sign. Scales have exponentially many choices of signs, so those of a chain of convolutions cannot all be tried.
+    """
+    heaviest = sorted(matrices, key=lambda power: -float(matrices[power].abs().sum()))
+    solved: dict[int, tuple[set[int], Tensor]] = {}
+    for power in heaviest:
+        odd, negative = {k for k, may in enumerate(free) if may and power[k] % 2}, matrices[power] < 0
+        for pivot, (scales, before) in solved.items():
+            if pivot in odd:
+                odd, negative = odd ^ scales, negative ^ before
+        if odd:
+            solved[min(odd)] = odd, negative
+    signs = [torch.ones_like(matrices[heaviest[0]]) for _ in free]
+    for pivot, (scales, negative) in reversed(solved.items()):
+        signs[pivot] = math.prod((signs[k] for k in scales - {pivot}), start=torch.where(negative, -1.0, 1.0).double())
+    total = torch.zeros_like(signs[0])
+    for power, matrix in matrices.items():
+        total += math.prod((signs[k] for k, exponent in enumerate(power) if exponent % 2), start=matrix)
+    return torch.stack(signs), total
+
+
 def sign(signs: tuple[int, ...], power: Power) -> int:
     """What signs [k] of the scales make of an entry that moves by a power."""
     return math.prod(s ** abs(e) for s, e in zip(signs, power, strict=False))

@@ -10,13 +10,15 @@ import torch
 from torch import Generator, Tensor
 
 from hf_align.symmetry.elements import Monomial
-from hf_align.symmetry.groups.fit import Cross, assign, fit, sign, under_signs
+from hf_align.symmetry.groups.fit import Cross, assign, fit, greedy_signs, sign, under_signs
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.interpreter.bounds import Scalars
 
 _CONTINUOUS = (Scalars.POSITIVE, Scalars.NONZERO)
 _SIGNED = (Scalars.SIGN, Scalars.NONZERO)
 _SHARED = (Scalars.COMMON_SIGN,)
+_TRIED = 8
+"""Signs of one entry of which all choices are tried."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,34 @@ class ScaledPermutation(Group):
         return best
 
     def _nearest_entries(self, cross: Cross) -> Monomial:
+        order = assign(self._best_gain(cross))
+        chosen = {p: m.gather(-1, order.unsqueeze(-1)).squeeze(-1) for p, m in cross.items()}
+        return Monomial(order, self._nearest_signs(chosen))
+
+    def _best_gain(self, cross: Cross) -> Tensor:
+        """How well each entry of B fits each of A under the best of its signs [*index, n, n]; so too of fits [*, n]."""
+        if self._too_many_signs:
+            return greedy_signs(cross, self._signed)[1]
         best, *others = self.signs()
         gain = under_signs(cross, best)
         for signs in others:
             torch.maximum(gain, under_signs(cross, signs), out=gain)
-        order = assign(gain)
-        chosen = {p: m.gather(-1, order.unsqueeze(-1)).squeeze(-1) for p, m in cross.items()}
-        return Monomial(order, self._nearest_signs(chosen))
+        return gain
+
+    @property
+    def _signed(self) -> tuple[bool, ...]:
+        """Which scales an entry may have another sign of than its neighbours."""
+        return tuple(s in _SIGNED for s in self.scales)
+
+    @property
+    def _too_many_signs(self) -> bool:
+        """Whether an entry has more choices of signs than can be tried one by one."""
+        return sum(self._signed) > _TRIED
 
     def _nearest_signs(self, fit: Cross) -> Tensor:
         """The signs [*index, k, n] that fit best, entry by entry; `fit` [*index, n]."""
+        if self._too_many_signs:
+            return greedy_signs(fit, self._signed)[0].movedim(0, -2)
         signs = self.signs()
         best = torch.stack([under_signs(fit, s) for s in signs]).argmax(0)
         return torch.tensor(signs, dtype=torch.float64)[best].mT

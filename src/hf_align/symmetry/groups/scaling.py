@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from hf_align.symmetry.elements import Monomial, Power
-from hf_align.symmetry.groups.fit import Cross, fit_by_entry, under_signs
+from hf_align.symmetry.groups.fit import Cross, fit_by_entry
 from hf_align.symmetry.groups.monomial import ScaledPermutation
 from hf_align.symmetry.interpreter.bounds import Scalars
 from hf_align.symmetry.interpreter.rotations import Rotations
@@ -121,7 +121,7 @@ class QuarterTurns(Scaling):
             gains = {p: m @ members.T for p, m in fit.items() if not p[-1]}
             own = sum((m @ planes.T for p, m in fit.items() if p[-1]), torch.zeros(len(planes), dtype=torch.float64))
             beside = (fit_by_entry(element, self._turning, signed) @ planes.T).abs().sum(0)
-            best = torch.stack([under_signs(gains, signs) for signs in self.signs()]).amax(0) @ inside.T
+            best = self._best_gain(gains) @ inside.T
             values.append(best + own.abs() + beside)
             scale = self._nearest_signs(gains) @ members
             scale[..., -1, :] = torch.where(own < 0, -1.0, 1.0).double() @ planes
