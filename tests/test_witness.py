@@ -143,6 +143,21 @@ def test_a_model_with_fewer_positions_than_its_config_says_is_run(tmp_path: Path
     assert list(held(pair, {}).cases["input_ids"])[:3] == ["1", "2", "7"]
 
 
+def test_a_model_that_takes_inputs_of_one_shape_alone_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a task that is described in as many tokens as a linear layer has columns."""
+    pair = open_pair(*(str(save(tmp_path / n, tiny_gpt2(n_positions=64), seed)) for seed, n in enumerate("ab")))
+    forward = transformers.GPT2LMHeadModel.forward
+
+    def strict(self: transformers.GPT2LMHeadModel, input_ids: torch.Tensor, **others: Any) -> object:
+        if tuple(input_ids.shape) != (2, 17):
+            raise ValueError("no such shape")
+        return forward(self, input_ids, **others)
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", strict)
+    found = held(pair)
+    assert found.change <= found.bound and [*found.cases["input_ids"]] == ["17"]
+
+
 @pytest.mark.parametrize("scores", [0.0, 1.0])
 def test_where_scores_of_experts_are_equal_their_order_is_part_of_the_model(tmp_path: Path, scores: float) -> None:
     """Each token goes to the first two: no permutation of experts leaves that alone, and no rounding is behind it."""
