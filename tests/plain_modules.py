@@ -136,6 +136,18 @@ class Variational(nn.Module):
         return self.head(torch.relu(self.inner(z))), {"mean": mean, "log": log}
 
 
+class Noisy(nn.Module):
+    """Adds noise to what a convolution writes: it is drawn in the order in which that lies in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv1d(3, 6, 2), nn.Conv1d(6, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        written = self.head(torch.relu(self.body(x)))
+        return written + torch.randn_like(written)
+
+
 class Narrow(nn.Module):
     """More room than its inputs fill and its head reads, which returns its attention as well."""
 

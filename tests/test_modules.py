@@ -24,6 +24,7 @@ from plain_modules import (
     Fused,
     Masked,
     Narrow,
+    Noisy,
     Recurrent,
     ResNet,
     Several,
@@ -113,6 +114,11 @@ def test_a_twin_in_another_basis_is_found_again(kind: str, tmp_path: Path) -> No
     assert_same((other.inverse() @ other).apply(c), c, inputs)
     merged = hf_align.merge([a, twin], align=alignment)
     torch.testing.assert_close(answer(merged, inputs), answer(a, inputs), rtol=CLOSE, atol=CLOSE)
+
+
+def test_what_is_drawn_at_random_is_drawn_alike() -> None:
+    x = numbers(2, 3, 9)
+    assert hf_align.align(seeded(Noisy, 1), to=seeded(Noisy, 0), inputs=x).witness is not None
 
 
 def test_room_that_nothing_fills_is_no_danger() -> None:

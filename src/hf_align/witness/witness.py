@@ -132,7 +132,8 @@ class OnDisk(OnDemand):
 
 
 class _Trial:
-    """A model before and after."""
+    """A model before and after, its weights laid out as they are loaded: what is computed with other strides has other
+    strides too, and `randn_like` draws in the order of memory."""
 
     def __init__(self, moved: Moved, device: torch.device, offload: bool | None, folder: Path) -> None:
         self._moved = moved
@@ -142,7 +143,7 @@ class _Trial:
         self._own, self._written = how(moved.config, build=as_loaded), how(moved.written, build=as_loaded)
         self._written_out = how(moved.config, build=build_without_weights)
         self._folder = folder
-        self._before = Computed(moved.names, moved.weights.__getitem__)
+        self._before = Computed(moved.names, lambda name: moved.weights[name].contiguous())
 
     @cached_property
     def _after(self) -> Weights:
@@ -158,7 +159,7 @@ class _Trial:
     def _in_basis(self, elements: Elements) -> Weights:
         spec, weights = self._moved.spec, self._moved.weights
         aligned = AlignedWeights(weights, spec, elements, self._written.device)
-        return Computed(self._moved.names, lambda n: (aligned if n in spec.parameters else weights)[n])
+        return Computed(self._moved.names, lambda n: (aligned if n in spec.parameters else weights)[n].contiguous())
 
     def held(self) -> Held:
         """As `hold`."""
