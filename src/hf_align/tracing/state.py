@@ -15,19 +15,17 @@ from torch import Tensor, nn
 @contextmanager
 def left_as_found(model: nn.Module) -> Iterator[None]:
     """Take back, after the block, what it sets on modules and puts into their dictionaries, lists and sets."""
-    before = [
-        (vars(module), {name: _held(value) for name, value in vars(module).items()}) for module in model.modules()
-    ]
+    before = [(vars(module), {**vars(module)}, [*_containers(module)]) for module in model.modules()]
     try:
         yield
     finally:
-        for attributes, held in before:
+        for attributes, values, containers in before:
             attributes.clear()
-            for name, (value, contents) in held.items():
-                attributes[name] = value
-                if contents is not None:
-                    value.clear()
-                    (value.extend if isinstance(value, list) else value.update)(contents)
+            attributes.update(values)
+            for container, contents in containers:
+                if container or contents:
+                    container.clear()
+                    (container.extend if isinstance(container, list) else container.update)(contents)
 
 
 @contextmanager
@@ -42,8 +40,7 @@ def forgetting(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _held(value: Any) -> tuple[Any, Any]:
-    """A value, and what it holds where that can change."""
-    if not isinstance(value, (dict, list, set)):
-        return value, None
-    return value, value.copy() if value else ()
+def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """What of a module can be written into, and what it holds."""
+    return ((value, value.copy() if value else ()) for value in vars(module).values()
+            if isinstance(value, (dict, list, set)))  # fmt: skip
