@@ -130,6 +130,17 @@ def test_state_dicts_that_hold_something_else_are_refused() -> None:
         hf_align.align({n: t.numpy() for n, t in held.items()}, to=a, config=a.config)
 
 
+@pytest.mark.parametrize("entry", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_named(entry: float) -> None:
+    a, b = (built(tiny_gpt2(), seed) for seed in (0, 1))
+    alignment = hf_align.align(b, to=a, witness=False)
+    b.lm_head.weight.data[3, 2] = entry
+    with pytest.raises(ValueError, match=r"lm_head\.weight has NaN or infinite entries in B"):
+        hf_align.align(b, to=a)
+    with pytest.raises(ValueError, match=r"lm_head\.weight has NaN or infinite entries"):
+        alignment.apply(b.state_dict())
+
+
 def test_alignments_are_compared_by_identity() -> None:
     a = built(tiny_gpt2(), 0)
     alignment = hf_align.align(a, to=a)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.checkpoints.checkpoint import is_finite
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.running.network import Network, predictions
@@ -100,7 +101,7 @@ def take(
     Raises:
         TypeError: it is none of these.
         ValueError: a state dict without a config, or whose tensors are not those of the config; a module without
-            inputs, or that cannot be traced.
+            inputs, or that cannot be traced; weights that are not finite.
         IncompatibleModels: a live model that does not compute what its config says.
     """
     if config is not None and not isinstance(config, PretrainedConfig):
@@ -184,6 +185,8 @@ def _given(called: str, model: nn.Module | Mapping[str, Tensor], config: Pretrai
             raise TypeError(f"{name} is a {type(stored).__name__} in {called}; a tensor is needed")
         if not stored.is_floating_point():
             raise ValueError(f"{name} is stored as {stored.dtype} in {called}; quantised models cannot be moved")
+        if not (stored.is_meta or is_finite(stored)):
+            raise ValueError(f"{name} has NaN or infinite entries in {called}")
     for alias, name in found.ties.items():
         if alias in held and name in held and not _is_one(held[alias], held[name]):
             raise ValueError(f"{alias} and {name} differ in {called}, but are one by its config")
