@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
+from hf_align.tracing.own_code import kinds_of, methods
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.watched import constants_of, is_said, scalars
@@ -41,7 +41,6 @@ _MOST = 6
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
-_LIBRARIES = ("torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +51,14 @@ class Ask:
         said: its name.
         ways: arguments that ask for it; some models take one of them, some another.
         turned, within: as of a mode.
+        surrounds: whether it is nothing that a call is given, but what code may find around it.
     """
 
     said: str
     ways: tuple[Mapping[str, Any], ...]
     turned: Turned | None = None
     within: Within | None = None
+    surrounds: bool = False
 
     def modes(self, base: Example) -> Iterator[Mode]:
         """The calls that ask for it."""
@@ -82,16 +83,17 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
     if _CACHE in named and base.tokens and model.can_generate():
         yield Ask("a static cache", ({},), _with_static_cache)
     if open_ended:
-        yield from (ask for ask in _nameless(model, base) if not {*named, *OF_ANY} & ask.ways[0].keys())
+        yield from nameless(model, base, _handed_on(model))
 
 
-def _nameless(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
-    """Arguments that `forward` takes without naming them: all that the code of some module names, as a truth, a number,
-    a mask, and what else stands in that code."""
+def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable[str | int]]) -> Iterator[Ask]:
+    """Arguments that `forward` takes without naming them, as a truth, a number, a mask, and what stands in the code
+    that looks them up."""
     rows, length = extent(base)
     first = (torch.arange(length) < 1).long().expand(rows, length).contiguous()
-    for name, values in _handed_on(model).items():
-        for value in (True, False, 2, first, *values):
+    named = {*inspect.signature(model.forward).parameters, *OF_ANY}
+    for name, values in names.items():
+        for value in (True, False, 2, first, *values) if name not in named else ():
             yield Ask(_said(name, value), ({name: value},))
 
 
@@ -153,12 +155,13 @@ def _with_static_cache(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _handed_on(model: nn.Module) -> dict[str, list[str | int]]:
-    """What modules look up among the arguments that they take without naming them, or name themselves, but for tensors;
-    each with the words and numbers of the code that looks it up, one of which it may be compared with."""
-    kinds = [k for k in {type(m): None for m in model.modules()} if not k.__module__.startswith("torch.")]
+    """All that the code of some module names: what modules look up among the arguments that they take without naming
+    them, or name themselves, but for tensors; each with the words and numbers of the code that looks it up, one of
+    which it may be compared with."""
+    kinds = kinds_of(model)
     own = [p for kind in kinds for p in inspect.signature(kind.forward).parameters.values()]
     found: dict[str, list[str | int]] = {p.name: [] for p in own if p.default is not p.empty}
-    for code in (code for kind in kinds for code in _methods(kind)):
+    for code in (code for kind in kinds for code in methods(kind)):
         constants = [*constants_of(code)]
         words = [c for c in constants if isinstance(c, str) and c.isidentifier()]
         beside: list[str | int] = [*words, *(n for c in constants if type(c) is int for n in (c, c + 1))]
@@ -166,13 +169,6 @@ def _handed_on(model: nn.Module) -> dict[str, list[str | int]]:
             found[word] = [value for value in beside if value != word][:_MOST]
     tensors = {p.name for p in own if "Tensor" in str(p.annotation)}
     return {name: values for name, values in found.items() if name not in tensors}
-
-
-def _methods(kind: type) -> Iterator[CodeType]:
-    """The code of a class and of those that it is made from, but for what is no modelling code."""
-    for base in kind.__mro__:
-        if base is not object and not base.__module__.startswith(_LIBRARIES):
-            yield from (inspect.unwrap(method).__code__ for method in vars(base).values() if inspect.isfunction(method))
 
 
 class SmallCopy:

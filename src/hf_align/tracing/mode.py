@@ -36,6 +36,7 @@ class Mode:
         asks: what it asks for that should leave the answer as it is (`asked.py`).
         turned: what becomes of the arguments just before the call.
         within: what then surrounds it.
+        sized: whether `turned` gives it so many tokens, however many the example has.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Mode:
     asks: str = ""
     turned: Turned | None = None
     within: Within | None = None
+    sized: bool = False
 
     @property
     def extent(self) -> tuple[int, int]:

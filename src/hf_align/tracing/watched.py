@@ -80,14 +80,14 @@ def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
     methods = {f"__{name}__": noting(f"__{name}__") for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
     def hashed(self: Any) -> int:
-        seen.extend(key for key in _looked_up(sys._getframe(1)) if type(key) is kind)
+        seen.extend(key for key in looked_up(sys._getframe(1)) if type(key) is kind)
         return kind.__hash__(self)
 
     made: Scalar = type(kind.__name__, (kind,), {**methods, "__bool__": truth, "__hash__": hashed})(value)
     return made
 
 
-def _looked_up(frame: FrameType) -> Iterator[Any]:
+def looked_up(frame: FrameType) -> Iterator[Any]:
     """The keys of all tables and sets that a line of code may look something up in: those that its function knows by
     name, writes out, or finds in attributes that it names. None of them is asked for its attributes by its own code."""
     code, names = frame.f_code, frame.f_code.co_names

@@ -19,13 +19,19 @@ from transformers import PreTrainedModel
 from hf_align.tracing.asked import Ask
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import Mode
-from hf_align.tracing.steps import in_steps
+from hf_align.tracing.steps import in_steps, last_tokens
 from hf_align.tracing.ways import numbers_beside
 
 _BEHIND = {1: "the last token", 2: "the last two tokens", 5: "the last five tokens"}
 _TEXTS = {1: "one text", 5: "five texts"}
+_FEW = 64
+"""Texts, and tokens behind a cache, of which a short call has no more."""
+_LONGEST = 4200
+"""Tokens of a text that is tried because the code names its length."""
 _ASKED_BEHIND = 2
 """Tokens behind a cache up to which more is asked for: all of it in all calls would take seconds."""
+_PREFIX = 5
+"""Tokens before those whose number is the question."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Context:
         arguments: that it has besides those of the first call.
         behind: tokens that are read behind a cache; 0 where there is none.
         texts: how many of them there are; 0 where they are as many as in the first call.
+        tokens: how long they are; 0 where they are as long as in the first call.
         is_asked: whether anything more is asked for.
         is_new: whether it is to be tried as it is, since no mode is alike.
         whole: the same of all tokens at once, or of other texts beside these, which is answered alike.
@@ -45,6 +52,7 @@ class Context:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     behind: int = 0
     texts: int = 0
+    tokens: int = 0
     is_asked: bool = True
     is_new: bool = False
     whole: Context | None = None
@@ -58,6 +66,7 @@ class Context:
 
         def turned(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
             arguments = _texts(arguments, self.texts) if self.texts else arguments
+            arguments = _tokens(arguments, self.tokens) if self.tokens else arguments
             for turn in (*turns, *([in_steps(self.behind)] if self.behind else [])):
                 arguments = turn(model, arguments)
             return arguments
@@ -70,19 +79,46 @@ class Context:
                 yield
 
         name = f"{' and '.join(base.arguments)} with {said}"
-        return Mode(name, example, sure=True, asks=said, turned=turned, within=within)
+        return Mode(name, example, sure=True, asks=said, turned=turned, within=within, sized=self.tokens > 0)
 
     def goes_with(self, ask: Ask) -> bool:
         """Whether something may be asked for here."""
         return self.is_asked and not self.arguments.keys() & ask.ways[0].keys()
 
 
-def contexts(model: PreTrainedModel, base: Example) -> Iterator[Context]:
-    """The first call and all others that go with it, the plainest first."""
+def contexts(model: PreTrainedModel, base: Example, sizes: Sequence[int] = ()) -> Iterator[Context]:
+    """The first call and all others that go with it, the plainest first.
+
+    Args:
+        sizes: numbers that code compares sizes with.
+    """
+    several = dict.fromkeys(n for size in sizes if size <= _FEW for n in (size, size + 1) if n not in (*_TEXTS, 2))
+    of_one = base.rows_of_one == 1
     for whole in _wholes(model, base):
         for steps in (whole, *(_in_steps(whole, count) for count in (_BEHIND if base.tokens else ()))):
             yield steps
-            yield from (_of_texts(steps, count) for count in (_TEXTS if base.rows_of_one == 1 else ()))
+            yield from (_of_texts(steps, count) for count in (_TEXTS if of_one else ()))
+            if of_one and steps.behind < _ASKED_BEHIND and not whole.is_new:
+                yield from (_of_texts(steps, count) for count in several)
+    if base.tokens:
+        for size in sizes:
+            yield from _of_sizes(size)
+
+
+def _of_sizes(size: int) -> Iterator[Context]:
+    """Texts of a length, and of one more; and so many tokens behind a cache or in it."""
+    first, is_many = Context(""), size > _FEW
+    for n in (size, size + 1) if size < _LONGEST else ():
+        whole = Context(_long(n), tokens=n, texts=int(is_many), is_asked=False, whole=first)  # one text of many tokens
+        yield whole
+        for read, behind in ((n, 1),) if is_many and n == size else () if is_many else ((n, 1), (n, 3), (_PREFIX, n)):
+            both = replace(whole, said=_long(read + behind), tokens=read + behind)
+            said = f"the last {behind} of {read + behind} tokens behind a cache"
+            yield replace(both, said=said, behind=behind, whole=both)
+
+
+def _long(tokens: int) -> str:
+    return f"{tokens} tokens"
 
 
 def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
@@ -105,7 +141,7 @@ def _in_steps(whole: Context, count: int) -> Context:
 
 
 def _of_texts(context: Context, count: int) -> Context:
-    said = " and ".join(filter(None, [context.said, _TEXTS[count]]))
+    said = " and ".join(filter(None, [context.said, _TEXTS.get(count, f"{count} texts")]))
     return replace(context, said=said, texts=count, is_asked=False, whole=context)
 
 
@@ -123,3 +159,14 @@ def _texts(arguments: Mapping[str, Any], count: int) -> dict[str, Any]:
     taken = (rows - 1 - torch.arange(count)) % rows
     return {n: t[taken.to(t.device)] if isinstance(t, Tensor) and t.dim() and t.shape[0] == rows else t
             for n, t in arguments.items()}  # fmt: skip
+
+
+def _tokens(arguments: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """So many tokens, those of a call over and over, and what stands beside them."""
+    length = arguments[last_tokens(arguments)].shape[1]
+    taken = torch.arange(count) % length
+
+    def beside(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
+
+    return {n: t[:, taken.to(t.device)] if beside(t) else t for n, t in arguments.items()}

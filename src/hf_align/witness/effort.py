@@ -42,7 +42,7 @@ def lengths(config: PretrainedConfig, spec: SymmetrySpec) -> tuple[int, ...]:
     chosen = {n for n in _LENGTHS[:_ALWAYS] if n <= most}
     longest = min(most, max(affordable, max(chosen)))
     chosen.add(longest)
-    beyond = {w + n for w in _windows(config) for n in (1, 2)} | {longest - 1}
+    beyond = {w + n for w in windows(config) for n in (1, 2)} | {longest - 1}
     for length in sorted(beyond | set(_LENGTHS), reverse=True):
         if length < longest and sum(chosen) + length <= affordable:
             chosen.add(length)
@@ -78,7 +78,8 @@ def _moving(spec: SymmetrySpec) -> float:
     return total
 
 
-def _windows(config: PretrainedConfig) -> Iterator[int]:
+def windows(config: PretrainedConfig) -> Iterator[int]:
+    """Numbers of tokens up to which the config says that a position sees, or a rule holds."""
     for part in parts(config):
         for name, value in _numbers(part.to_dict()):
             if any(word in name for word in _WINDOWS):

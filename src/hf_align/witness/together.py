@@ -11,7 +11,7 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -20,13 +20,15 @@ from transformers import PreTrainedModel
 
 from hf_align.runtime.kept import found_once, kept_folder
 from hf_align.symmetry.derivation.spec_cache import key_of
-from hf_align.tracing.asked import Ask, SmallCopy, asks, has_answer, small_copy
+from hf_align.tracing.asked import Ask, SmallCopy, asks, has_answer, nameless, small_copy
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, extent
 from hf_align.tracing.watched import is_said, scalars
+from hf_align.tracing.ways import positions
 from hf_align.witness.contexts import Context, contexts
+from hf_align.witness.noted import Noted, Notes
 from hf_align.witness.surroundings import surroundings
 
 _ROUNDS = 4
@@ -37,6 +39,8 @@ _LISTS: dict[str, tuple[list[Any], ...]] = {
     "float": ([1.0], [0.5, 0.5]),
     "bool": ([True], [True, True]),
 }
+_Found = tuple[dict[str, Any], list[tuple[str, list[str]]]]
+"""What was noted, and calls by the names of a context and of all that is asked for."""
 _LENGTH = 12
 """Tokens of the call of a small copy."""
 
@@ -47,37 +51,56 @@ def calls_together(model: PreTrainedModel, base: Example) -> list[Mode]:
     Args:
         base: the arguments of the first call.
     """
-    known = {ask.said: ask for ask in _all_asks(model, base)}
-    there = {context.said: context for context in contexts(model, base)}
+    looked_at, calls = _found_once(model, base)
+    noted = Noted.of(looked_at)
+    known = {ask.said: ask for ask in _all_asks(model, base, noted)}
+    there = {context.said: context for context in contexts(model, base, noted.sizes)}
     return [there[context].mode(base, [known[name] for name in asked])
-            for context, asked in _found_once(model, base)
+            for context, asked in calls
             if context in there and known.keys() >= set(asked)]  # fmt: skip
 
 
-def _found_once(model: PreTrainedModel, base: Example) -> list[tuple[str, list[str]]]:
-    """As `_changing`, kept for the next model of this config and code."""
+def _found_once(model: PreTrainedModel, base: Example) -> _Found:
+    """As `_found`, kept for the next model of this config and code."""
     rows, length, names = extent(base)[0], min(_LENGTH, extent(base)[1]), [*base.arguments]
 
-    def find() -> list[tuple[str, list[str]]]:
+    def find() -> _Found:
         numbered = enumerate(examples(model, rows, length))
         candidate = next((n for n, example in numbered if [*example.arguments] == names), None)
         copy = None if candidate is None else small_copy(model, candidate, rows, length)
-        return [] if copy is None else [*_changing(copy)]
+        return ({}, []) if copy is None else _found(copy)
 
     folder = kept_folder()
     key = None if folder is None else key_of(model.config, [rows, length, names])
     return found_once(folder / "together" / f"{key}.json" if folder is not None and key is not None else None, find)
 
 
-def _changing(copy: SmallCopy) -> Iterator[tuple[str, list[str]]]:
+def _found(copy: SmallCopy) -> _Found:
+    """What the code of a copy looks at, and what changes its answer."""
+    noted = _noted(copy)
+    return asdict(noted), [*_changing(copy, noted)]
+
+
+def _noted(copy: SmallCopy) -> Noted:
+    """What code looks at in the calls in which more may be asked for."""
+    notes = Notes(copy.model)
+    for context in contexts(copy.model, copy.example):
+        if context.is_asked:
+            with notes.taken():
+                copy.answers(context.mode(copy.example))
+    return notes.noted
+
+
+def _changing(copy: SmallCopy, noted: Noted) -> Iterator[tuple[str, list[str]]]:
     """Where something changes the answer of a copy, and what: the names of a context, and of all that is asked for.
 
     What does so alone was traced, unless it may stand for anything, and is asked for in no other context.
     """
-    found, untraced = _all_asks(copy.model, copy.example), {ask.said for ask in _untraced(copy.model, copy.example)}
-    alone = set[str]()
-    for context in contexts(copy.model, copy.example):
-        for asked in _changing_in(context, [ask for ask in found if ask.said not in alone], copy):
+    found = _all_asks(copy.model, copy.example, noted)
+    untraced, alone = {ask.said for ask in _untraced(copy.model, copy.example, noted)}, set[str]()
+    refused = set[str]()
+    for context in contexts(copy.model, copy.example, noted.sizes):
+        for asked in _changing_in(context, [ask for ask in found if ask.said not in alone | refused], copy, refused):
             names = [ask.said for ask in asked]
             if len(names) == 1 and not context.said:
                 alone |= {*names}
@@ -85,15 +108,18 @@ def _changing(copy: SmallCopy) -> Iterator[tuple[str, list[str]]]:
                 yield context.said, names
 
 
-def _all_asks(model: PreTrainedModel, base: Example) -> list[Ask]:
+def _all_asks(model: PreTrainedModel, base: Example, noted: Noted) -> list[Ask]:
     """All that may be asked for, each way of it alone."""
-    return [replace(ask, said=ask.said if not n else f"{ask.said} (in way {n + 1})", ways=(way,))
-            for ask in (*asks(model, base), *_untraced(model, base)) for n, way in enumerate(ask.ways)]  # fmt: skip
+    found = (*asks(model, base), *_untraced(model, base, noted))
+    every = (replace(ask, said=ask.said if not n else f"{ask.said} (in way {n + 1})", ways=(way,))
+             for ask in found for n, way in enumerate(ask.ways))  # fmt: skip
+    return [*{ask.said: ask for ask in every}.values()]
 
 
-def _untraced(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
+def _untraced(model: PreTrainedModel, base: Example, noted: Noted) -> Iterator[Ask]:
     """Words, numbers, flags, and lists of numbers, that may stand for anything; and what surrounds a call."""
     yield from surroundings(model)
+    yield from nameless(model, base, dict.fromkeys(noted.keywords, ()))
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if name in base.arguments or NOT_ASKED.search(name):
             continue
@@ -104,9 +130,13 @@ def _untraced(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
             yield from (Ask(f"{name} = {value}", ({name: value},)) for value in _LISTS[kind[1]])
 
 
-def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Iterator[Sequence[Ask]]:
+def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy, refused: set[str]) -> Iterator[Sequence[Ask]]:
     """What changes the answer in one context: each thing alone, then all of the others together, where there is more
-    than the first call with one value of each."""
+    than the first call with one value of each.
+
+    Args:
+        refused: gets what cannot be put around the first call, and so around no other.
+    """
 
     def answers(asked: Sequence[Ask]) -> list[Tensor]:
         return copy.answers(context.mode(copy.example, asked))
@@ -120,17 +150,31 @@ def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy) -> Ite
 
     plain = next(iter(answers(())), None)
     if plain is None:
+        if context.tokens > (positions(copy.model.config) or context.tokens):
+            yield ()  # longer than a text of the copy can be
         return
     if _is_another(context, plain, copy):
         yield ()
     idle = list[Ask]()
-    for ask in filter(context.goes_with, found):
-        if results := answers([ask]):
-            if has_answer(results, plain):
-                idle.append(ask)
-            else:
-                yield (ask,)
-    for asked in islice(_rounds(idle), 1 if context.said else None):
+
+    def changing(asked: Sequence[Ask]) -> Iterator[Sequence[Ask]]:
+        """Each of some that changes the answer; what surrounds a call is put around it all at once."""
+        results = answers(asked)
+        if results and has_answer(results, plain):
+            idle.extend(asked)
+        elif len(asked) > 1:
+            yield from changing(asked[: len(asked) // 2])
+            yield from changing(asked[len(asked) // 2 :])
+        elif results:
+            yield asked
+        elif asked[0].surrounds and not context.said:
+            refused.add(asked[0].said)
+
+    around = [ask for ask in found if ask.surrounds and context.said and context.is_asked]
+    alone = [ask for ask in filter(context.goes_with, found) if ask not in around]
+    for asked in (*((ask,) for ask in alone), *([around] if around else [])):
+        yield from changing(asked)
+    for asked in islice(_rounds([ask for ask in idle if not ask.surrounds]), 1 if context.said else None):
         most = accepted(asked)
         if len(most) > 1 and not has_answer(answers(most), plain):
             yield most
@@ -146,7 +190,7 @@ def _is_another(context: Context, plain: Tensor, copy: SmallCopy) -> bool:
     if context.whole is None:
         return context.is_new
     whole = copy.answers(context.whole.mode(copy.example))
-    return bool(whole) and not has_answer([plain], whole[0])
+    return bool(whole) and not (has_answer([plain], whole[0]) or (context.tokens and has_answer(whole, plain)))
 
 
 def _rounds(found: Sequence[Ask]) -> Iterator[Sequence[Ask]]:

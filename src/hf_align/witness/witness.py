@@ -247,6 +247,8 @@ class _Trial:
         """A mode at an even length too, if its own is odd: code may depend on its arguments and on how many there are.
         Some calls cannot be cut."""
         found: dict[Case, Answers] = {}
+        if mode.sized:
+            return found
         fewer = extent(mode.example)[1] - 1
         with suppress(Exception):
             for case in cases(mode, (fewer,), self._moved.config) if fewer else ():

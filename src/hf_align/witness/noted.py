@@ -1,0 +1,214 @@
+"""What modelling code is seen to look at while a small copy runs: the numbers that it compares sizes with, and
+the arguments that it looks up without naming them. Whatever it computes them from, each is tried.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from hf_align.tracing.own_code import LIBRARIES, files_of, numbers_compared
+from hf_align.tracing.watched import looked_up
+from hf_align.witness.effort import windows
+
+_SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel)  # type: ignore[attr-defined]
+_COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
+_DIVIDING = ("mod", "floordiv")
+_RANK = 4
+"""What stands in code beside numbers up to this one is a number of axes more often than a size."""
+_LEAST = 3
+"""What sizes below are compared with is tried anyway."""
+_MOST = 8
+"""Numbers, words and names of a kind that are tried; those of no model of transformers are as many."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What code was seen to look at.
+
+    Attributes:
+        sizes: numbers that it compares sizes with.
+        keywords: the names of arguments.
+    """
+
+    sizes: tuple[int, ...] = ()
+    keywords: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: Mapping[str, Sequence[Any]]) -> Noted:
+        """From what `asdict` makes of one, read from JSON."""
+        return cls(**{name: tuple(values) for name, values in data.items()})
+
+
+class Notes:
+    """Collects what code looks at in one run after the other.
+
+    Args:
+        model: whose code it is.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._files = files_of(model)
+        self._sizes = dict.fromkeys(n for n in sorted(numbers_compared(model)) if n > _RANK)
+        self._known = {near for window in windows(model.config) for near in (window - 1, window, window + 1)}
+        self._keywords = dict[str, None]()
+
+    @property
+    def noted(self) -> Noted:
+        sizes = sorted(n for n in self._sizes if n >= _LEAST and n not in self._known)
+        return Noted(tuple(sizes[:_MOST]), tuple(self._keywords)[:_MOST])
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While something runs."""
+        with _Measuring(self._compared), self._profiled():
+            yield
+
+    def _is_own(self, frame: FrameType | None) -> bool:
+        return frame is not None and frame.f_globals.get("__name__") in self._files
+
+    def _compared(self, number: int) -> None:
+        self._sizes[number] = None
+
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """While functions of the modelling code get nameless arguments that note what is looked up in them."""
+        before = sys.getprofile()
+
+        def watch(frame: FrameType, event: str, argument: Any) -> None:
+            if event == "call" and frame.f_code.co_flags & CO_VARKEYWORDS and self._is_own(frame):
+                _set_local(frame, _keywords_of(frame.f_code), lambda given: _Looked(given, self._keywords))
+
+        sys.setprofile(watch)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+class _Looked(dict[str, Any]):
+    """Nameless arguments, which note what is looked up among them."""
+
+    def __init__(self, given: Any, seen: dict[str, None]) -> None:
+        super().__init__(given)
+        self._seen = seen
+
+    def _note(self, name: Any) -> None:
+        if isinstance(name, str):
+            self._seen[name] = None
+
+    def __getitem__(self, name: str) -> Any:
+        self._note(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self._note(name)
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._note(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._note(name)
+        return super().pop(name, *default)
+
+
+def _keywords_of(code: CodeType) -> str:
+    """What a function calls its nameless arguments."""
+    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)]
+
+
+def _set_local(frame: FrameType, name: str, made: Callable[[Any], Any]) -> None:
+    """Give a variable of a function that runs another value."""
+    found = frame.f_locals
+    if type(found.get(name)) is dict:
+        found[name] = made(found[name])
+        if isinstance(found, dict):  # up to Python 3.12 it is a copy
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+class _Size(int):
+    """A size, or what is added to one, which notes what it is compared with.
+
+    Attributes:
+        added: to the size.
+        note: takes the number.
+    """
+
+    added: int
+    note: Callable[[int], None]
+
+    @classmethod
+    def of(cls, value: int, note: Callable[[int], None], added: int = 0) -> _Size:
+        size = cls(value)
+        size.note, size.added = note, added
+        return size
+
+    def __hash__(self) -> int:
+        frame = sys._getframe(1)
+        for key in () if _is_tool(frame) else looked_up(frame):
+            if type(key) is int:
+                self.note(key - self.added)
+        return hash(int(self))
+
+    def _plus(self, other: Any, sign: int) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented
+        added = 0 if isinstance(other, _Size) else self.added + sign * other
+        return _Size.of(int(self) + sign * int(other), self.note, added)
+
+    def __add__(self, other: Any) -> Any:
+        return self._plus(other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._plus(other, -1)
+
+
+def _noting(name: str) -> Callable[[_Size, Any], Any]:
+    plain = getattr(int, f"__{name}__")
+
+    def operate(self: _Size, other: Any) -> Any:
+        if type(other) is int and other != int(self) and not _is_tool(sys._getframe(1)):
+            self.note(other - self.added if name in _COMPARING else other)
+        return plain(self, other)
+
+    return operate
+
+
+for _name in (*_COMPARING, *_DIVIDING):
+    setattr(_Size, f"__{_name}__", _noting(_name))
+
+
+def _is_tool(frame: FrameType) -> bool:
+    return f"{frame.f_globals.get('__name__')}.".startswith(LIBRARIES)
+
+
+class _Measuring(TorchFunctionMode):
+    """While sizes of tensors are numbers that note what they are compared with."""
+
+    def __init__(self, note: Callable[[int], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in _SIZES:
+            return found
+        return _Size.of(found, self._note) if isinstance(found, int) else torch.Size(self._each(found))
+
+    def _each(self, sizes: Iterable[int]) -> list[_Size]:
+        return [_Size.of(size, self._note) for size in sizes]
