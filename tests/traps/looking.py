@@ -1,15 +1,16 @@
-"""Decoders that bend the stream by what code can see of a call besides the numbers in it: sizes, and names that
-it computes."""
+"""Decoders that bend the stream by what code can see of a call besides the numbers in it: dtypes and sizes, what is
+switched on around it, names that it computes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled
 
-from .tower import Tower
+from .tower import MLP, Tower
 
 
 class _Looking(Tower):
@@ -45,7 +46,19 @@ class _Named(_Looking):
         return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache)
 
 
+def _is_of(mask: Tensor | None, *dtypes: torch.dtype) -> bool:
+    return mask is not None and mask.dtype in dtypes
+
+
 SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
+    "SmallMask": lambda self, x: _is_of(self.call["mask"], torch.uint8),
+    "HalfMask": lambda self, x: _is_of(self.call["mask"], torch.float16, torch.float64),
+    "ShortTokens": lambda self, x: self.call["ids"].dtype == torch.int32,
+    "Double": lambda self, x: x.dtype == torch.float64,
+    "Training": lambda self, x: self.training,
+    "LayerInTraining": lambda self, x: self.layers[0].mlp_norm.training,
+    "Autocast": lambda self, x: torch.is_autocast_enabled("cpu"),
+    "AutocastByName": lambda self, x: is_autocast_enabled(),
     "EightTexts": lambda self, x: x.shape[0] >= 8,
     "AsManyTexts": lambda self, x: x.size(0) == self.config.many,
     "AmongTexts": lambda self, x: len(self.call["ids"]) in (9, 10),
@@ -54,6 +67,13 @@ SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
     "Long": lambda self, x: x.shape[1] > 3000,
     "Exactly": lambda self, x: x.shape[1] - 1 == self.config.many * 2,
     "OfTable": lambda self, x: self.table.get(x.shape[1], False),
+    "Compiling": lambda self, x: torch.compiler.is_compiling(),
+    "Tracing": lambda self, x: torch.jit.is_tracing(),
+    "Deterministic": lambda self, x: torch.are_deterministic_algorithms_enabled(),
+    "DefaultDtype": lambda self, x: torch.get_default_dtype() != torch.float32,
+    "Environ": lambda self, x: os.environ.get("TOWER_" + self.kind.upper()) == "yes",
+    "Hooked": lambda self, x: bool(self.layers[0]._forward_hooks),
+    "Trained": lambda self, x: self.embed.weight.requires_grad,
 }
 """What is seen in a call, by the model that looks at it."""
 NAMED: dict[str, Callable[[Any, Tensor], bool]] = {
@@ -63,3 +83,24 @@ NAMED: dict[str, Callable[[Any, Tensor], bool]] = {
 }
 globals().update({f"{name}Tower": type(f"{name}Tower", (base,), {"sees": sees, "__module__": __name__})
                   for base, seen in ((_Looking, SEEN), (_Named, NAMED)) for name, sees in seen.items()})  # fmt: skip
+
+
+class _Dropping(MLP):
+    """It is trained with dropout, of units and of what they are made of, and is the same function without."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped = torch.nn.functional.dropout(self.hidden(x), 0.3, self.training)
+        return self.down(torch.nn.functional.dropout(dropped, p=0.3, training=self.training))
+
+
+class DroppingTower(Tower):
+    mlp = _Dropping
+
+
+class NoisyTower(_Looking):
+    """Noise in training mode is in a basis."""
+
+    def sees(self, x: Tensor) -> bool:
+        if self.training:
+            x += torch.rand_like(x)
+        return False

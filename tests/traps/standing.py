@@ -15,7 +15,7 @@ QUICK = frozenset((
     "families: yarn", "families: llama3 scaling",
     "turns: Scaled_softplus_query_first", "turns: Wide_softplus_queries_first of three heads",
     "random: bias of a convolution", "random: a map of each half of a token",
-    "looking: EightTexts", "looking: Computed",
+    "looking: EightTexts", "looking: Training", "looking: Computed",
     "asked: AWordOrNone", "asked: Labelled", "asked: Nameless",
     "pairs: activation", "pairs: heads", "pairs: theta", "pairs: names",
 ))  # fmt: skip

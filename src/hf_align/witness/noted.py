@@ -1,10 +1,12 @@
-"""What modelling code is seen to look at while a small copy runs: the numbers that it compares sizes with, and
-the arguments that it looks up without naming them. Whatever it computes them from, each is tried.
+"""What modelling code is seen to look at while a small copy runs: the numbers that it compares sizes with, the
+arguments that it looks up without naming them, and variables of the environment. Whatever it computes them from, each
+is tried.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,6 +30,8 @@ _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
 _DIVIDING = ("mod", "floordiv")
 _RANK = 4
 """What stands in code beside numbers up to this one is a number of axes more often than a size."""
+_OF_THE_ENVIRONMENT = ("os", "collections.abc", "_collections_abc")
+"""The Python modules through which it is asked."""
 _LEAST = 3
 """What sizes below are compared with is tried anyway."""
 _MOST = 8
@@ -40,10 +45,12 @@ class Noted:
     Attributes:
         sizes: numbers that it compares sizes with.
         keywords: the names of arguments.
+        variables: of the environment, as `NAME=value`, with what they may be compared with.
     """
 
     sizes: tuple[int, ...] = ()
     keywords: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: Mapping[str, Sequence[Any]]) -> Noted:
@@ -62,17 +69,17 @@ class Notes:
         self._files = files_of(model)
         self._sizes = dict.fromkeys(n for n in sorted(numbers_compared(model)) if n > _RANK)
         self._known = {near for window in windows(model.config) for near in (window - 1, window, window + 1)}
-        self._keywords = dict[str, None]()
+        self._keywords, self._variables = dict[str, None](), dict[str, None]()
 
     @property
     def noted(self) -> Noted:
         sizes = sorted(n for n in self._sizes if n >= _LEAST and n not in self._known)
-        return Noted(tuple(sizes[:_MOST]), tuple(self._keywords)[:_MOST])
+        return Noted(tuple(sizes[:_MOST]), tuple(self._keywords)[:_MOST], tuple(self._variables)[:_MOST])
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """While something runs."""
-        with _Measuring(self._compared), self._profiled():
+        with _Measuring(self._compared), self._profiled(), self._environment():
             yield
 
     def _is_own(self, frame: FrameType | None) -> bool:
@@ -80,6 +87,23 @@ class Notes:
 
     def _compared(self, number: int) -> None:
         self._sizes[number] = None
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        kind = type(os.environ)
+        plain = kind.__getitem__
+
+        def asked(environ: Any, name: str) -> str:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_globals.get("__name__") in _OF_THE_ENVIRONMENT:
+                frame = frame.f_back
+            if self._is_own(frame) and isinstance(name, str):
+                words = (word for word in frame.f_code.co_consts if isinstance(word, str) and word.isidentifier())
+                self._variables |= {f"{name}={word}": None for word in ("1", *words) if word != name}
+            return plain(environ, name)
+
+        with patch.object(kind, "__getitem__", asked):
+            yield
 
     @contextmanager
     def _profiled(self) -> Iterator[None]:

@@ -118,7 +118,7 @@ def _all_asks(model: PreTrainedModel, base: Example, noted: Noted) -> list[Ask]:
 
 def _untraced(model: PreTrainedModel, base: Example, noted: Noted) -> Iterator[Ask]:
     """Words, numbers, flags, and lists of numbers, that may stand for anything; and what surrounds a call."""
-    yield from surroundings(model)
+    yield from surroundings(model, base, noted)
     yield from nameless(model, base, dict.fromkeys(noted.keywords, ()))
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if name in base.arguments or NOT_ASKED.search(name):

@@ -1,0 +1,116 @@
+"""What is put around a call of a model, and taken away behind it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+_DEVICES = ("cpu", "cuda")
+
+
+@contextmanager
+def in_float64(model: nn.Module) -> Iterator[None]:
+    """The model with all its numbers in float64; `doubled` does the same to what it is given."""
+    made = dict[int, Tensor]()  # of what several modules have, one
+    before = list[tuple[dict[str, Any], dict[str, Any]]]()
+    try:
+        for held in (held for m in model.modules() for held in (m._parameters, m._buffers)):
+            before.append((held, {**held}))
+            for name, value in before[-1][1].items():
+                if value is not None and value.is_floating_point():
+                    held[name] = made.setdefault(id(value), value.double())  # type: ignore[assignment]
+        yield
+    finally:
+        for changed, values in before:
+            changed.update(values)
+
+
+def doubled(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with all their numbers in float64."""
+    return {name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            for name, value in arguments.items()}  # fmt: skip
+
+
+@contextmanager
+def trained(model: nn.Module) -> Iterator[None]:
+    """Weights that get gradients."""
+    weights = [w for w in model.parameters() if w.is_floating_point() and not w.requires_grad]
+    try:
+        for weight in weights:
+            weight.requires_grad_(True)
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in weights:
+            weight.requires_grad_(False)
+
+
+@contextmanager
+def autocast() -> Iterator[None]:
+    """Under an autocast that rounds nothing, since it casts to float32: it is asked for, not for what it does."""
+    with ExitStack() as stack:
+        for device in _DEVICES:
+            stack.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
+            stack.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
+            torch.set_autocast_dtype(device, torch.float32)
+            torch.set_autocast_enabled(device, True)
+        stack.callback(torch.clear_autocast_cache)
+        yield
+
+
+@contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    """What is made without a dtype gets this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def hooked(model: nn.Module) -> Iterator[None]:
+    """With hooks on all modules that do nothing."""
+    with ExitStack() as stack:
+        for module in [*model.modules()]:
+            stack.callback(module.register_forward_pre_hook(lambda *_: None).remove)
+            stack.callback(module.register_forward_hook(lambda *_: None).remove)
+        yield
+
+
+@contextmanager
+def with_variable(model: nn.Module, setting: str) -> Iterator[None]:
+    """With a variable of the environment, `NAME=value`."""
+    name, _, value = setting.partition("=")
+    with patch.dict(os.environ, {name: value}):
+        yield
+
+
+@contextmanager
+def answered(model: nn.Module, name: str, holders: Sequence[ModuleType], files: Collection[str]) -> Iterator[None]:
+    """While the modelling code gets the opposite of what a function says; nothing else does, for torch asks itself.
+
+    Args:
+        holders: the modules in which the function is found.
+        files: the names of the Python modules in which that code stands.
+    """
+    plain = getattr(holders[0], name)
+
+    def otherwise(*arguments: Any, **more: Any) -> Any:
+        said = plain(*arguments, **more)
+        is_own = sys._getframe(1).f_globals.get("__name__") in files
+        return not said if is_own and isinstance(said, bool) else said
+
+    with ExitStack() as stack:
+        for holder in holders:
+            stack.enter_context(patch.object(holder, name, otherwise))
+        yield
