@@ -22,6 +22,7 @@ class _Looking(Tower):
 
     call: dict[str, Any]
     kind = "beta"
+    counted = 0
     table: ClassVar[dict[int, bool]] = {21: True}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
@@ -35,6 +36,10 @@ class _Looking(Tower):
 
     def sees(self, x: Tensor) -> bool:
         raise NotImplementedError
+
+    def counts(self) -> int:
+        self.counted += 1
+        return self.counted
 
 
 class _Named(_Looking):
@@ -72,6 +77,7 @@ SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
     "Deterministic": lambda self, x: torch.are_deterministic_algorithms_enabled(),
     "DefaultDtype": lambda self, x: torch.get_default_dtype() != torch.float32,
     "Environ": lambda self, x: os.environ.get("TOWER_" + self.kind.upper()) == "yes",
+    "Counting": lambda self, x: self.counts() > self.config.many**3,
     "Hooked": lambda self, x: bool(self.layers[0]._forward_hooks),
     "Trained": lambda self, x: self.embed.weight.requires_grad,
 }

@@ -22,12 +22,13 @@ _LENGTH = 9
 
 
 def read(
-    rows: int = 2, length: int = _LENGTH, first: int = 0, tokens: torch.dtype = torch.long,
+    rows: int = 2, length: int = _LENGTH, first: int = 0, before: int = 0, tokens: torch.dtype = torch.long,
     mask: torch.dtype | None = None, within: AbstractContextManager[Any] | Any = lambda _: nullcontext(), **more: Any,
 ) -> Call:  # fmt: skip
     """So many texts and tokens, of which the first are read before; in a mask of ones where it has a dtype.
 
     Args:
+        before: calls before it.
         within: from the model, what surrounds the call.
     """
 
@@ -35,6 +36,8 @@ def read(
         ids = ids_of(model, length, rows).to(tokens)
         kept = model(input_ids=ids[:, :first], use_cache=True).past_key_values if first else None
         given = {} if mask is None else {"attention_mask": torch.ones(rows, length, dtype=mask)}
+        for _ in range(before):
+            model(input_ids=ids)
         with within(model):
             return model(input_ids=ids[:, first:], past_key_values=kept, **given, **more).logits.detach()
 
@@ -76,6 +79,7 @@ CALLS: dict[str, Call] = {
     "Deterministic": read(within=lambda _: said(torch, "are_deterministic_algorithms_enabled")),
     "DefaultDtype": read(within=lambda _: around.by_default(torch.float64)),
     "Environ": read(within=lambda model: around.with_variable(model, "TOWER_BETA=yes")),
+    "Counting": read(before=11**3, length=2),
     "Hooked": read(within=around.hooked),
     "Trained": read(within=around.trained),
     "Computed": read(beta_scale=1),

@@ -88,6 +88,15 @@ def hooked(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def with_number(model: nn.Module, state: str) -> Iterator[None]:
+    """With a number that a module keeps, `path.name=value`, as after other calls; whoever called takes it back."""
+    path, _, value = state.partition("=")
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, int(value))
+    yield
+
+
+@contextmanager
 def with_variable(model: nn.Module, setting: str) -> Iterator[None]:
     """With a variable of the environment, `NAME=value`."""
     name, _, value = setting.partition("=")

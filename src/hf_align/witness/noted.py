@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
@@ -32,6 +32,7 @@ _RANK = 4
 """What stands in code beside numbers up to this one is a number of axes more often than a size."""
 _OF_THE_ENVIRONMENT = ("os", "collections.abc", "_collections_abc")
 """The Python modules through which it is asked."""
+_OF_TORCH = frozenset(vars(nn.Module()))
 _LEAST = 3
 """What sizes below are compared with is tried anyway."""
 _MOST = 8
@@ -45,12 +46,14 @@ class Noted:
     Attributes:
         sizes: numbers that it compares sizes with.
         keywords: the names of arguments.
+        states: whole numbers that modules keep from one call to the next, as `path.name=value`.
         variables: of the environment, as `NAME=value`, with what they may be compared with.
     """
 
     sizes: tuple[int, ...] = ()
     keywords: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: Mapping[str, Sequence[Any]]) -> Noted:
@@ -69,18 +72,41 @@ class Notes:
         self._files = files_of(model)
         self._sizes = dict.fromkeys(n for n in sorted(numbers_compared(model)) if n > _RANK)
         self._known = {near for window in windows(model.config) for near in (window - 1, window, window + 1)}
-        self._keywords, self._variables = dict[str, None](), dict[str, None]()
+        self._keywords, self._variables, self._states = (dict[str, None]() for _ in range(3))
+        self._counted = dict[str, None]()
 
     @property
     def noted(self) -> Noted:
         sizes = sorted(n for n in self._sizes if n >= _LEAST and n not in self._known)
-        return Noted(tuple(sizes[:_MOST]), tuple(self._keywords)[:_MOST], tuple(self._variables)[:_MOST])
+        words = (tuple(found)[:_MOST] for found in (self._keywords, self._variables, self._states))
+        return Noted(tuple(sizes[:_MOST]), *words)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """While something runs."""
         with _Measuring(self._compared), self._profiled(), self._environment():
             yield
+
+    @contextmanager
+    def kept(self, model: nn.Module) -> Iterator[None]:
+        """While a call may change whole numbers that modules keep: which do change, and what they are compared with."""
+        before = dict(_numbers(model))
+        for path in self._counted:
+            self._watch(model, path)
+        yield
+        for name, number in _numbers(model):
+            if before.get(name) != number:
+                self._counted[name] = None
+
+    def _watch(self, model: nn.Module, path: str) -> None:
+        owner, _, name = path.rpartition(".")
+        module = model.get_submodule(owner)
+        start = getattr(module, name, 0)
+
+        def note(number: int) -> None:
+            self._states |= {f"{path}={n}": None for n in (number - 1, number, number + 1) if n >= start}
+
+        setattr(module, name, _Size.of(start, note))
 
     def _is_own(self, frame: FrameType | None) -> bool:
         return frame is not None and frame.f_globals.get("__name__") in self._files
@@ -119,6 +145,14 @@ class Notes:
             yield
         finally:
             sys.setprofile(before)
+
+
+def _numbers(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """The whole numbers that are attributes of a model's modules, by path and name."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, int) and not isinstance(value, bool) and name not in _OF_TORCH:
+                yield (f"{path}.{name}" if path else name), int(value)
 
 
 class _Looked(dict[str, Any]):

@@ -59,6 +59,8 @@ def surroundings(model: PreTrainedModel, base: Example, noted: Noted) -> Iterato
             yield _around(said, within)
     for name, holders in _questions(files, words).items():
         yield _around(f"another answer to {name}", partial(around.answered, name=name, holders=holders, files=files))
+    for state in noted.states:
+        yield Ask(state, ({},), within=partial(around.with_number, state=state))
     for setting in noted.variables:
         yield _around(setting, partial(around.with_variable, setting=setting))
 
