@@ -55,18 +55,29 @@ def _is_of(mask: Tensor | None, *dtypes: torch.dtype) -> bool:
     return mask is not None and mask.dtype in dtypes
 
 
+def _is_masked(model: _Looking) -> bool:
+    return model.call["mask"] is not None
+
+
 SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
     "SmallMask": lambda self, x: _is_of(self.call["mask"], torch.uint8),
     "HalfMask": lambda self, x: _is_of(self.call["mask"], torch.float16, torch.float64),
     "ShortTokens": lambda self, x: self.call["ids"].dtype == torch.int32,
     "Double": lambda self, x: x.dtype == torch.float64,
     "Training": lambda self, x: self.training,
+    "TrainedInTraining": lambda self, x: self.training and torch.is_grad_enabled(),
+    "HasGradients": lambda self, x: x.grad_fn is not None,
     "LayerInTraining": lambda self, x: self.layers[0].mlp_norm.training,
     "Autocast": lambda self, x: torch.is_autocast_enabled("cpu"),
     "AutocastByName": lambda self, x: is_autocast_enabled(),
     "EightTexts": lambda self, x: x.shape[0] >= 8,
     "AsManyTexts": lambda self, x: x.size(0) == self.config.many,
     "AmongTexts": lambda self, x: len(self.call["ids"]) in (9, 10),
+    "Hundreds": lambda self, x: x.shape[0] > 100,
+    "BySize": lambda self, x: tuple(x.shape[:2]) == (3, 40),
+    "AloneAndLong": lambda self, x: x.shape[0] == 1 and x.shape[1] == 40,
+    "FarBehind": lambda self, x: self.call["past"] > 100 and x.shape[1] > 1,
+    "SevenBehindMasked": lambda self, x: _is_masked(self) and self.call["past"] > 0 and x.shape[1] == 7,
     "SevenBehind": lambda self, x: self.call["past"] > 0 and x.shape[1] == 7,
     "ThreeBefore": lambda self, x: self.call["past"] == 13 and x.shape[1] > 2,
     "Long": lambda self, x: x.shape[1] > 3000,

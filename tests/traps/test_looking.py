@@ -57,18 +57,31 @@ def training(model: nn.Module) -> Iterator[None]:
     model.eval()
 
 
+@contextmanager
+def trained_in_training(model: nn.Module) -> Iterator[None]:
+    with training(model), torch.enable_grad():
+        yield
+
+
 CALLS: dict[str, Call] = {
     "SmallMask": read(mask=torch.uint8),
     "HalfMask": read(mask=torch.float16),
     "ShortTokens": read(tokens=torch.int32),
     "Double": read(),
     "Training": read(within=training),
+    "TrainedInTraining": read(within=trained_in_training),
+    "HasGradients": read(within=around.trained),
     "LayerInTraining": read(within=training),
     "Autocast": read(within=lambda _: around.autocast()),
     "AutocastByName": read(within=lambda _: around.autocast()),
     "EightTexts": read(rows=8),
     "AsManyTexts": read(rows=11),
     "AmongTexts": read(rows=9),
+    "Hundreds": read(rows=101),
+    "BySize": read(rows=3, length=40),
+    "AloneAndLong": read(rows=1, length=40),
+    "FarBehind": read(length=120, first=110),
+    "SevenBehindMasked": read(first=2, mask=torch.long),
     "SevenBehind": read(first=2),
     "ThreeBefore": read(length=18, first=13),
     "Long": read(rows=1, length=3001),

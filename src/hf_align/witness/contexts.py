@@ -26,6 +26,8 @@ _BEHIND = {1: "the last token", 2: "the last two tokens", 5: "the last five toke
 _TEXTS = {1: "one text", 5: "five texts"}
 _FEW = 64
 """Texts, and tokens behind a cache, of which a short call has no more."""
+_MANY = 1000
+"""Texts that are tried at most."""
 _LONGEST = 4200
 """Tokens of a text that is tried because the code names its length."""
 _ASKED_BEHIND = 2
@@ -92,33 +94,45 @@ def contexts(model: PreTrainedModel, base: Example, sizes: Sequence[int] = ()) -
     Args:
         sizes: numbers that code compares sizes with.
     """
-    several = dict.fromkeys(n for size in sizes if size <= _FEW for n in (size, size + 1) if n not in (*_TEXTS, 2))
     of_one = base.rows_of_one == 1
     for whole in _wholes(model, base):
+        several = {n: None for n in _near(sizes, _MANY if not whole.said else _FEW) if n > 2 and n not in _TEXTS}
         for steps in (whole, *(_in_steps(whole, count) for count in (_BEHIND if base.tokens else ()))):
             yield steps
             yield from (_of_texts(steps, count) for count in (_TEXTS if of_one else ()))
             if of_one and steps.behind < _ASKED_BEHIND and not whole.is_new:
                 yield from (_of_texts(steps, count) for count in several)
-    if base.tokens:
-        for size in sizes:
-            yield from _of_sizes(size)
+        if base.tokens and whole.is_asked:
+            yield from _of_sizes(whole, sizes, of_one)
 
 
-def _of_sizes(size: int) -> Iterator[Context]:
-    """Texts of a length, and of one more; and so many tokens behind a cache or in it."""
-    first, is_many = Context(""), size > _FEW
-    for n in (size, size + 1) if size < _LONGEST else ():
-        whole = Context(_long(n), tokens=n, texts=int(is_many), is_asked=False, whole=first)  # one text of many tokens
-        yield whole
-        for read, behind in ((n, 1),) if is_many and n == size else () if is_many else ((n, 1), (n, 3), (_PREFIX, n)):
-            both = replace(whole, said=_long(read + behind), tokens=read + behind)
-            said = f"the last {behind} of {read + behind} tokens behind a cache"
+def _near(sizes: Sequence[int], most: int) -> dict[int, None]:
+    """Numbers and the next ones: what is compared with a number changes at one of them."""
+    return dict.fromkeys(n for size in sizes if size <= most for n in (size, size + 1))
+
+
+def _of_sizes(whole: Context, sizes: Sequence[int], of_one: bool) -> Iterator[Context]:
+    """Texts of some lengths, also one alone and others of some number; and so many tokens behind a cache or in it.
+
+    Args:
+        of_one: whether a text is one row.
+    """
+    for n in _near(sizes, _LONGEST if not whole.said else _FEW):
+        is_short = n <= _FEW + 1
+        long = _sized(whole, n, 0 if is_short else 1)
+        yield long
+        if is_short and of_one and not whole.said:
+            yield _of_texts(long, 1)
+            yield from (_of_texts(long, size + (n not in sizes)) for size in sizes if size <= _FEW)
+        for read, behind in ((n, 1), (n, 3), (_PREFIX, n)) if is_short else ((n, 3), (n, 1)) if n not in sizes else ():
+            both = _sized(whole, read + behind, long.texts)
+            said = f"{both.said}, the last {behind} behind a cache"
             yield replace(both, said=said, behind=behind, whole=both)
 
 
-def _long(tokens: int) -> str:
-    return f"{tokens} tokens"
+def _sized(whole: Context, tokens: int, texts: int) -> Context:
+    said = " and ".join(filter(None, [whole.said, f"{tokens} tokens"]))
+    return replace(whole, said=said, tokens=tokens, texts=texts, is_asked=False, whole=whole)
 
 
 def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:

@@ -27,7 +27,7 @@ from hf_align.witness.training import in_training
 _OF_MODULES = ("gradient_checkpointing",)
 _AROUND: Mapping[str, tuple[str, Callable[[nn.Module], Any]]] = {
     "training": ("training mode", in_training),
-    "requires_grad": ("weights that are trained", around.trained),
+    **dict.fromkeys(("requires_grad", "is_grad_enabled", "grad_fn"), ("weights that are trained", around.trained)),
     "autocast": ("autocast", lambda _: around.autocast()),
     "_hooks": ("hooks", around.hooked),
     "get_default_dtype": ("float64 by default", lambda _: around.by_default(torch.float64)),

@@ -160,22 +160,26 @@ def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy, refuse
     idle = list[Ask]()
 
     def changing(asked: Sequence[Ask]) -> Iterator[Sequence[Ask]]:
-        """Each of some that changes the answer; what surrounds a call is put around it all at once."""
+        """Each of some that changes the answer, or several where none does so alone; what surrounds a call is put
+        around it all at once."""
         results = answers(asked)
         if results and has_answer(results, plain):
             idle.extend(asked)
         elif len(asked) > 1:
-            yield from changing(asked[: len(asked) // 2])
-            yield from changing(asked[len(asked) // 2 :])
+            halves = asked[: len(asked) // 2], asked[len(asked) // 2 :]
+            fewer = [several for half in halves for several in changing(half)]
+            yield from fewer or ([asked] if results else [])
         elif results:
             yield asked
         elif asked[0].surrounds and not context.said:
             refused.add(asked[0].said)
 
-    around = [ask for ask in found if ask.surrounds and context.said and context.is_asked]
-    alone = [ask for ask in filter(context.goes_with, found) if ask not in around]
-    for asked in (*((ask,) for ask in alone), *([around] if around else [])):
-        yield from changing(asked)
+    for ask in filter(context.goes_with, found):
+        if not (ask.surrounds and context.said):
+            yield from changing([ask])
+    around = [ask for ask in found if ask.surrounds and (context.said or ask in idle)]
+    if around and context.is_asked:
+        yield from changing(around)
     for asked in islice(_rounds([ask for ask in idle if not ask.surrounds]), 1 if context.said else None):
         most = accepted(asked)
         if len(most) > 1 and not has_answer(answers(most), plain):
