@@ -89,6 +89,8 @@ SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
     "DefaultDtype": lambda self, x: torch.get_default_dtype() != torch.float32,
     "Environ": lambda self, x: os.environ.get("TOWER_" + self.kind.upper()) == "yes",
     "Counting": lambda self, x: self.counts() > self.config.many**3,
+    "OnCuda": lambda self, x: x.device.type == "cuda",
+    "IsCuda": lambda self, x: x.is_cuda,
     "Hooked": lambda self, x: bool(self.layers[0]._forward_hooks),
     "Trained": lambda self, x: self.embed.weight.requires_grad,
 }

@@ -93,6 +93,8 @@ CALLS: dict[str, Call] = {
     "DefaultDtype": read(within=lambda _: around.by_default(torch.float64)),
     "Environ": read(within=lambda model: around.with_variable(model, "TOWER_BETA=yes")),
     "Counting": read(before=11**3, length=2),
+    "OnCuda": read(within=lambda _: around.OnCuda()),
+    "IsCuda": read(within=lambda _: around.OnCuda()),
     "Hooked": read(within=around.hooked),
     "Trained": read(within=around.trained),
     "Computed": read(beta_scale=1),

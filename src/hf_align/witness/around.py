@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 _DEVICES = ("cpu", "cuda")
 
@@ -64,6 +65,27 @@ def autocast() -> Iterator[None]:
             torch.set_autocast_enabled(device, True)
         stack.callback(torch.clear_autocast_cache)
         yield
+
+
+class OnCuda(TorchFunctionMode):
+    """While tensors say that they are on a GPU, and what is made there is made here."""
+
+    _SAID: Mapping[Any, Any] = {
+        Tensor.device.__get__: torch.device("cuda", 0),
+        Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
+        Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._SAID:
+            return self._SAID[func]
+        return func(*map(_here, args), **{name: _here(value) for name, value in (kwargs or {}).items()})
+
+
+def _here(value: Any) -> Any:
+    """A device that stands for another one."""
+    is_device = isinstance(value, (torch.device, str)) and str(value).partition(":")[0] == "cuda"
+    return torch.device("cpu") if is_device else value
 
 
 @contextmanager

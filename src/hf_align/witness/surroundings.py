@@ -29,6 +29,7 @@ _AROUND: Mapping[str, tuple[str, Callable[[nn.Module], Any]]] = {
     "training": ("training mode", in_training),
     **dict.fromkeys(("requires_grad", "is_grad_enabled", "grad_fn"), ("weights that are trained", around.trained)),
     "autocast": ("autocast", lambda _: around.autocast()),
+    "cuda": ("tensors that say they are on a GPU", lambda _: around.OnCuda()),
     "_hooks": ("hooks", around.hooked),
     "get_default_dtype": ("float64 by default", lambda _: around.by_default(torch.float64)),
 }
