@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA, MODELS, built, run, tiny_bert
+from conftest import DATA, MODELS, built, run, save, tiny_bert, tiny_vit
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
@@ -150,6 +150,23 @@ def test_a_merge_without_data_or_alignment(tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert text.count("Not measured") == 3 and "not moved" in text and "No map that all layers share" in text
     assert Page(text).open == []
+
+
+@pytest.mark.parametrize("command", ["merge", "transport"])
+def test_three_models_with_data_are_not_said_to_be_unmeasured(command: str, tmp_path: Path) -> None:
+    config, out = tiny_vit(), tmp_path / "out"
+    a, b, c = (save(tmp_path / str(seed), config, seed) for seed in range(3))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, config.num_channels, config.image_size, config.image_size, generator=generator)
+    save_file({"pixel_values": images, "labels": torch.arange(8) % config.num_labels}, tmp_path / "data.safetensors")
+    how = ["--effort", "quick", a, b, c] if command == "merge" else [a, "--base", b, "--onto", c]
+    assert run(command, *how, "-o", out, "--data", tmp_path / "data.safetensors", "--quiet") == 0
+    assert run("report", out) == 0
+    card, page = (html.unescape((out / file).read_text()) for file in ("README.md", "report.html"))
+    assert "no held-out data" not in card and "without held-out data" not in page
+    notes = Provenance.load(out).notes
+    assert notes and all(note[1:] in card and note[1:] in page for note in notes)
+    assert Page((out / "report.html").read_text()).open == []
 
 
 def test_permutations_only(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class Job(ABC, Generic[M]):
     def document(self, claim: Claim, match: M, report: Report) -> None:
         """Write all that is said of the result beside it, in the process that leads."""
         document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=self.strategy,
-                 **report.facts)  # fmt: skip
+                 held_out=self.asked.data is not None, **report.facts)  # fmt: skip
 
     def again(self, output: Path) -> Report:
         """What was said of the result by the run that completed it."""

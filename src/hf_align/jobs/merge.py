@@ -150,7 +150,7 @@ class Merge(OpenedJob[Mixed]):
         agreement = cosines(self.models.first, *match.weights) if shown else {}
         strategy = {**self.strategy, "method": method}
         document(claim.documents, self.sources, self.asked.say, command=self.asked.command, strategy=strategy,
-                 agreement=agreement, **written, **report.facts)  # fmt: skip
+                 agreement=agreement, held_out=self.held_out is not None, **written, **report.facts)  # fmt: skip
         if self.options.drop_cache:
             self.models.drop()
 

@@ -221,7 +221,7 @@ class _Recipe(Job[_Making]):
         report.model_type = str(config.get("model_type"))
         document(folder, self.sources, self.asked.say, command="hf-align mergekit mergekit_config.yml OUT",
                  strategy={"method": self.method, **asked, **matched, "spaces": " ".join(self.options.spaces)},
-                 **report.facts)  # fmt: skip
+                 held_out=self.held_out is not None, **report.facts)  # fmt: skip
 
     def _keep_architecture(self, folder: Path, inputs: Basis) -> None:
         """Leave the models' config beside the alignment where the result has another: of a mixture, or of slices."""

@@ -94,7 +94,8 @@ class Provenance(BaseModel):
         strategy: every option that the result depends on.
         certificate: as `hf-align certify --json`; None if it was not asked for.
         witness: as in `--json`; None if it was left out, or nothing is aligned.
-        comparison: as `hf-align evaluate --json`; None without data.
+        comparison: as `hf-align evaluate --json`; None without data, and of more than two models.
+        held_out: whether the notes say what was measured on data.
         agreement: parameter -> cosine of the two models' weights, as they are and aligned; empty without data.
         prompt, texts: words of the data, and how each model and the merge go on from them, by name.
     """
@@ -113,6 +114,7 @@ class Provenance(BaseModel):
     distance_before: float | None = None
     distance_after: float | None = None
     comparison: dict[str, Any] | None = None
+    held_out: bool = False
     agreement: dict[str, tuple[float, float]] = {}
     notes: list[str] = []
     prompt: str | None = None
