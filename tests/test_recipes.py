@@ -115,11 +115,26 @@ def test_what_came_of_a_recipe_is_measured_and_reported(few: Path, tmp_path: Pat
     tokens = load_file(few)["input_ids"].long()
     with torch.no_grad():
         loss = float(AutoModelForCausalLM.from_pretrained(tmp_path / "out")(tokens, labels=tokens).loss)
-    assert f"a loss of {loss:.3f};" in said and f"their plain mean {loss:.3f}" in said
+    assert f"a loss of {loss:.3f};" in said and f"the mean of the aligned models {loss:.3f}" in said
     assert made.comparison is not None and made.comparison["aligned"]["losses"][10] == pytest.approx(loss, abs=1e-4)
     assert any("alignment lowers the barrier from 1." in note for note in made.notes)
     assert run("report", tmp_path / "out", "-o", tmp_path / "report.html") == 0
     assert "barrier" in (tmp_path / "report.html").read_text()
+
+
+def test_fine_tunes_that_stay_as_they_are_are_measured_too(few: Path, tmp_path: Path) -> None:
+    llama = MODELS / "llama" / "0"
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.01)
+    model.save_pretrained(tmp_path / "tuned")
+    merged(tmp_path / "out", linear(llama, tmp_path / "tuned", align={"data": str(few)}))
+    made = Provenance.load(tmp_path / "out")
+    assert any("share a basis already" in note for note in made.notes)
+    said = next(note for note in made.notes if note.startswith("linear merges to a loss of"))
+    assert made.comparison is not None and "the plain mean" in said
+    assert f"a loss of {made.comparison['naive']['losses'][10]:.3f};" in said
 
 
 def test_a_method_of_mergekit_is_measured_too(few: Path, tmp_path: Path) -> None:

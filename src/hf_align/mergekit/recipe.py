@@ -216,6 +216,7 @@ class _Recipe(Job[_Making]):
         if inputs is not None and inputs.matches:
             save_matches(folder, inputs)
             self._keep_architecture(folder, inputs)
+        if inputs is not None:
             report.notes += self._judged(claim, inputs, report)
         config = own_json(folder, "config.json") or {}
         report.model_type = str(config.get("model_type"))
