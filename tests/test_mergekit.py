@@ -558,7 +558,7 @@ def test_a_base_is_no_part_of_the_mean(
     said = json.loads(capsys.readouterr().out)
     apart, middle = [said["comparison"][x] for x in ("loss_a", "loss_b")], said["comparison"]["aligned"]["losses"][1]
     assert said["notes"][-1].endswith(
-        f"its models have {min(apart):.3f} to {max(apart):.3f}, their plain mean {middle:.3f}"
+        f"its models have {min(apart):.3f} to {max(apart):.3f}, the mean of the aligned models {middle:.3f}"
     )
 
 

@@ -206,7 +206,7 @@ def test_the_command_line_merges_by_every_method(
     arguments = ["merge", *models, "--method", method, "-o", tmp_path / "out", "--json"]
     assert run(*arguments, "--data", tmp_path / "data.jsonl") == 0
     report = json.loads(capsys.readouterr().out)
-    assert any(note.startswith(method) and "the plain mean" in note for note in report["notes"])
+    assert any(note.startswith(method) and "the mean of the aligned models" in note for note in report["notes"])
     written = load_file(tmp_path / "out" / "model.safetensors")
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     again = [*arguments[:-3], "-o", tmp_path / "again", "--data", tmp_path / "data.jsonl"]

@@ -82,15 +82,20 @@ def beside_the_others(
     found = evaluator.loss(merged)
     apart = [line["loss_a"], line["loss_b"]] if line else [evaluator.loss(weights) for weights in raw]
     ensemble = evaluator.ensemble(raw, shares)
-    return [*([] if is_mean else [_beside_the_mean(method, found, mean)]),
+    return [*([] if is_mean else [_beside_the_mean(method, found, _mean_in(basis), mean)]),
             _beside_the_models(options, found, apart, ensemble)]  # fmt: skip
 
 
-def _beside_the_mean(method: str, found: float, mean: float) -> str:
+def _mean_in(basis: Basis) -> str:
+    """What the mean of models in a basis is called, beside that of the models as they are."""
+    return "the mean of the aligned models" if basis.matches else "the plain mean"
+
+
+def _beside_the_mean(method: str, found: float, called: str, mean: float) -> str:
     """One honest sentence on a method that is not the mean."""
     if found < mean:
-        return f"{method} merges to a loss of {found:.3f}, the plain mean to {mean:.3f}"
-    return f"{method} does NOT help here: loss {found:.3f}, of the plain mean {mean:.3f}; prefer linear"
+        return f"{method} merges to a loss of {found:.3f}, {called} to {mean:.3f}"
+    return f"{method} does NOT help here: loss {found:.3f}, of {called} {mean:.3f}; prefer --method linear"
 
 
 def _beside_the_models(options: Options, found: float, apart: Sequence[float], ensemble: float | None) -> str:
@@ -124,7 +129,7 @@ def of_result(basis: Basis, held_out: Batch, called: str, config: PretrainedConf
     found = NamedWeights(written, match_names(architecture, written, known.ties, {}))
     loss = Evaluator(network, held_out).loss(Computed(known.shapes, found.__getitem__))
     return (f"{called} merges to a loss of {loss:.3f}; its models have {min(apart):.3f} to {max(apart):.3f}, "
-            f"their plain mean {mean:.3f}")  # fmt: skip
+            f"{_mean_in(basis)} {mean:.3f}")  # fmt: skip
 
 
 def of_many(basis: Basis, held_out: Batch) -> str:
