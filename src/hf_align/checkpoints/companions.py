@@ -126,8 +126,8 @@ def require_same_vocabulary(refs: tuple[str, str], folders: list[Path]) -> None:
     """
     if not same_vocabulary(folders):
         raise IncompatibleModels(
-            f"{refs[0]} and {refs[1]} have different vocabularies, so their tokens do not correspond; --retokenize "
-            f"brings {refs[1]} into that of {refs[0]}"
+            f"{refs[0]} and {refs[1]} have different vocabularies, so their tokens do not correspond; with "
+            f"--retokenize, merge, align and evaluate bring {refs[1]} into that of {refs[0]}"
         )
 
 

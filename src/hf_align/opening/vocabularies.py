@@ -215,8 +215,8 @@ def require_same_number_of_tokens(
     first, second = (getattr(config.get_text_config(), _SIZE, None) for config in configs)
     if first != second and all(is_own(folder, folder / _FILE) for folder in folders):
         raise IncompatibleModels(
-            f"{refs[0]} has {first} tokens and {refs[1]} has {second}; --retokenize brings {refs[1]} into those of "
-            f"{refs[0]}"
+            f"{refs[0]} has {first} tokens and {refs[1]} has {second}; with --retokenize, merge, align and evaluate "
+            f"bring {refs[1]} into those of {refs[0]}"
         )
 
 
