@@ -13,6 +13,8 @@ import yaml
 from conftest import run, tiny_gpt2, tiny_vit
 from safetensors.torch import save_file
 
+import hf_align
+from hf_align.errors import HfAlignError
 from hf_align.jobs import job
 
 Arguments = list[object]
@@ -108,6 +110,28 @@ def test_examples_without_anything_to_predict(
     for more in ((), ("--match", "none")):
         arguments = ("merge", models["v"], models["w"], "-o", tmp_path / "out", "--data", tmp_path / "d.safetensors")
         assert "no labels" in refused(capsys, tmp_path / "out", *arguments, *more)
+
+
+ODD: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "size": ({"pixel_values": torch.zeros(4, 1, 8, 8), "labels": torch.zeros(4).long()}, "does not run on it (Input"),
+    "class": ({"pixel_values": torch.zeros(4, 1, 4, 4), "labels": torch.tensor([0, 1, 77, 1])}, "Target 77 is out of"),
+    "no label": ({"pixel_values": torch.zeros(4, 1, 4, 4), "labels": torch.full((4,), -100)}, "all labels"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_examples_that_the_model_does_not_run_on(
+    kind: str, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The modelling code says so only when it runs, which it did when all had been written."""
+    data, said = ODD[kind]
+    save_file(data, file := tmp_path / "d.safetensors")
+    for more in ((), ("--method", "regression"), ("--match", "none")):
+        arguments = ("merge", models["v"], models["w"], "-o", tmp_path / "out", "--data", file, *more)
+        assert said in refused(capsys, tmp_path / "out", *arguments)
+    with pytest.raises(HfAlignError) as raised:
+        hf_align.evaluate(models["v"], models["w"], data, points=3)
+    assert said in str(raised.value)
 
 
 # Options --------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from hf_align.api.given import Given, is_plain
 from hf_align.api.module_data import LABELS, MOST, inputs_from, loss_told, module_data, own_loss
 from hf_align.errors import HfAlignError, OptionError
 from hf_align.running.data import load_data, require_fit
-from hf_align.running.network import Batch, Loss
+from hf_align.running.network import Batch, Loss, Network
+from hf_align.running.trial import require_runs
 from hf_align.tracing.module_calls import Inputs
 from hf_align.tracing.modules import ModuleConfig
 
@@ -25,12 +26,15 @@ Data = str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[Any]
 iterable of such batches; a dataset whose rows have them, or have a "text"; or a list of texts."""
 
 
-def examples(data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase | None = None) -> Batch | None:
+def examples(
+    data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase | None = None, *, labelled: bool = True
+) -> Batch | None:
     """Arguments of `forward`, [examples, ...]; None for no data.
 
     Args:
         given: the model that reads them.
         tokenizer: for texts; that of the model's folder by default.
+        labelled: whether labels are for the model's own loss.
 
     Raises:
         ValueError: it is of another kind, or its rows are not of one length.
@@ -42,8 +46,12 @@ def examples(data: Data | None, given: Given, tokenizer: PreTrainedTokenizerBase
         return module_data(data, given.config).batch
     if isinstance(data, (str, os.PathLike)):
         read = load_data(Path(data), _folder_of(given), given.config)
-        return require_fit(read, Path(data), given.config)
-    return require_fit(_batch(data, given, tokenizer), Path("data"), given.config)
+        found = require_fit(read, called := Path(data), given.config)
+    else:
+        found = require_fit(_batch(data, given, tokenizer), called := Path("data"), given.config)
+    read_by_it = {k: t for k, t in found.items() if labelled or k != LABELS}
+    require_runs(Network(given.config), given.weights, read_by_it, called)
+    return found
 
 
 def called_with(inputs: Inputs | None, data: Any, *models: Any) -> Inputs | None:
@@ -59,7 +67,7 @@ def examples_and_loss(
     """Arguments of `forward`, and what is computed on them besides; None is a model's own loss."""
     objective = None if objective is None else _of_one_number(objective)
     if data is None or not isinstance(given.config, ModuleConfig):
-        return examples(data, given, tokenizer), objective
+        return examples(data, given, tokenizer, labelled=objective is None), objective
     found = module_data(data, given.config)
     if objective is not None:
         return found.batch, own_loss(objective, found)

@@ -10,7 +10,7 @@ from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.companions import renamed_tokens
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.job import Asked, Draft, Job
-from hf_align.jobs.opened import Basis, Opened, examples, standing_still
+from hf_align.jobs.opened import Basis, Opened, standing_still
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.witnessing import moved_model, note, said_in
 from hf_align.jobs.writing import as_written, draft_of, entries_of, record
@@ -79,7 +79,7 @@ class Align(OpenedJob[Basis]):
         options = asked.options
         models = Opened.open({"A": a, "B": b}, options, asked.say)
         pair = models.first
-        fit, _ = examples(pair, options, asked.data)
+        fit, _ = models.examples(asked.data, reporting=False)
         asked.clock.lap("open")
         return cls(asked=asked, sources=models.sources, record=record({"the command": "align"}, models, fit),
                    draft=draft_of(pair, pair.layout(pair.b), options), models=models, fit=fit)  # fmt: skip

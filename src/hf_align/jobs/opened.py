@@ -22,9 +22,11 @@ from hf_align.matching.match import Match
 from hf_align.merging.methods import RUNNING
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair, Respell, open_pair
-from hf_align.running.data import load_data, require_fit, with_labels
+from hf_align.running.data import load_data, require_fit
+from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Batch, Network, Weights
 from hf_align.running.offload import network_for
+from hf_align.running.trial import require_runs
 from hf_align.runtime.devices import Devices
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.runtime.progress import waiting
@@ -128,15 +130,21 @@ class Opened:
         """The match that the options name."""
         return Match.load(self.options.alignment, self.spec) if self.options.alignment is not None else None
 
-    def examples(self, data: Path | None) -> tuple[Batch | None, Batch | None]:
-        """As `examples`, whose second part is to be reported on.
+    def examples(self, data: Path | None, *, reporting: bool = True) -> tuple[Batch | None, Batch | None]:
+        """As `examples`; the first model has run on some of both.
+
+        Args:
+            reporting: whether the second part is asked for.
 
         Raises:
-            HfAlignError: it has nothing to predict.
+            HfAlignError: the model does not run on it, or it has nothing to predict.
         """
         fit, held_out = examples(self.first, self.options, data)
-        if held_out is not None:
-            with_labels(held_out)
+        held_out = held_out if reporting else None
+        told = None if held_out is None else Evaluator(self.network, held_out).data
+        for part in (fit, told):
+            if part is not None:
+                require_runs(self.network, self.weights[0], part, data)
         return fit, held_out
 
     def search(self, state: State | None = None) -> Search:

@@ -134,10 +134,10 @@ def evaluate(a: str, b: str, data: Path, options: Options, say: Say = silent) ->
         HfAlignError: any bad input.
     """
     from hf_align.jobs.comparing import compare
-    from hf_align.jobs.opened import Basis, Opened, examples
+    from hf_align.jobs.opened import Basis, Opened
     from hf_align.running.data import with_labels
 
     models = Opened.open({"A": a, "B": b}, options, say)
-    fit, held_out = examples(models.first, options, data)
+    fit, held_out = models.examples(data)
     held_out = with_labels(held_out or fit or {})
     return compare(Basis(models, models.find(fit, say)), held_out)
