@@ -3,21 +3,28 @@ is named."""
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import resource
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import faults
 import pytest
+import torch
 import yaml
-from conftest import MODELS, run
+from conftest import MODELS, built, run, save, tiny_vit
 from faults import contents
 from forks import forked
 from safetensors.torch import load_file, save_file
 
+import hf_align
 from hf_align.checkpoints.checkpoint import SINGLE, Checkpoint
-from hf_align.errors import CheckpointError
+from hf_align.errors import CheckpointError, OutputError
+from hf_align.runtime.saving import save_state, save_tensors
 
 PAIR = [str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1")]
 MERGE = ["merge", *PAIR, "--match", "none"]
@@ -95,6 +102,41 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert len(lines) == 1 and "cannot be written: File too large" in lines[0]
     weights = [{k: v for k, v in contents(tmp_path / n).items() if k.endswith(".safetensors")} for n in ("out", "out2")]
     assert weights[0] == weights[1] and len(weights[0]) > 2
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A larger one fails as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("write", [save_tensors, save_state])
+def test_no_room_for_tensors_is_an_error_of_the_system(write: Callable[..., None], tmp_path: Path) -> None:
+    with files_of_at_most(1000), pytest.raises(OSError) as raised:
+        write({"x": torch.zeros(1000)}, tmp_path / "x")
+    assert raised.value.errno == errno.EFBIG and raised.value.filename == str(tmp_path / "x")
+
+
+def test_no_room_for_what_is_put_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (save(tmp_path / str(seed), tiny_vit(), seed) for seed in range(2))
+    arguments = ("merge", a, b, "--effort", "quick", "--quiet", "-o", tmp_path / "out")
+    with files_of_at_most(1000):
+        assert run(*arguments) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-align:")]
+    assert line.endswith("cannot be written: File too large")
+    assert run(*arguments) == 0
+
+
+def test_an_alignment_in_the_place_of_a_file(tmp_path: Path) -> None:
+    found = hf_align.align(built(tiny_vit(), 1), to=built(tiny_vit(), 0), witness=False)
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="file cannot be written"):
+        found.save_pretrained(tmp_path / "file")
 
 
 def test_any_bit_of_a_header(tmp_path: Path) -> None:

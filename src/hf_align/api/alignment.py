@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Given, Kind, Model, take
-from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, first_line
+from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, OutputError, first_line
 from hf_align.matching.match import Match
 from hf_align.opening.agreement import require_same_buffers, require_same_function
 from hf_align.opening.heads import is_tied, tied_alike
@@ -164,13 +164,20 @@ class Alignment:
         return replace(self, elements=both, distance=None, witness=None)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write it to a folder: its elements as safetensors, and the config of the architecture."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self.config.save_pretrained(folder)
-        if isinstance(self.config, ModuleConfig):  # there may be no module to derive it from where this is read
-            (Path(folder) / _SPEC).write_text(json.dumps(to_plain(self.spec)), encoding="utf-8")
+        """Write it to a folder: its elements as safetensors, and the config of the architecture.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
         before, after = self.distance or (None, None)
-        Match(self.reference, self.elements, before, after).save(Path(folder) / ALIGNMENT, self.spec)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.config.save_pretrained(folder)
+            if isinstance(self.config, ModuleConfig):  # there may be no module to derive it from where this is read
+                (Path(folder) / _SPEC).write_text(json.dumps(to_plain(self.spec)), encoding="utf-8")
+            Match(self.reference, self.elements, before, after).save(Path(folder) / ALIGNMENT, self.spec)
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
 
     @classmethod
     @alone

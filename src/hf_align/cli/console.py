@@ -19,7 +19,7 @@ from hf_align.runtime.processes import current
 
 _SHOWN = 200
 """Characters of an error of another library."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
@@ -18,6 +18,7 @@ from hf_align.matching.find import searching
 from hf_align.matching.objectives import Objective
 from hf_align.merging.distil import Limits, TowardsMix, distilled, nearest, written_by
 from hf_align.running.network import Batch, Weights
+from hf_align.runtime.saving import save_tensors
 
 _DISTILLED, _NEAREST, _START = "distilled.safetensors", "nearest.safetensors", "start"
 
@@ -63,7 +64,7 @@ def distil_once(
         held = None if limits is None else replace(limits, around=network.placed(limits.around))
         with searching(search, "distilling") as progress:
             found = distilled(start, network, objective, search.schedule, limits=held, state=state, progress=progress)
-        return partial(save_file, found, metadata={_START: called})
+        return partial(save_tensors, found, metadata={_START: called})
 
     path = once(claim, _DISTILLED, find)
     with safe_open(path, "pt") as file:
@@ -84,7 +85,7 @@ def nearest_once(
 
     def find(_: State) -> Callable[[Path], None]:
         called = nearest(starts, models.network, towards())
-        return partial(save_file, {}, metadata={_START: called})
+        return partial(save_tensors, {}, metadata={_START: called})
 
     with safe_open(once(claim, _NEAREST, find), "pt") as file:
         return str(file.metadata()[_START])

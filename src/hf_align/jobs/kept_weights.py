@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
+from hf_align.runtime.saving import save_tensors
 
 _FOUND = "found"
 
@@ -40,13 +41,13 @@ class KeptWeights(MutableMapping[str, Tensor]):
 
     def close(self) -> None:
         """Note that no more will be found."""
-        self._claim.keep(self._whole, partial(save_file, {}, metadata={_FOUND: json.dumps(list(self))}))
+        self._claim.keep(self._whole, partial(save_tensors, {}, metadata={_FOUND: json.dumps(list(self))}))
 
     def __getitem__(self, name: str) -> Tensor:
         return load_file(self._path(name))[name]
 
     def __setitem__(self, name: str, weight: Tensor) -> None:
-        self._claim.keep(self._files[name], partial(save_file, {name: weight.contiguous()}))
+        self._claim.keep(self._files[name], partial(save_tensors, {name: weight.contiguous()}))
 
     def __delitem__(self, name: str) -> None:
         self._path(name).unlink()

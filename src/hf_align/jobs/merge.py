@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
@@ -39,6 +39,7 @@ from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.generate import noise
 from hf_align.running.network import Batch, Weights
 from hf_align.runtime.progress import waiting
+from hf_align.runtime.saving import save_tensors
 from hf_align.settings.choices import Effort
 from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
@@ -227,4 +228,4 @@ class Merge(OpenedJob[Mixed]):
         objective = towards(placed, network, search, unlabelled, self.asked.say)
         with searching(search, "learning the curve") as progress:
             offsets = learn_curve(placed, network, objective, search.schedule, state=state, progress=progress)
-        return partial(save_file, offsets)
+        return partial(save_tensors, offsets)

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from hf_align.errors import HfAlignError, OptionError
+from hf_align.runtime.saving import save_state
 from hf_align.settings.schedule import Schedule
 
 _AT_STAKE = 30.0
@@ -126,7 +127,7 @@ class Descent:
     def _save(self, state: State, step: int) -> None:
         state.path.parent.mkdir(parents=True, exist_ok=True)
         partial = state.path.with_suffix(".partial")
-        torch.save({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
+        save_state({"step": step, "made_of": self._made_of(state), "rng": self.rng.get_state(),
                     "optimisers": [o.state_dict() for o in self._optimisers],
                     "moving": [x.state() for x in self._moving]}, partial)  # fmt: skip
         partial.replace(state.path)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_align.errors import HfAlignError
+from hf_align.runtime.saving import save_tensors
 from hf_align.symmetry.elements import Element, load_element
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -45,7 +45,7 @@ class Match:
         }
         about = {"spaces": _spaces(spec), "before": self.before, "after": self.after, "sweeps": self.sweeps}
         # One entry: safetensors writes several in any order.
-        save_file(arrays, path, {_FORMAT: json.dumps(about)})
+        save_tensors(arrays, path, {_FORMAT: json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path, spec: SymmetrySpec) -> Match:
