@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import DATA, MODELS, run, save, tiny_llama
+from conftest import DATA, MODELS, run, save, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -135,6 +135,16 @@ def test_fine_tunes_that_stay_as_they_are_are_measured_too(few: Path, tmp_path: 
     said = next(note for note in made.notes if note.startswith("linear merges to a loss of"))
     assert made.comparison is not None and "the plain mean" in said
     assert f"a loss of {made.comparison['naive']['losses'][10]:.3f};" in said
+
+
+def test_weights_of_nothing_are_no_fault_of_a_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [
+        {"model": str(save(tmp_path / str(seed), tiny_vit(), seed)), "parameters": {"weight": 0}} for seed in "01"
+    ]
+    recipe = {"merge_method": "linear", "models": models, "align": True}
+    (tmp_path / "r.yml").write_text(yaml.safe_dump(recipe))
+    assert run("mergekit", tmp_path / "r.yml", tmp_path / "out", "--quiet") == 2
+    assert "comes to NaN, though all models are finite" in capsys.readouterr().err
 
 
 def test_a_method_of_mergekit_is_measured_too(few: Path, tmp_path: Path) -> None:

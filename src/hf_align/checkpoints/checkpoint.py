@@ -263,6 +263,10 @@ def require_held(name: str, tensor: Tensor) -> Tensor:
         CheckpointError: it has NaN or infinite entries.
     """
     if not is_finite(tensor):
+        if bool(tensor.isnan().any()):  # rounding makes none of numbers
+            raise CheckpointError(
+                f"{name} comes to NaN, though all models are finite: see the method and its parameters"
+            )
         raise CheckpointError(f"{name} has entries that {tensor.dtype} cannot hold; choose another --dtype")
     return tensor
 
