@@ -221,6 +221,15 @@ def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
         Checkpoint.open(folder)
 
 
+def test_a_tensor_that_is_listed_in_the_wrong_shard_is_not_said_to_be_in_two(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    moved = next(name for name, shard in index["weight_map"].items() if shard == shards[0])
+    (folder / INDEX).write_text(json.dumps({**index, "weight_map": {**index["weight_map"], moved: shards[-1]}}))
+    with pytest.raises(CheckpointError, match=f"lists {moved} in {shards[-1]}, which does not contain it"):
+        Checkpoint.open(folder)
+
+
 def test_a_file_of_its_own_is_read_as_transformers_does_and_no_index_beside_it(folder: Path) -> None:
     save_file({"scalar": torch.tensor(3.0)}, folder / SINGLE)
     assert dict(Checkpoint.open(folder)) == {"scalar": torch.tensor(3.0)}

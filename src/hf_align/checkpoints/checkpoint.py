@@ -80,10 +80,12 @@ class Checkpoint(OnDemand):
         shards = _shards(folder, remote)
         tensors: dict[str, TensorInfo] = {}
         listed = frozenset[str]().union(*filter(None, shards.values()))
+        headers = {shard: _read_header(folder / shard, shard, remote) for shard in shards}
         for shard, expected in shards.items():
-            found = _read_header(folder / shard, shard, remote)
-            if expected is not None and (lost := sorted(expected - found.keys())):
+            if expected is not None and (lost := sorted(expected - headers[shard].keys())):
                 raise CheckpointError(f"{folder / INDEX} lists {lost[0]} in {shard}, which does not contain it")
+        for shard, expected in shards.items():  # now that all are where they are listed
+            found = headers[shard]
             if expected is not None and (twice := sorted(listed & found.keys() - expected)):
                 raise CheckpointError(
                     f"{twice[0]} is stored in {folder / shard}, and in the shard that {INDEX} lists it in; which of "
