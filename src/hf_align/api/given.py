@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.api.loading import class_of, loaded
 from hf_align.checkpoints.checkpoint import is_finite
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.build import build_without_weights, inventory, model_class, quiet, read_config
+from hf_align.tracing.build import build_without_weights, inventory, quiet
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.module_calls import Inputs, as_described, described
 from hf_align.tracing.modules import ModuleConfig, tensors_of
@@ -93,7 +94,8 @@ def take(
     """A model as the library works with it.
 
     Args:
-        model: a live model; a state dict, in memory names; a folder or a Hub id, which is loaded.
+        model: a live model; a state dict, in memory names; a folder or a Hub id, with `@revision` or without, which is
+            loaded.
         config: of a state dict; of a plain module, what describes another one that is called in the same way.
         inputs: what a module is called with that transformers does not know.
         called: what messages call it.
@@ -103,13 +105,12 @@ def take(
         ValueError: a state dict without a config, or whose tensors are not those of the config; a module without
             inputs, or that cannot be traced; weights that are not finite.
         IncompatibleModels: a live model that does not compute what its config says.
+        HfAlignError: as `loaded`.
     """
     if config is not None and not isinstance(config, PretrainedConfig):
         raise OptionError(f"config is {config!r}; a config of transformers is needed, or that of hf_align.symmetries")
     if isinstance(model, (str, os.PathLike)):
-        read = read_config(model if isinstance(model, str) else os.fspath(model))
-        loaded = _class_of(read).from_pretrained(model, dtype="auto")
-        return take(loaded.eval(), called=str(model))
+        return take(loaded(os.fspath(model)), called=str(model))
     if isinstance(model, nn.Module):
         _require_readable(model, called)
     if isinstance(model, nn.Module) and inputs is not None:
@@ -119,7 +120,7 @@ def take(
     if isinstance(model, PreTrainedModel):
         own = copy.deepcopy(model.config)
         own.architectures = [type(model).__name__]
-        if _class_of(own) is not type(model):
+        if class_of(own) is not type(model):
             raise IncompatibleModels(
                 f"{type(model).__name__} is not known to transformers: register it with AutoModel.register, or give "
                 "inputs= with it, what it is called with"
@@ -166,11 +167,6 @@ def _read(name: str, tensor: Tensor) -> Tensor:
 def is_plain(model: object) -> bool:
     """Whether it is a live module that transformers does not know."""
     return isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel)
-
-
-def _class_of(config: PretrainedConfig) -> Any:
-    """The class that a config is built by."""
-    return getattr(model_class(config), "__self__", None)
 
 
 def _given(called: str, model: nn.Module | Mapping[str, Tensor], config: PretrainedConfig) -> Given:
