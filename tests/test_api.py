@@ -185,6 +185,13 @@ def test_an_alignment_goes_to_the_hub_and_back(hub: Any, tmp_path: Path) -> None
     assert torch.equal(answers(again.apply(b)), answers(alignment.apply(b)))
 
 
+def test_an_alignment_that_the_hub_refuses(hub: Any) -> None:
+    alignment = hf_align.align(built(tiny_llama(), 1), to=built(tiny_llama(), 0), witness=False)
+    for repository, said in (("bob/b-to-a", "the Hub refused bob/b-to-a"), ("a b", "is neither a folder nor a Hub id")):
+        with pytest.raises(hf_align.HfAlignError, match=said):
+            alignment.push_to_hub(repository, token="hf_alice")
+
+
 def test_several_models() -> None:
     models = [built(tiny_llama(), 0)] + [hf_align.randomize(built(tiny_llama(), 0), seed=s) for s in (1, 2)]
     alignments = hf_align.align(models[1:], to=models[0])

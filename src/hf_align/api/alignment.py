@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Given, Kind, Model, take
+from hf_align.checkpoints.hub import plain_errors
 from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, OutputError, first_line
 from hf_align.matching.match import Match
 from hf_align.opening.agreement import require_same_buffers, require_same_function
@@ -214,10 +215,13 @@ class Alignment:
 
         Returns:
             The address of the commit.
+
+        Raises:
+            HfAlignError: the Hub refuses it, or is not reached.
         """
         api = HfApi(token=token)
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        with TemporaryDirectory() as folder:
+        with plain_errors(repo_id), TemporaryDirectory() as folder:
+            api.create_repo(repo_id, private=private, exist_ok=True)
             self.save_pretrained(folder)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload alignment"))
 
