@@ -1,13 +1,11 @@
 """Merge two models from Python, and say whether alignment helped."""
 
 import sys
-from pathlib import Path
 
-from hf_align.jobs.pipeline import merge
-from hf_align.settings.options import Options
+import hf_align
 
-output = Path(sys.argv[1] if len(sys.argv) > 1 else "out/python_api")
-models = Path("examples/models/vit")
-data = Path("examples/data/eval_digits.safetensors")
-report = merge(str(models / "0"), str(models / "1"), output, Options(overwrite=True, quiet=True), data)
+output = sys.argv[1] if len(sys.argv) > 1 else "out/python_api"
+models = ["examples/models/vit/0", "examples/models/vit/1"]
+data = "examples/data/eval_digits.safetensors"
+report = hf_align.merge(models, output_dir=output, data=data, overwrite=True)
 print(*report.notes, sep="\n")
