@@ -9,6 +9,7 @@ from typing import TypeVar
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.companions import renamed_tokens
 from hf_align.checkpoints.shards import Source as Entries
+from hf_align.errors import OptionError
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, standing_still
 from hf_align.jobs.outcome import Report
@@ -80,6 +81,8 @@ class Align(OpenedJob[Basis]):
         models = Opened.open({"A": a, "B": b}, options, asked.say)
         pair = models.first
         fit, _ = models.examples(asked.data, reporting=False)
+        if asked.data is not None and fit is None:
+            raise OptionError(f"--data is for what runs the models, and --match {options.match} reads weights alone")
         asked.clock.lap("open")
         return cls(asked=asked, sources=models.sources, record=record({"the command": "align"}, models, fit),
                    draft=draft_of(pair, pair.layout(pair.b), options), models=models, fit=fit)  # fmt: skip
