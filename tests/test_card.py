@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from hf_align.errors import HfAlignError
-from hf_align.publishing.provenance import Provenance
+from hf_align.publishing.card import write_card
+from hf_align.publishing.provenance import Input, Provenance
 
 LLAMA = MODELS / "llama"
 
@@ -174,3 +175,19 @@ def test_provenance_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "hf-align" / "provenance.json").write_text('{"model_type": 3}')
     with pytest.raises(HfAlignError, match=r"provenance.json: model_type: Input should be a valid string"):
         Provenance.load(tmp_path)
+
+
+@pytest.mark.parametrize("models", [2, 3])
+@pytest.mark.parametrize("method", ["linear", "curve", "distil", "regression"])
+def test_what_is_no_mean_is_not_called_one(method: str, models: int, tmp_path: Path) -> None:
+    made = Provenance(
+        model_type="vit",
+        inputs=[Input(name=name, repository=None, commit=None, licence=None) for name in "abc"[:models]],
+        models=list("abc"[:models]),
+        command="hf-align merge",
+        strategy={"match": "weight", "method": method},
+    )
+    write_card(tmp_path, made)
+    card = (tmp_path / "README.md").read_text()
+    assert ("not the mean" in card) == (method != "linear")
+    assert f"what {'both' if models == 2 else 'all'} models" in card or method == "linear"
