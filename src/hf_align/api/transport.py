@@ -103,10 +103,10 @@ def transport(
                                            tokenizer=tokenizer, witness=witness)  # fmt: skip
         found = alignments[id(before)]
         tuned, last = (found.taken(m, config, called=part) for m, part in ((model, "finetuned"), (before, "base")))
-        if witness:
-            hold_all([moved_of(tuned, found.config, found.spec, found.elements)], running)
         given.append(Change(last.weights, tuned.weights))
         changes.append(Change(_weights(found, last, found.elements), _weights(found, tuned, found.elements), scale))
+        if witness:  # of weights that are seen to fit
+            hold_all([moved_of(tuned, found.config, found.spec, found.elements)], running)
     first = found.taken(onto, config, called="onto")
     carried = Carried(_weights(found, first, found.reference), tuple(changes))
     as_given = Carried(first.weights, tuple(given))
