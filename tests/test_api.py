@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from conftest import DATA, MODELS, built, run, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import DATA, MODELS, built, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -183,6 +183,30 @@ def test_an_alignment_goes_to_the_hub_and_back(hub: Any, tmp_path: Path) -> None
     assert "alice/b-to-a" in alignment.push_to_hub("alice/b-to-a", token="hf_alice")
     again = hf_align.Alignment.from_pretrained("alice/b-to-a", token="hf_alice")
     assert torch.equal(answers(again.apply(b)), answers(alignment.apply(b)))
+
+
+def test_a_loader_of_images_with_a_label_each() -> None:
+    a, b = built(tiny_vit(), 0), built(tiny_vit(), 1)
+    images = torch.randn(6, a.config.num_channels, a.config.image_size, a.config.image_size)
+    rows = [{"pixel_values": image, "labels": i % a.config.num_labels} for i, image in enumerate(images)]
+    whole = {"pixel_values": images, "labels": torch.arange(6) % a.config.num_labels}
+    alignment = hf_align.align(b, to=a, witness=False)
+    each = [hf_align.evaluate(a, b, data, align=alignment, points=3).aligned.losses
+            for data in (whole, rows, DataLoader(rows, batch_size=4))]  # type: ignore[arg-type]  # fmt: skip
+    assert each[0] == each[1] == each[2]
+
+
+def test_data_of_a_model_whose_head_is_tied(tmp_path: Path) -> None:
+    a, b = built(tiny_bert(), 0), built(tiny_bert(), 1)
+    ids = torch.arange(3, 11).expand(4, 8).clone()
+    assert hf_align.evaluate(a, b, {"input_ids": ids, "labels": ids}, points=3).aligned.barrier < 100
+
+
+def test_a_fine_tune_with_more_tokens_is_refused() -> None:
+    base, onto = built(tiny_bert(), 0), built(tiny_bert(), 1)
+    tuned = built(tiny_bert(vocab_size=base.config.vocab_size + 3), 0)
+    with pytest.raises((ValueError, hf_align.HfAlignError), match="word_embeddings"):
+        hf_align.transport(tuned, base=base, onto=onto)
 
 
 def test_an_alignment_that_the_hub_refuses(hub: Any) -> None:

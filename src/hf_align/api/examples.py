@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_align.api.given import Given, is_plain
 from hf_align.api.module_data import LABELS, MOST, inputs_from, loss_told, module_data, own_loss
+from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import HfAlignError, OptionError
 from hf_align.running.data import load_data, require_fit
 from hf_align.running.network import Batch, Loss, Network
@@ -50,7 +51,8 @@ def examples(
     else:
         found = require_fit(_batch(data, given, tokenizer), called := Path("data"), given.config)
     read_by_it = {k: t for k, t in found.items() if labelled or k != LABELS}
-    require_runs(Network(given.config), given.weights, read_by_it, called)
+    own, weights = given.holds.shapes, given.weights  # tied ones once
+    require_runs(Network(given.config), Computed(own, weights.__getitem__), read_by_it, called)
     return found
 
 
@@ -109,22 +111,31 @@ def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -
         return _of_texts([item["text"] for item in found], given, tokenizer)
     if not all(isinstance(item, Mapping) and item.keys() == found[0].keys() for item in found):
         raise ValueError("data gives neither texts nor batches with the same arguments")
-    return {name: _joined(name, [item[name] for item in found]) for name in found[0]}
+    batches = all(map(_is_batch, found))
+    return {name: _joined(name, [item[name] for item in found], batches) for name in found[0]}
+
+
+def _is_batch(item: Mapping[str, Any]) -> bool:
+    """Whether it holds several rows: all of its values are as long as each other, and not all are lists of numbers,
+    as those of one row of tokens are. The labels of a batch of images are such a list, those of one image are none."""
+    if any(isinstance(value, (str, bytes)) for value in item.values()):
+        return False
+    shapes = [torch.as_tensor(value).shape for value in item.values()]
+    return any(len(shape) > 1 for shape in shapes) and len({shape[:1] for shape in shapes}) == 1
 
 
 def _rows(item: Any) -> int:
-    values = list(item.values()) if isinstance(item, Mapping) else []
-    return len(values[0]) if values and isinstance(values[0], Tensor) and values[0].dim() > 1 else 1
+    return len(next(iter(item.values()))) if isinstance(item, Mapping) and _is_batch(item) else 1
 
 
-def _joined(name: str, values: list[Any]) -> Tensor:
+def _joined(name: str, values: list[Any], batches: bool) -> Tensor:
     """Batches one behind the other, or single rows on top of each other."""
     if other := next((value for value in values if isinstance(value, (str, bytes))), None):
         raise ValueError(f'{name} is text ({other[:20]!r}) in data; a column of text is called "text"')
     tensors = [torch.as_tensor(value) for value in values]
-    if len({t.shape[1:] for t in tensors}) > 1:
+    if len({t.shape[1:] if batches else t.shape for t in tensors}) > 1:
         raise ValueError(f"{name} is not of one length in all of data: pad it, or cut it")
-    return torch.stack(tensors) if tensors[0].dim() < 2 else torch.cat(tensors)
+    return torch.cat(tensors) if batches else torch.stack(tensors)
 
 
 def _of_texts(texts: list[str], given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:
