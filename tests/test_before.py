@@ -112,14 +112,6 @@ def test_examples_without_anything_to_predict(
         assert "no labels" in refused(capsys, tmp_path / "out", *arguments, *more)
 
 
-def test_examples_that_nothing_runs_on(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_file({"pixel_values": torch.zeros(4, 1, 4, 4)}, tmp_path / "d.safetensors")
-    arguments = ("align", models["v"], models["w"], "-o", tmp_path / "out", "--data", tmp_path / "d.safetensors")
-    assert "--match weight reads weights alone" in refused(capsys, tmp_path / "out", *arguments)
-
-
 ODD: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "size": ({"pixel_values": torch.zeros(4, 1, 8, 8), "labels": torch.zeros(4).long()}, "does not run on it (Input"),
     "class": ({"pixel_values": torch.zeros(4, 1, 4, 4), "labels": torch.tensor([0, 1, 77, 1])}, "Target 77 is out of"),

@@ -17,8 +17,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import MODELS, run
+from conftest import MODELS, run, save, tiny_gpt2
 from forks import forked, hf_align
+from safetensors.torch import save_file
 from typer.main import get_command
 
 from hf_align.cli import words
@@ -102,6 +103,13 @@ def test_tables_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert run(*arguments, "--quiet") == 0
         lines = capsys.readouterr().out.replace(str(tmp_path), "").splitlines()
         assert lines and max(map(len, lines)) <= 80, max(lines, key=len)
+
+
+def test_data_that_nothing_runs_on_is_said_to_be_unused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (save(tmp_path / n, tiny_gpt2(), seed) for seed, n in enumerate("ab"))
+    save_file({"input_ids": torch.arange(10)[None].expand(4, 10).contiguous()}, tmp_path / "d.safetensors")
+    assert run("align", a, b, "-o", tmp_path / "out", "--data", tmp_path / "d.safetensors", "--no-witness") == 0
+    assert "--data is not used: --match weight compares weights alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("given", "spins"), [(None, "1000"), ("7", "7")])

@@ -9,7 +9,6 @@ from typing import TypeVar
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.companions import renamed_tokens
 from hf_align.checkpoints.shards import Source as Entries
-from hf_align.errors import OptionError
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, standing_still
 from hf_align.jobs.outcome import Report
@@ -82,7 +81,7 @@ class Align(OpenedJob[Basis]):
         pair = models.first
         fit, _ = models.examples(asked.data, reporting=False)
         if asked.data is not None and fit is None:
-            raise OptionError(f"--data is for what runs the models, and --match {options.match} reads weights alone")
+            asked.say(f"--data is not used: --match {options.match} compares weights alone")
         asked.clock.lap("open")
         return cls(asked=asked, sources=models.sources, record=record({"the command": "align"}, models, fit),
                    draft=draft_of(pair, pair.layout(pair.b), options), models=models, fit=fit)  # fmt: skip
