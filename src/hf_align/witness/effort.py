@@ -17,7 +17,7 @@ from hf_align.tracing.ways import positions
 COPIES = 2
 """Of a model that are held at most: what it was moved to, as it is and rounded."""
 KEPT = 2**28
-"""Bytes of answers that are kept, and that a model makes at once."""
+"""Bytes of answers that are kept."""
 LONGEST = 2048
 _LENGTHS = (1, 2, 7, 16, 17, 65, 256, 1023)
 """Odd and even, four times as long each time."""
@@ -65,7 +65,9 @@ def memory(spec: SymmetrySpec, device: torch.device, offload: bool | None) -> in
     copies = COPIES * torch.float32.itemsize
     entries = [math.prod(spec.shape(name)) for name in spec.parameters]
     reads = offload or (offload is None and copies * sum(entries) > room(device))
-    return KEPT + copies * (max(entries) if reads else sum(entries))
+    widest = max(max(spec.shape(name), default=1) for name in spec.parameters)
+    answer = widest * min(LONGEST, _affordable(spec)) * torch.float32.itemsize
+    return KEPT + answer + copies * (max(entries) if reads else sum(entries))
 
 
 def _moving(spec: SymmetrySpec) -> float:
