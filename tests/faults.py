@@ -100,9 +100,12 @@ def main(points: int, seed: int, out: Path, arguments: list[str]) -> None:
         symmetries(read_config(folder))  # once for all runs, which are forks
         with asked_of_code(folder, Checkpoint.open(folder), trust_remote_code=False) as said:
             said()
+    run(arguments, out)  # what is found out once for all runs is written by this one, and not counted
+    made = sorted(out.parent.glob(f"{out.name}*"))  # a recipe of several documents makes two folders
+    for folder in made:
+        shutil.rmtree(folder)
     status, changes = run(arguments, out)
     assert status == 0 and changes, "the run that is not killed"
-    made = sorted(out.parent.glob(f"{out.name}*"))  # a recipe of several documents makes two folders
     whole = [contents(folder) for folder in made]
     rng = random.Random(seed)
     # The last ones are when all is written: as the claim is given up, and before the run says that it is done.

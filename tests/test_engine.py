@@ -83,7 +83,7 @@ finally:
 @pytest.mark.slow
 def test_memory_of_an_aligned_merge_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight layers take what two take, and their elements; the bound says so, and it is held."""
-    monkeypatch.setattr("hf_align.matching.memory.KEPT", 0)
+    monkeypatch.setattr("hf_align.matching.memory.CACHED", 0)
     taken, bounds = [], []
     for layers in (2, 8):
         torch.manual_seed(0)
