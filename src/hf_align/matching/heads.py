@@ -131,6 +131,8 @@ def match_heads(
     def solved(rows: slice, columns: slice | Tensor) -> _Solved:
         return _Solved.of(spec, tree, [block.pairs(rows, columns) for block in laid], pairing)
 
+    if not laid:  # nothing in which the heads could be told apart
+        return {}
     if count**2 <= most:
         everything = solved(slice(None), slice(None))
         return everything.elements(spec, tree, assign(everything.fits.amax(0)))
