@@ -52,7 +52,7 @@ def examples(
         found = require_fit(_batch(data, given, tokenizer), called := Path("data"), given.config)
     read_by_it = {k: t for k, t in found.items() if labelled or k != LABELS}
     own, weights = given.holds.shapes, given.weights  # tied ones once
-    require_runs(Network(given.config), Computed(own, weights.__getitem__), read_by_it, called)
+    require_runs(Network(given.config), Computed(own, weights.__getitem__), [read_by_it], called)
     return found
 
 

@@ -142,9 +142,7 @@ class Opened:
         fit, held_out = examples(self.first, self.options, data)
         held_out = held_out if reporting else None
         told = None if held_out is None else Evaluator(self.network, held_out).data
-        for part in (fit, told):
-            if part is not None:
-                require_runs(self.network, self.weights[0], part, data)
+        require_runs(self.network, self.weights[0], [part for part in (fit, told) if part is not None], data)
         return fit, held_out
 
     def search(self, state: State | None = None) -> Search:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,11 +12,11 @@ from hf_align.running.network import Batch, Network, Weights
 
 
 @torch.no_grad()
-def require_runs(network: Network, weights: Weights, data: Batch, called: object) -> None:
+def require_runs(network: Network, weights: Weights, data: Sequence[Batch], called: object) -> None:
     """See that a model runs on data, and gives a loss where there are labels.
 
-    It reads the first example and those with the smallest and the largest whole numbers: the size of an image is that
-    of all, and a label or a token that there is none of is at an end.
+    Of each batch it reads the first example and those with the smallest and the largest whole numbers: the size of an
+    image is that of all, and a label or a token that there is none of is at an end.
 
     Args:
         called: what the data is called.
@@ -22,15 +24,21 @@ def require_runs(network: Network, weights: Weights, data: Batch, called: object
     Raises:
         HfAlignError: it does not.
     """
-    rows = sorted({0, *(row for tensor in data.values() for row in _ends(tensor))})
-    few = {name: tensor[rows].to(network.device) for name, tensor in data.items()}
+    placed = network.placed(weights) if data else {}
+    for batch in data:
+        _require_runs(network, placed, batch, called)
+
+
+def _require_runs(network: Network, placed: Weights, batch: Batch, called: object) -> None:
+    rows = sorted({0, *(row for tensor in batch.values() for row in _ends(tensor))})
+    few = {name: tensor[rows].to(network.device) for name, tensor in batch.items()}
     try:
-        output = network(network.placed(weights), few)
+        output = network(placed, few)
     except (HfAlignError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # modelling code says in its own way what it cannot read
         raise HfAlignError(f"{called}: {_model(network)} does not run on it ({first_line(error)})") from error
-    if "labels" in data and not isinstance(getattr(output, "loss", None), Tensor):
+    if "labels" in batch and not isinstance(getattr(output, "loss", None), Tensor):
         raise HfAlignError(f"{called}: {_model(network)} gives no loss on it")
 
 

@@ -30,8 +30,8 @@ def methods(kind: type) -> Iterator[CodeType]:
 
 
 def files_of(model: nn.Module) -> frozenset[str]:
-    """The names of the Python modules in which a model's code stands, those that its files import from beside them
-    among them."""
+    """The names of the Python modules in which a model's code stands, and of those in the same folder from which these
+    import."""
     bases = (base for kind in kinds_of(model) for base in kind.__mro__ if base is not object)
     found = {base.__module__ for base in bases if base.__module__ in sys.modules}
     for name in [*found]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
@@ -53,7 +53,7 @@ def calls_together(model: PreTrainedModel, base: Example) -> list[Mode]:
     """
     looked_at, calls = _found_once(model, base)
     noted = Noted.of(looked_at)
-    known = {ask.said: ask for ask in _all_asks(model, base, noted)}
+    known = {ask.said: ask for ask in _all_asks(model, base, _untraced(model, base, noted))}
     there = {context.said: context for context in contexts(model, base, noted.sizes)}
     return [there[context].mode(base, [known[name] for name in asked])
             for context, asked in calls
@@ -98,9 +98,9 @@ def _changing(copy: SmallCopy, noted: Noted) -> Iterator[tuple[str, list[str]]]:
 
     What does so alone was traced, unless it may stand for anything, and is asked for in no other context.
     """
-    found = _all_asks(copy.model, copy.example, noted)
-    untraced, alone = {ask.said for ask in _untraced(copy.model, copy.example, noted)}, set[str]()
-    refused = set[str]()
+    free = [*_untraced(copy.model, copy.example, noted)]
+    found, untraced = _all_asks(copy.model, copy.example, free), {ask.said for ask in free}
+    alone, refused = set[str](), set[str]()
     for context in contexts(copy.model, copy.example, noted.sizes):
         for asked in _changing_in(context, [ask for ask in found if ask.said not in alone | refused], copy, refused):
             names = [ask.said for ask in asked]
@@ -110,9 +110,9 @@ def _changing(copy: SmallCopy, noted: Noted) -> Iterator[tuple[str, list[str]]]:
                 yield context.said, names
 
 
-def _all_asks(model: PreTrainedModel, base: Example, noted: Noted) -> list[Ask]:
+def _all_asks(model: PreTrainedModel, base: Example, untraced: Iterable[Ask]) -> list[Ask]:
     """All that may be asked for, each way of it alone."""
-    found = (*asks(model, base), *_untraced(model, base, noted))
+    found = (*asks(model, base), *untraced)
     every = (replace(ask, said=ask.said if not n else f"{ask.said} (in way {n + 1})", ways=(way,))
              for ask in found for n, way in enumerate(ask.ways))  # fmt: skip
     return [*{ask.said: ask for ask in every}.values()]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -205,6 +206,13 @@ class _Trial:
             tried[case.mode] = case, found
             return found
 
+        def run(mode: Mode, *chosen: tuple[int, ...] | None) -> None:
+            for case in chain.from_iterable(cases(mode, each, network.config) for each in chosen):
+                try:
+                    asked[case] = answers(case)
+                except Exception as error:  # models refuse arguments in as many ways as there are models
+                    not_run[mode.name] = f"{type(error).__name__}: {first_line(error)}"
+
         found, not_run = modes(model, spec.modes, answers, spec.given)
         at = lengths(network.config, spec)
         for mode in found:
@@ -213,15 +221,9 @@ class _Trial:
                 asked[case] = answer
                 asked.update(self._one_token_less(mode, answers))
                 continue
-            which = (None, at) if mode.goes_on else (at, None) if mode is found[0] else (None,)
-            for chosen in which:
-                if chosen is None and mode is found[0] and asked:
-                    break  # its own length is for a model that reads texts of no other
-                for case in cases(mode, chosen, network.config):
-                    try:
-                        asked[case] = answers(case)
-                    except Exception as error:  # models refuse arguments in as many ways as there are models
-                        not_run[mode.name] = f"{type(error).__name__}: {first_line(error)}"
+            run(mode, *((None, at) if mode.goes_on else (at,) if mode is found[0] else (None,)))
+            if not asked:  # it reads texts of no other length than its own
+                run(mode, None)
         for case in self._of_every_load(found[:1], model):
             with suppress(Exception):
                 asked[case] = answers(case)
