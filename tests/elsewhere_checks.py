@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MODELS, run
+from conftest import MODELS, built, run, save, tiny_llama
 from elsewhere import NAME, Elsewhere, Held
+from safetensors.torch import load_file
 
 from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
 from hf_align.opening.pairs import Pair, open_pair
-from hf_align.runtime.devices import CPU, Devices
+from hf_align.running.network import Network
+from hf_align.running.trial import require_runs
+from hf_align.runtime.devices import CPU, Devices, drawing
 from hf_align.settings.options import Options
 
 PRODUCTS = ("aten.mm", "aten.bmm")
@@ -54,7 +57,8 @@ def test_products_and_polar_factors_go_to_the_device(pair: Pair, monkeypatch: py
     with Elsewhere() as there:
         found = on(pair, NAME).find()[0]
     same(expected, found)
-    assert torch.float64 in products(there) and there.ran["aten.linalg_inv_ex"] == {torch.float64}
+    assert products(there) == {torch.float32, torch.float64}  # cross matrices, and what is solved
+    assert there.ran["aten.linalg_inv_ex"] == {torch.float64}
 
 
 def test_without_float64_what_is_solved_stays_on_the_cpu(pair: Pair) -> None:
@@ -71,8 +75,7 @@ def test_without_float64_what_is_solved_stays_on_the_cpu(pair: Pair) -> None:
 
 
 def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
-    """Transforms in float32 there, and the file is written from the CPU. Nothing is run there: transformers' cache
-    makes tensors in a way that a device made of Python does not see."""
+    """Transforms in float32 there, and the file is written from the CPU."""
     models, out = (MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"), tmp_path / "there"
     assert run("merge", *models, "-o", tmp_path / "here", "--device", "cpu", "--quiet") == 0
     alignment = tmp_path / "here" / "hf-align" / "alignment.safetensors"
@@ -81,6 +84,59 @@ def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
         assert run("merge", *models, "-o", out, *there_alone, "--quiet") == 0
     assert products(there) == {torch.float32}
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("how", [
+    ("--effort", "good", "--no-witness"),
+    pytest.param(("--effort", "quick"), marks=pytest.mark.slow),
+    *(pytest.param((*option, "--no-witness"), marks=pytest.mark.slow) for option in (
+        ("--match", "activation", "--method", "linear"),
+        ("--method", "fisher"), ("--method", "regmean"), ("--method", "curve", "--steps", "2"),
+        ("--method", "distil", "--steps", "2"), ("--method", "circuits"),
+        ("--method", "ot-fusion-activations", "--allow-inexact"),
+    )),
+], ids=" ".join)  # fmt: skip
+def test_models_run_there(how: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is found with weights and values there is what is found with them here."""
+    for module in ("jobs.merge.MORE", "merging.samples.MOST"):
+        monkeypatch.setattr(f"hf_align.{module}", 32)
+    models = [save(tmp_path / str(seed), tiny_llama(), seed) for seed in (0, 1)]
+    assert run("merge", *models, "-o", tmp_path / "here", "--device", "cpu", "--quiet", *how) == 0
+    with Elsewhere() as there:
+        assert run("merge", *models, "-o", tmp_path / "there", "--device", NAME, "--quiet", *how) == 0
+    assert torch.float32 in products(there)
+    here, found = (load_file(tmp_path / name / "model.safetensors") for name in ("here", "there"))
+    for name, tensor in here.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+def test_what_is_tried_does_not_end_the_device() -> None:
+    """A number that is no token is said as the CPU says it: on a GPU it would be an assertion, after which the process
+    cannot use the GPU any more."""
+    config = tiny_llama()
+    weights = {n: t.detach() for n, t in built(config, 0).named_parameters()}
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    network = Network(config, NAME)
+    with Elsewhere(ends=True) as there:
+        require_runs(network, weights, [{"input_ids": tokens, "labels": tokens}], "data")
+        for wrong in ({"input_ids": tokens + 7, "labels": tokens}, {"input_ids": tokens, "labels": tokens + 7}):
+            with pytest.raises(HfAlignError, match=r"data: LlamaForCausalLM does not run on it .*(index|Target)"):
+                require_runs(network, weights, [wrong], "data")
+        assert not there.has_ended
+        with pytest.raises(RuntimeError, match="assert"):
+            network(network.placed(weights), {"input_ids": (tokens + 7).to(NAME)})
+        assert there.has_ended
+
+
+def test_random_numbers_there_start_from_a_seed() -> None:
+    before = torch.get_rng_state()
+    with Elsewhere() as there:
+        with drawing(torch.device(NAME), 3):
+            first = torch.rand(2)
+        assert there.seeds == [3]
+    with drawing(CPU, 3):
+        assert torch.equal(torch.rand(2), first)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_device_is_the_one_that_is_asked_for_or_the_accelerator() -> None:

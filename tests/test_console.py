@@ -258,6 +258,7 @@ def test_too_little_memory_is_no_fault() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**55)
     assert unexpected(error.value) == unexpected(MemoryError()) == "there is not enough memory for this"
+    assert "--device cpu" in unexpected(torch.OutOfMemoryError("CUDA out of memory"))
     assert "is a fault" in unexpected(RuntimeError("shapes differ"))
 
 

@@ -17,6 +17,7 @@ def main() -> None:
     """Run the command line; loading its libraries takes seconds, in which it may be interrupted."""
     gc.set_threshold(_NEW_OBJECTS)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read once, when torch is loaded
+    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # likewise: convolutions would round to 10 bits by default
     try:
         from hf_align.cli.app import main as run
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import ADAPTER, Source
 from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import CheckpointError
+from hf_align.runtime.devices import drawing
 
 WEIGHTS = "adapter_model.safetensors"
 _LOST, _ROUNDING = 1e-4, 1e-6
@@ -65,8 +66,7 @@ class LowRank:
         matrix = change.double().flatten(1)
         matrix = matrix.T if self.transposed else matrix
         rank = min(down.shape[0], *matrix.shape)
-        with torch.random.fork_rng(devices=[]):  # it multiplies by random matrices, and has no other way to be told
-            torch.manual_seed(0)
+        with drawing(matrix.device, 0):  # it multiplies by random matrices, and has no other way to be told
             u, s, v = torch.svd_lowrank(matrix, q=rank, niter=4)
         if float((matrix - (u * s) @ v.T).norm()) > _LOST * float(matrix.norm()) + _ROUNDING * rounded:
             raise CheckpointError(f"the change that {self.up} is a factor of has a higher rank than {rank}")

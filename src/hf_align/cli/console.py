@@ -41,6 +41,8 @@ def unexpected(error: Exception) -> str:
         return f"{error.strerror}, be it of stdout or of {tempfile.gettempdir()}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return "there is not enough memory for this"
+    if isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
+        return "the device has not enough memory for this; --offload needs less, and --device cpu none of it"
     with tempfile.NamedTemporaryFile("w", prefix="hf-align-", suffix=".log", delete=False, errors="replace") as log:
         log.write("".join(traceback.format_exception(error)))
     logging.getLogger("hf_align").debug("", exc_info=error)

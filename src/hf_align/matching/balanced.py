@@ -10,7 +10,7 @@ import torch
 
 from hf_align.matching.match import Match
 from hf_align.matching.scales import STILL, TURNS, settle_scales
-from hf_align.matching.weight_cache import CACHED, WeightCache
+from hf_align.matching.weight_cache import WeightCache, cached_on
 from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
@@ -44,7 +44,8 @@ class Balanced:
         cls, spec: SymmetrySpec, *raw: Weights, processes: Processes = ALONE, device: torch.device = CPU
     ) -> Balanced:
         """Fix all gauges of each model; raw weights of any float dtype are read several times."""
-        models, gauges = zip(*(_balanced(spec, weights, processes, device) for weights in raw), strict=True)
+        most = cached_on(device, len(raw))
+        models, gauges = zip(*(_balanced(spec, weights, processes, device, most) for weights in raw), strict=True)
         return cls(spec, models, gauges, processes, device)
 
     @property
@@ -81,7 +82,7 @@ class Balanced:
 
 
 def _balanced(
-    spec: SymmetrySpec, raw: Weights, processes: Processes, device: torch.device
+    spec: SymmetrySpec, raw: Weights, processes: Processes, device: torch.device, most: int
 ) -> tuple[Weights, dict[str, Element]]:
     canonical = WeightCache(CanonicalWeights(raw, spec.gauges), spec.parameters, torch.float64, device=device)
     free = [name for name, space in spec.spaces.items() if space.group is not None and space.group.has_gauge]
@@ -91,7 +92,8 @@ def _balanced(
         lambda own: [balance(spec, canonical, space) for space in own],
     )
     gauge = _settled(spec, canonical, dict(zip(free, found, strict=True)))
-    return WeightCache(MovedWeights(canonical, spec, gauge), spec.parameters, torch.float32, CACHED), gauge
+    moved = MovedWeights(canonical, spec, gauge)
+    return WeightCache(moved, spec.parameters, torch.float32, most, device), gauge
 
 
 def _settled(spec: SymmetrySpec, weights: Weights, gauge: dict[str, Element]) -> dict[str, Element]:

@@ -9,10 +9,18 @@ from torch import Tensor
 
 from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.running.network import Weights
+from hf_align.running.offload import room
 from hf_align.runtime.devices import CPU
 
 CACHED = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""
+_SHARE = 1 / 3
+"""Of what is free on an accelerator, for all models: bringing weights there takes longer than their products."""
+
+
+def cached_on(device: torch.device, models: int) -> int:
+    """Bytes of each of some models that are kept on a device."""
+    return CACHED if device == CPU else int(_SHARE * room(device)) // models
 
 
 class WeightCache(OnDemand):
@@ -39,7 +47,7 @@ class WeightCache(OnDemand):
     def __getitem__(self, name: str) -> Tensor:
         if name in self._kept:
             return self._kept[name]
-        tensor = self._weights[name].to(self._device, self._dtype)
+        tensor = self._weights[name].to(self._device).to(self._dtype)  # in one step it would be cast on the CPU
         if tensor.nbytes <= self._left:
             self._left -= tensor.nbytes
             self._kept[name] = tensor

@@ -168,8 +168,10 @@ def independent(
         mixed = torch.arange(count) % len(models) * count + torch.arange(count)
         own = [{n: w[n].float().cpu() for n in units.carried} for w in models]
         own.append({n: put_together([w[n] for w in own], n, units, mixed) for n in units.carried})
-        placed = (WithWeights(program, units.of_weights, w, lookups[0]) for w in own)
-        *apart, together = (units.values(weights, lookups[0]) for weights in placed)
+        placed = ({n: alone.placed(t) for n, t in weights.items()} for weights in own)
+        *apart, together = (
+            units.values(WithWeights(program, units.of_weights, weights, lookups[0]), lookups[0]) for weights in placed
+        )
         entries = torch.arange(count * units.columns.shape[1] * len(models)).reshape(len(models), -1)
         columns = entries[:, units.columns].flatten(0, 1)
         expected = torch.cat(apart, -1)[:, entries_of(units.columns, columns[mixed])]

@@ -7,6 +7,7 @@ from torch import Generator, Tensor, nn
 from transformers import GenerationConfig
 
 from hf_align.running.network import Batch, Network, Weights, in_dtype
+from hf_align.runtime.devices import drawing
 from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.tracing.build import quiet
 from hf_align.tracing.program import Program
@@ -36,8 +37,7 @@ def own_inputs(network: Network, weights: Weights, count: int, length: int, seed
     length = min(length, getattr(text, "max_position_embeddings", None) or length)
     first = torch.randint(text.vocab_size, (count, 1), generator=Generator().manual_seed(seed)).to(network.device)
     # generate draws from the global generators, and has no other way to be told.
-    with torch.random.fork_rng(), torch.no_grad(), quiet():
-        torch.manual_seed(seed)
+    with drawing(network.device, seed), torch.no_grad(), quiet():
         chunks = [_written(model, chunk, length) for chunk in first.split(_AT_ONCE)]
     return {"input_ids": torch.cat(chunks).cpu()}
 

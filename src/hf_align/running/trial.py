@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_align.errors import HfAlignError, first_line
 from hf_align.running.network import Batch, Network, Weights
+from hf_align.runtime.first_at_home import first_at_home
 
 
 @torch.no_grad()
@@ -33,7 +34,8 @@ def _require_runs(network: Network, placed: Weights, batch: Batch, called: objec
     rows = sorted({0, *(row for tensor in batch.values() for row in _ends(tensor))})
     few = {name: tensor[rows].to(network.device) for name, tensor in batch.items()}
     try:
-        output = network(placed, few)
+        with first_at_home(network.device):
+            output = network(placed, few)
     except (HfAlignError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # modelling code says in its own way what it cannot read

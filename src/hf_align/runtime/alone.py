@@ -6,7 +6,8 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -22,7 +23,8 @@ def alone(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(call)
     def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _LOCK, _in_full_precision(), torch.random.fork_rng(devices=[]):  # loaders draw, and some modules
+        drawn = torch.random.fork_rng(devices=[])  # by loaders, and by some modules
+        with _LOCK, _in_full_precision(), _with_full_products(), drawn:
             return call(*args, **kwargs)
 
     return locked
@@ -43,3 +45,36 @@ def _in_full_precision() -> Iterator[None]:
             stack.callback(torch.set_default_dtype, dtype)
             torch.set_default_dtype(torch.float32)
         yield
+
+
+@contextmanager
+def _with_full_products() -> Iterator[None]:
+    """Products of float32 in float32. On GPUs convolutions round their factors to 10 bits unless told not to, and
+    `torch.set_float32_matmul_precision` lets others do so: far more than the witness takes for rounding."""
+    backends: Any = torch.backends
+    kinds = [getattr(of, kind) for of in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn")]
+    kinds += [backends.cuda.matmul, backends.mkldnn.matmul]
+    before = [(kind, kind.fp32_precision) for kind in kinds]
+    # torch has two ways to say it, and will not be asked in one what was said in the other
+    asked, allowed = torch.get_float32_matmul_precision, partial(getattr, backends.cudnn, "allow_tf32")
+    products, convolutions = _said(asked), _said(allowed)
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = False
+    for kind in kinds:
+        kind.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            backends.cudnn.allow_tf32 = convolutions
+        for kind, precision in before:
+            kind.fp32_precision = precision
+
+
+def _said(ask: Callable[[], _T]) -> _T | None:
+    try:
+        return ask()
+    except RuntimeError:
+        return None

@@ -7,6 +7,8 @@ process that accelerate has started among others has the device that accelerate 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +48,19 @@ class Devices:
                 why = str(error).splitlines()[0]
                 raise OptionError(f"device {asked} is not available: {why}; cpu always is") from error
         return cls(running, running if _has_double(running) else CPU)
+
+
+@contextmanager
+def drawing(device: torch.device, seed: int) -> Iterator[None]:
+    """What is drawn in the block from the generators of torch, on the CPU and on a device, starts from a seed; they
+    are left as they were found, and those of other devices are not touched."""
+    there = [device] if device.type != "cpu" else []
+    with torch.random.fork_rng(there, device_type=device.type if there else None):
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed, or wake, every device
+        if there:
+            with torch.accelerator.device_index(device.index):
+                torch.get_device_module(device).manual_seed(seed)
+        yield
 
 
 def _accelerator() -> torch.device:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, StaticCache
 
 from hf_align.errors import first_line
+from hf_align.runtime.devices import CPU, drawing
 from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, reader
@@ -230,8 +231,7 @@ class SmallCopy:
     def _called(self, more: Mapping[str, Any]) -> Any:
         arguments = {**self._given, **more}
         weights = {n: w.clone() if n in self._statistics else w for n, w in self._weights.items()}
-        with quiet(), forgetting(self.model), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+        with quiet(), forgetting(self.model), drawing(CPU, 0):
             return torch.func.functional_call(self.model, weights, (), arguments, tie_weights=True)
 
 

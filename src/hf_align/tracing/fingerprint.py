@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.utils.generic import ModelOutput
 
+from hf_align.runtime.devices import CPU, drawing
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import Mode
@@ -91,8 +92,7 @@ class Call:
         free = [n for n in self.example.arguments if self.example.is_free(n)]
         try:
             prepared = nullcontext() if self.mode is None else self.mode.prepared(module)
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), quiet(), prepared:
-                torch.default_generator.manual_seed(0)  # noise that is drawn once is a constant
+            with torch.no_grad(), drawing(CPU, 0), quiet(), prepared:  # noise that is drawn once is a constant
                 recorded = record(called, self.example.arguments, weights, free)
         except Exception as error:  # recording fails in as many ways as there are models
             raise CannotRecord(str(error)) from error

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from hf_align.errors import first_line
 from hf_align.running.network import Batch
+from hf_align.runtime.devices import drawing
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.given import GivenCall
@@ -88,19 +89,10 @@ class Case:
     ) -> dict[str, Tensor]:
         arguments = {n: t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t
                      for n, t in self.arguments.items()}  # fmt: skip
-        with torch.random.fork_rng(devices=[]), quiet(), forgetting(model), self.mode.prepared(model):
-            _seed(device)
+        with drawing(device, 0), quiet(), forgetting(model), self.mode.prepared(model):
             if self.forced is not None:
                 return {"logits": _few(_written(model, arguments, self.forced.to(device)))}
             return {name: _few(t) for name, t in chosen(model, model(**arguments)).items()}
-
-
-def _seed(device: torch.device) -> None:
-    """Seed what a model on this device draws from; for every other device `manual_seed` would note the whole stack."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(0)
-    else:
-        torch.manual_seed(0)
 
 
 def modes(

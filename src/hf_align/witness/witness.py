@@ -24,6 +24,7 @@ from hf_align.checkpoints.ondemand import Computed, OnDemand, Recalled
 from hf_align.errors import HfAlignError, first_line
 from hf_align.running.network import Network, Weights
 from hf_align.running.offload import OffloadedNetwork, network_for
+from hf_align.runtime.first_at_home import first_at_home
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -200,7 +201,8 @@ class _Trial:
         model = cast(PreTrainedModel, network.module(network.placed(self._before)))
 
         def answers(case: Case) -> Answers:
-            found = case.answers(model, network.device, network.dtype)
+            with first_at_home(network.device):
+                found = case.answers(model, network.device, network.dtype)
             if not found:
                 raise ValueError("no output is a floating point tensor")
             tried[case.mode] = case, found
