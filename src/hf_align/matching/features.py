@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.running.network import Batch, Gram, Network, Weights
+from hf_align.runtime.devices import as_double
 from hf_align.symmetry.elements import dual
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec
@@ -96,7 +97,7 @@ class Moments:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count more samples."""
-        x, y = x.double(), y.double()
+        x, y = as_double(x), as_double(y)
         self.count += len(x)
         self.sum_a, self.sum_b = self.sum_a + x.sum(0), self.sum_b + y.sum(0)
         self.square_a, self.square_b = self.square_a + x.square().sum(0), self.square_b + y.square().sum(0)
@@ -111,14 +112,14 @@ class Moments:
     def second_moment(self) -> Tensor:
         """E[x yᵀ] / √(E|x|² E|y|²), [n, n]; zero where one of them is always zero."""
         size = torch.sqrt(torch.as_tensor(self.square_a).sum() * torch.as_tensor(self.square_b).sum())
-        return self.product.value / size.cpu().clamp_min(1e-300)
+        return self.product.total.cpu() / size.cpu().clamp_min(1e-300)
 
     @property
     def correlation(self) -> Tensor:
         """The correlation of every entry of x with every entry of y, [n, n]; zero for an entry that is constant."""
         sums = (self.sum_a, self.sum_b, self.square_a, self.square_b)
         mean_a, mean_b, square_a, square_b = (torch.as_tensor(s).cpu() / self.count for s in sums)
-        covariance = self.product.value / self.count - mean_a[:, None] * mean_b
+        covariance = self.product.total.cpu() / self.count - mean_a[:, None] * mean_b
         variances = (square_a - mean_a.square())[:, None] * (square_b - mean_b.square())
         return torch.where(variances > 1e-24, covariance / variances.clamp_min(1e-24).sqrt(), 0.0)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hf_align.matching.descent import Moving
+from hf_align.runtime.devices import as_double
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix, Monomial, Power
 from hf_align.symmetry.groups import Group, ScaledPermutation, assign
 
@@ -97,7 +98,7 @@ class Turning(Latent):
         turn, stretch = (step - step.mT) / 2, (step + step.mT) / 2
         self._primal = torch.matrix_exp(turn + self._stretching * stretch) @ self._primal
         gauge = self._group.has_gauge
-        self._dual = torch.linalg.inv(self._primal.double()).mT.float() if gauge else self._primal
+        self._dual = torch.linalg.inv(as_double(self._primal)).mT.to(self._primal) if gauge else self._primal
         self._step.zero_()
 
     def resolved(self, group: Group) -> Element:

@@ -13,6 +13,7 @@ from hf_align.merging.lockstep import Lockstep, Lookup, WithWeights
 from hf_align.merging.readings import Reading, reading
 from hf_align.merging.selection import FromGram, FromRows, Given, Units, eliminated, entries_of, put_together
 from hf_align.running.network import Network, Weights
+from hf_align.runtime.devices import as_double
 from hf_align.tracing.program import Program
 
 ROWS_PER_COLUMN = 1
@@ -48,7 +49,7 @@ class Candidates(Fit):
             for own, apart, found in zip(self._models, of.apart, self.weights, strict=True):
                 step = ridge(gram, apart)
                 for writer in (w for w in self._writers if reading(w) == key):
-                    matrix = writer.found_in(own)
+                    matrix = writer.found_in(own).to(step.device)
                     found |= writer.named(matrix + step @ matrix[:, : writer.inputs])
         self._readings.clear()
         return {}
@@ -95,10 +96,10 @@ class Choice(Fit):
         result = result.to(like).reshape(like.shape)
         missing = missing_to_target(reader.node, reader.beside, result, lookups, steps, shares)
         # float64: of units that do the same, hardly more than rounding tells which goes at no cost
-        given = reader.with_ones(given).double()
-        missing = reader.results(missing)[0].double()
+        given = as_double(reader.with_ones(given))
+        missing = as_double(reader.results(missing)[0])
         if len(given) * len(steps.parts) <= ROWS_PER_COLUMN * given.shape[1]:
-            self._rows.append((given.cpu(), missing.cpu()))
+            self._rows.append((given, missing))
         else:
             self._gram.add(given, given)
             self._product.add(given, missing)
@@ -106,23 +107,23 @@ class Choice(Fit):
     @property
     def _given(self) -> Given:
         if not self._rows:
-            return FromGram(self._gram.value, self._product.value)
+            return FromGram(self._gram.total, self._product.total)
         rows, missing = (torch.cat(each) for each in zip(*self._rows, strict=True))
         return FromRows(rows, missing)
 
     def solved(self) -> dict[str, Tensor]:
-        units, reader, start = self._units, self._units.reader, self._start
+        units, reader, given = self._units, self._units.reader, self._given
+        start = self._start.to(given.device)
         if self._bias is not None:
             start = torch.cat([start, torch.zeros_like(start[:1])])
-        given = self._given
         behind = len(self._start)
         columns = torch.arange(behind).reshape(-1, reader.inputs)[:, units.columns].flatten(0, 1)
         chosen = eliminated(given, start, columns, len(units.columns))
         taken = torch.cat([entries_of(units.columns, columns[chosen]), torch.arange(behind, len(start))])
         full = _standing_for_all(start, columns, chosen, len(units.columns))
-        less = start.index_put((taken,), -full[taken], accumulate=True)
+        less = start.index_put((taken.to(start.device),), -full[taken], accumulate=True)
         step, _ = given.narrowed(taken, less).solution(taken[:0, None])
-        found = (full[taken] + step).float()
+        found = (full[taken] + step).float().cpu()
         weights = {n: put_together([w[n] for w in self._candidates.weights], n, units, chosen) for n in units.carried}
         weights[reader.parameter] = reader.stored(found[None, : reader.inputs])
         if reader.bias is not None and self._bias is not None:

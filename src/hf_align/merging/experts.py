@@ -20,6 +20,7 @@ from hf_align.merging.lockstep import Lockstep, Lookup
 from hf_align.merging.sites import LAYS_OUT, Beside, arrivals, besides, carried, readers_of
 from hf_align.running.chosen import Chosen, chooses_matrices
 from hf_align.running.network import Network, Weights
+from hf_align.runtime.devices import as_double
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program, operand
 
@@ -150,10 +151,10 @@ class ExpertFit(Fit):
 
     def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         site, merged = self._site, lookups[-1]
-        numbers, value = merged(site.numbers), site.rows(merged(site.value)).double()
+        numbers, value = merged(site.numbers), as_double(site.rows(merged(site.value)))
         result = site.product(merged(site.weight), numbers, merged(site.value))
         sums = self._sums(result, lookups, steps, shares) if site.way else self._each(result, lookups, shares)
-        numbers = numbers.repeat_interleave(value.shape[1])
+        numbers = numbers.repeat_interleave(value.shape[1]).to(value.device)
         given = sums.factors[:, None] * value.flatten(0, 1)
         for group, gram, product in zip(self._groups, self._grams, self._products, strict=True):
             rows = ((numbers >= group[0]) & (numbers <= group[-1])).nonzero()[:, 0]
@@ -169,27 +170,27 @@ class ExpertFit(Fit):
         site, (*models, merged) = self._site, lookups
         numbers = merged(site.numbers)
         given = [site.product(m(site.weight), numbers, m(site.value)) for m in models]
-        missing = site.rows(mean_of_values(given, shares) - result).flatten(0, 1).double()
+        missing = as_double(site.rows(mean_of_values(given, shares) - result).flatten(0, 1))
         return _Sums(missing, torch.arange(len(missing), device=missing.device), torch.ones_like(missing[:, 0]))
 
     def _sums(self, result: Tensor, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> _Sums:
         """The sums over experts: what they lack to those in the models."""
         site, merged = self._site, lookups[-1]
         end = carried(site.way, result, site.node, merged)
-        missing = missing_to_target(site.way[-1], site.beside, end, lookups, steps, shares)
+        missing = as_double(missing_to_target(site.way[-1], site.beside, end, lookups, steps, shares))
         factors, places = (site.rows(t).flatten(0, 1) for t in arrivals(site.way, result, site.node, merged))
         counts = (factors != 0).all(1)
         tokens = torch.zeros_like(places[:, 0])
         first, tokens[counts] = places[counts, 0].unique(return_inverse=True)
-        of_tokens = missing.new_zeros(len(first), places.shape[1], dtype=torch.double)
-        of_tokens[tokens[counts]] = missing.flatten()[places[counts]].double()
+        of_tokens = missing.new_zeros(len(first), places.shape[1])
+        of_tokens[tokens[counts]] = missing.flatten()[places[counts]]
         return _Sums(of_tokens, tokens, torch.where(counts, factors[:, 0], 0))
 
     def solved(self) -> dict[str, Tensor]:
         name, site = self._site.parameter, self._site
-        found = [ridge(gram.value, product.value).unflatten(0, (len(group), site.inputs))
+        found = [ridge(gram.total, product.total).unflatten(0, (len(group), site.inputs))
                  for group, gram, product in zip(self._groups, self._grams, self._products, strict=True)]  # fmt: skip
-        return {name: self._merged[name].float().cpu() + site.stored(torch.cat(found)).float()}
+        return {name: self._merged[name].float().cpu() + site.stored(torch.cat(found)).float().cpu()}
 
 
 @dataclass(frozen=True)

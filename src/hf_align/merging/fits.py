@@ -97,12 +97,12 @@ class WeightFit(Fit):
 
     def solved(self) -> dict[str, Tensor]:
         site, found = self._site, dict[str, Tensor]()
-        gram, product = (torch.stack([each.value for each in sums]) for sums in (self._grams, self._products))
+        gram, product = (torch.stack([each.total for each in sums]) for sums in (self._grams, self._products))
         if self._rank is None:
             step = ridge(gram, product)
         else:
             step, found[spectrum_of(site.parameter)] = of_rank_each(gram, product, self._rank, site.inputs)
-        return site.named(site.found_in(self._merged) + step) | found
+        return site.named(site.found_in(self._merged).to(step.device) + step) | found
 
 
 def spectrum_of(parameter: str) -> str:
@@ -136,7 +136,7 @@ def factor(matrix: Tensor) -> Tensor:
 def of_rank_each(gram: Tensor, product: Tensor, rank: int, inputs: int) -> tuple[Tensor, Tensor]:
     """`of_rank` of every group, [groups, n, m], and the singular values of all."""
     cut = [of_rank(g, p, rank, inputs) for g, p in zip(gram.double(), product.double(), strict=True)]
-    return torch.stack([weights for weights, _ in cut]), torch.cat([values for _, values in cut]).float()
+    return torch.stack([weights for weights, _ in cut]), torch.cat([values for _, values in cut]).float().cpu()
 
 
 def of_rank(gram: Tensor, product: Tensor, rank: int, inputs: int) -> tuple[Tensor, Tensor]:

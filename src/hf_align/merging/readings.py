@@ -82,7 +82,7 @@ class Reading:
 
 
 def _stacked(sums: Sequence[Gram]) -> Tensor:
-    return torch.stack([each.value for each in sums])
+    return torch.stack([each.total for each in sums])
 
 
 class ReadFit(Fit):
@@ -112,7 +112,7 @@ class ReadFit(Fit):
         own, apart = [(shares, towards(x)) for shares, x in grams], [towards(x) for x in apart]
         found: dict[str, Tensor] = {}
         for site in self._sites:
-            *models, merged = (site.found_in(weights) for weights in (*self._models, self._merged))
+            *models, merged = (site.found_in(w).to(whole.device) for w in (*self._models, self._merged))
             step = torch.zeros_like(merged)
             for x, model in zip(apart, models, strict=True):
                 step.baddbmm_(x, model[:, : site.inputs])

@@ -17,6 +17,7 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.samples import Samples
 from hf_align.merging.tensors import linear
 from hf_align.running.network import Batch, Gram, Network, Weights, batches
+from hf_align.runtime.devices import as_double
 
 OFF_DIAGONAL = 0.9
 """By which the entries beside the diagonal of a Gram matrix are multiplied (section 4.1 there)."""
@@ -58,7 +59,7 @@ def grams(network: Network, weights: Weights, inputs: Batch) -> Mapping[Site, Te
     counts: dict[Site, int] = {}
     for batch in batches(inputs):
         for site, x in watch(network, weights, batch).items():
-            x = x.double()
+            x = as_double(x)
             if site not in total:
                 total[site] = network.gram()
             total[site].add(x, x)
@@ -72,7 +73,7 @@ class _Means(Mapping[Site, Tensor]):
         self._counts = counts
 
     def __getitem__(self, site: Site) -> Tensor:
-        return self._total[site].value / self._counts[site]
+        return self._total[site].total.cpu() / self._counts[site]
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._total)

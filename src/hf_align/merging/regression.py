@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.checkpoints.checkpoint import is_finite
@@ -186,7 +187,7 @@ def _solution(fit: Fit) -> dict[str, Tensor]:
     beyond = f"no regression finds {min(fit.names)}: numbers that the models compute are not finite, or too large"
     try:
         found = fit.solved()
-    except RuntimeError as error:
+    except torch.linalg.LinAlgError as error:
         raise HfAlignError(beyond) from error
     if not all(map(is_finite, found.values())):
         raise HfAlignError(beyond)

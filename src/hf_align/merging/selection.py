@@ -223,6 +223,11 @@ class Given(ABC):
 
     ridge: float = field(default=RIDGE, kw_only=True)
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where they are."""
+
     @abstractmethod
     def narrowed(self, taken: Tensor, less: Tensor) -> Self:
         """Those of some columns, with other coefficients to start from.
@@ -253,6 +258,10 @@ class FromGram(Given):
     gram: Tensor
     product: Tensor
 
+    @property
+    def device(self) -> torch.device:
+        return self.gram.device
+
     def narrowed(self, taken: Tensor, less: Tensor) -> FromGram:
         across, (changed,) = self.gram[taken], less.any(1).nonzero(as_tuple=True)
         product = self.product[taken] + across[:, changed] @ less[changed].to(across)
@@ -275,6 +284,10 @@ class FromRows(Given):
     rows: Tensor
     missing: Tensor
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
     def narrowed(self, taken: Tensor, less: Tensor) -> FromRows:
         (changed,) = less.any(1).nonzero(as_tuple=True)
         missing = self.missing + self.rows[:, changed] @ less[changed].to(self.rows)
@@ -290,7 +303,7 @@ class FromRows(Given):
         white = torch.linalg.solve_triangular(lower.T, self.rows.T, upper=True, left=False)
         step = white @ torch.linalg.solve_triangular(lower, self.missing, upper=False)
         own = white[columns]
-        return step, torch.eye(own.shape[1], dtype=own.dtype) - own @ own.mT
+        return step, torch.eye(own.shape[1]).to(own) - own @ own.mT
 
 
 def eliminated(given: Given, start: Tensor, columns: Tensor, keep: int) -> Tensor:
@@ -312,7 +325,7 @@ def eliminated(given: Given, start: Tensor, columns: Tensor, keep: int) -> Tenso
             return left
         taken = torch.ones(len(start), dtype=torch.bool)
         taken[places[~kept]] = False
-        given = given.narrowed(taken.nonzero()[:, 0], start.where(~taken[:, None], 0))
+        given = given.narrowed(taken.nonzero()[:, 0], start.where(~taken[:, None].to(start.device), 0))
         start = start[taken]
         places = (taken.cumsum(0) - 1)[places[kept]]
 
@@ -331,7 +344,7 @@ def _kept(left: Tensor, order: Tensor, take: int, n: int) -> Tensor:
     """Which of the units are kept: all but the cheapest. Of counterparts two never go at once, for each would be cheap
     for the other's sake."""
     gone: dict[int, int] = {}
-    for place in order.tolist():
+    for place in order.cpu().tolist():
         pair = int(left[place]) % n
         if pair not in gone:
             gone[pair] = place

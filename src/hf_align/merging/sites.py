@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.running.network import in_dtype
+from hf_align.runtime.devices import as_double
 from hf_align.symmetry.rules.patterns import stored_matrix
 from hf_align.tracing.execute import call_wide
 from hf_align.tracing.ops import Trait, does, factors_of
@@ -67,11 +69,13 @@ def arrivals(
     of the entries' numbers those numbers times the factors.
     """
 
+    value = as_double(value)
+
     def known(node: fx.Node) -> Any:
         found = lookup(node)
-        return found.double() if isinstance(found, Tensor) and found.is_floating_point() else found
+        return in_dtype(found.to(value.device), value.dtype) if isinstance(found, Tensor) else found
 
-    end, transposed = torch.func.vjp(lambda y: carried(way, y, start, known), value.double())[:2]
+    end, transposed = torch.func.vjp(lambda y: carried(way, y, start, known), value)[:2]
     (factors,) = transposed(torch.ones_like(end))
     (numbers,) = transposed(torch.arange(end.numel(), dtype=end.dtype, device=end.device).view_as(end))
     return factors, torch.where(factors == 0, 0, numbers / factors).round().long()
@@ -167,9 +171,10 @@ class Site:
 
     def named(self, found: Tensor) -> dict[str, Tensor]:
         """The weight and the bias by name, of what `found_in` gives."""
-        named = {self.parameter: self.stored(found[:, : self.inputs]).float()}
+        found = found.float().cpu()
+        named = {self.parameter: self.stored(found[:, : self.inputs])}
         if self.bias is not None:
-            named[self.bias] = found[:, -1].reshape(-1).float()
+            named[self.bias] = found[:, -1].reshape(-1)
         return named
 
 

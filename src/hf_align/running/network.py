@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.runtime.devices import for_solving
 from hf_align.tracing.build import build_to_run, quiet
 from hf_align.tracing.returned import held
 
@@ -45,13 +46,13 @@ class Gram:
             self._total.addmm_(x.T, y)
 
     @property
-    def value(self) -> Tensor:
-        """The sum, on the CPU, of at least one part."""
+    def total(self) -> Tensor:
+        """The sum of at least one part, where it can be solved in float64."""
         assert self._total is not None
         if self._is_half:
             for start, end in _blocks(len(self._total)):
                 self._total[:start, start:end] = self._total[start:end, :start].T
-        return self._total.cpu()
+        return self._total.to(for_solving(self._total.device))
 
 
 def add_half(total: Tensor, x: Tensor) -> None:

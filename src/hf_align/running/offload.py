@@ -175,7 +175,7 @@ class _GramOnDisk(Gram):
             self._mapped().add_((x.T @ y).cpu())
 
     @property
-    def value(self) -> Tensor:
+    def total(self) -> Tensor:
         return self._mapped().clone()
 
     def _mapped(self) -> Tensor:

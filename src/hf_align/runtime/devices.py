@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hf_align.errors import OptionError
 from hf_align.runtime.processes import current
@@ -47,7 +48,17 @@ class Devices:
             except (RuntimeError, AssertionError, TypeError) as error:  # the second where torch is built without it
                 why = str(error).splitlines()[0]
                 raise OptionError(f"device {asked} is not available: {why}; cpu always is") from error
-        return cls(running, running if _has_double(running) else CPU)
+        return cls(running, for_solving(running))
+
+
+def for_solving(device: torch.device) -> torch.device:
+    """Where what lies on a device is solved in float64: there if it has that, else on the CPU."""
+    return device if device.type == "cpu" or _has_double(device) else CPU
+
+
+def as_double(tensor: Tensor) -> Tensor:
+    """In float64, on the CPU where its device has none."""
+    return tensor.to(for_solving(tensor.device)).double()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from hf_align.runtime.devices import CPU
 
 def first_at_home(device: torch.device) -> AbstractContextManager[object]:
     """In the block, an op on a device raises what it would raise on the CPU where its whole numbers do not fit."""
-    return nullcontext() if device.type == "cpu" else _FirstAtHome()
+    return nullcontext() if device.type == "cpu" else _FirstAtHome()  # type: ignore[no-untyped-call]
 
 
 class _FirstAtHome(TorchDispatchMode):
