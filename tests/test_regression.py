@@ -269,7 +269,7 @@ def test_statistics_of_one_layer_are_held(family: str, monkeypatch: pytest.Monke
                 nonlocal most
                 super().add(x, y)
                 alive.add(self)
-                most = max(most, sum(gram.value.numel() for gram in alive))
+                most = max(most, sum(gram.total.numel() for gram in alive))
 
         monkeypatch.setattr(Network, "gram", lambda _: Counted())
         models = [weights_of(config, seed) for seed in (0, 1)]
@@ -528,7 +528,7 @@ def test_float32_is_enough_where_one_direction_is_large(large: float) -> None:
         rows, gram, product = x.to(wide), Gram(), Gram()
         gram.add(rows, rows)
         product.add(rows, y.to(wide))
-        return float((y.double() - x.double() @ ridge(gram.value, product.value).double()).norm())
+        return float((y.double() - x.double() @ ridge(gram.total, product.total).double()).norm())
 
     assert left(torch.float32) == pytest.approx(left(torch.float64), rel=1e-3, abs=1e-3 * float(y.norm()))
 
@@ -539,9 +539,9 @@ def test_a_gram_matrix_is_symmetric_and_whole(size: int) -> None:
     parts = [torch.randn(7, size, generator=rng) for _ in range(2)]
     for x in parts:
         gram.add(x, x)
-    torch.testing.assert_close(gram.value, sum(x.T @ x for x in parts))
+    torch.testing.assert_close(gram.total, sum(x.T @ x for x in parts))
     gram.add(parts[0], parts[0])
-    torch.testing.assert_close(gram.value, 2 * parts[0].T @ parts[0] + parts[1].T @ parts[1])
+    torch.testing.assert_close(gram.total, 2 * parts[0].T @ parts[0] + parts[1].T @ parts[1])
 
 
 def test_heads_and_units_are_chosen_in_every_architecture() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 
 import torch
@@ -20,6 +21,8 @@ _TERM, _SOLVING = 1, 5
 """Of a cross matrix: a term as it is computed, and what solves it."""
 _ELEMENTS = 6
 """Of all elements: both models' gauges, what is being solved, and its composition with them."""
+_SHARE = 1 / 4
+"""Of the machine's memory, for steps side by side: an assignment, which takes longest, has one thread."""
 Step = HeadFamily | str
 """What is solved at once: heads with all that is inside, or a space by itself."""
 
@@ -64,9 +67,12 @@ def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:
 
 
 def room(spec: SymmetrySpec, steps: list[Step]) -> int:
-    """Bytes for steps that are solved side by side: what the largest step, or moving the largest weight, takes."""
+    """Bytes for steps that are solved side by side: what one for each thread takes, up to a share of the machine's
+    memory; what the largest step, or moving the largest weight, takes is needed in any case."""
     largest = max(math.prod(spec.shape(name)) for name in spec.parameters)
-    return max([_WEIGHTS * largest * _DOUBLE, *(of_step(spec, step) for step in steps)])
+    step = max((of_step(spec, step) for step in steps), default=0)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(_WEIGHTS * largest * _DOUBLE, step, min(torch.get_num_threads() * step, int(_SHARE * machine)))
 
 
 def at_once(spec: SymmetrySpec, together: list[Step], most: int) -> int:

@@ -187,7 +187,7 @@ def _solution(fit: Fit) -> dict[str, Tensor]:
     beyond = f"no regression finds {min(fit.names)}: numbers that the models compute are not finite, or too large"
     try:
         found = fit.solved()
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise HfAlignError(beyond) from error
     if not all(map(is_finite, found.values())):
         raise HfAlignError(beyond)
