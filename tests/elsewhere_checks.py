@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from hf_align.errors import HfAlignError
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.matching.match import Match
+from hf_align.merging.regression import regression_of
+from hf_align.merging.samples import Samples
 from hf_align.opening.pairs import Pair, open_pair
 from hf_align.running.network import Network
 from hf_align.running.trial import require_runs
@@ -23,9 +25,14 @@ from hf_align.settings.options import Options
 PRODUCTS = ("aten.mm", "aten.bmm")
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return open_pair(str(MODELS / request.param / "0"), str(MODELS / request.param / "1"))
+@pytest.fixture(scope="module", params=["tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "gpt2"))])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = MODELS / request.param
+    if request.param == "tiny":
+        folder = tmp_path_factory.mktemp("tiny")
+        for seed in (0, 1):
+            save(folder / str(seed), tiny_llama(), seed)
+    return open_pair(str(folder / "0"), str(folder / "1"))
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +59,7 @@ def same(one: Match, other: Match) -> None:
 
 def test_products_and_polar_factors_go_to_the_device(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     # Newton's iteration for the residual stream, small as it is here.
-    monkeypatch.setattr("hf_align.symmetry.groups.linear_algebra._LARGE", 32)
+    monkeypatch.setattr("hf_align.symmetry.groups.linear_algebra._LARGE", 8)
     expected = on(pair, "cpu").find()[0]
     with Elsewhere() as there:
         found = on(pair, NAME).find()[0]
@@ -74,6 +81,7 @@ def test_without_float64_what_is_solved_stays_on_the_cpu(pair: Pair) -> None:
         assert not isinstance(tensor, Held) and torch.equal(tensor, at_home[name]), name
 
 
+@pytest.mark.slow
 def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
     """Transforms in float32 there, and the file is written from the CPU."""
     models, out = (MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"), tmp_path / "there"
@@ -86,11 +94,28 @@ def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(("size", "has_double"), [(8, True), (200, True), (8, False), (200, False)])
+def test_regression_is_solved_there(pair: Pair, size: int, has_double: bool) -> None:
+    """Of units by what they give, row by row where there are few, and by products where there are many; without float64
+    it is solved on the CPU."""
+    models, tokens = [m.weights for m in (pair.a, pair.b)], torch.arange(8 * size).reshape(size, 8) % 11
+    found = []
+    with Elsewhere(has_double=has_double) as there:
+        for device in ("cpu", NAME):
+            samples = Samples(Network(pair.config, device), [{"input_ids": tokens}] * 2)
+            found.append(regression_of(models, (0.5, 0.5), samples, pair.spec).solved)
+    solved = {torch.float32, torch.float64} if has_double else set()
+    assert there.ran.get("aten.linalg_cholesky_ex", set()) == solved and found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        assert not isinstance(found[1][name], Held)
+        torch.testing.assert_close(found[1][name], tensor, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [
-    ("--effort", "good", "--no-witness"),
-    pytest.param(("--effort", "quick"), marks=pytest.mark.slow),
-    *(pytest.param((*option, "--no-witness"), marks=pytest.mark.slow) for option in (
-        ("--match", "activation", "--method", "linear"),
+    ("--effort", "quick"),
+    *((*option, "--no-witness") for option in (
+        ("--effort", "good"), ("--match", "activation", "--method", "linear"),
         ("--method", "fisher"), ("--method", "regmean"), ("--method", "curve", "--steps", "2"),
         ("--method", "distil", "--steps", "2"), ("--method", "circuits"),
         ("--method", "ot-fusion-activations", "--allow-inexact"),

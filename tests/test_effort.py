@@ -92,7 +92,7 @@ def test_left_open_it_is_good_by_regression_and_the_report_says_what_it_came_to(
     said = capsys.readouterr()
     assert "--effort good: matched by weights, merged by regression" in said.err
     (note,) = [n for n in json.loads(said.out)["notes"] if "its models" in n]
-    assert "their ensemble" in note and ("no worse" in note) != ("--effort best is what comes lower" in note)
+    assert "their ensemble" in note and ("no worse" in note) != ("for a lower loss use --effort best" in note)
     assert run("merge", *seeds, "--method", "regression", "-o", tmp_path / "by name", "--data", examples, "-q") == 0
     good, by_name = (load_file(tmp_path / folder / "model.safetensors") for folder in ("good", "by name"))
     assert all(torch.equal(good[n], by_name[n]) for n in by_name)

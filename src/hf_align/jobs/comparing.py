@@ -108,7 +108,7 @@ def _beside_the_models(options: Options, found: float, apart: Sequence[float], e
     if options.method in DESCENDING:
         return worse
     effort: Effort = "best" if options.method == REGRESSION or options.match == "none" else "good"
-    return f"{worse}; --effort {effort} is what comes lower"
+    return f"{worse}; for a lower loss use --effort {effort}"
 
 
 def of_result(basis: Basis, held_out: Batch, called: str, config: PretrainedConfig, written: Checkpoint) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -31,8 +31,8 @@ ASKED = 64
 """Rows on which starts are compared."""
 _LEAST = 1e-2
 """Of a factor that hardly is there, what its steps are measured by."""
-_AT_ONCE = 16
-"""Of them: what all models answer to these is in memory at once."""
+_AT_ONCE = 8
+"""Of them: what a model answers to these is in memory at once, a few times."""
 WRITTEN = 4096
 """Sequences that each model writes for a descent."""
 _LENGTH = 64
@@ -58,15 +58,24 @@ class TowardsMix(Objective):
         return torch.stack([self._on(drawn(x, each, rng, network.device), network, merged) for x in self.inputs]).mean()
 
     def _on(self, batch: Batch, network: Network, merged: Weights) -> Tensor:
-        with torch.no_grad():
-            answers = [network(source, batch) for source in self.sources]
-        told = [predictions(answer) for answer in answers]
-        found = predictions(network(merged, batch))
-        if getattr(answers[0], "logits", None) is None:
-            target = _mixed(told, self.shares)
-            return (found - target).square().mean() / target.square().mean()
-        target = _mixed([x.log_softmax(-1) for x in told], self.shares).softmax(-1)
-        return -(target * found.log_softmax(-1)).sum(-1).mean()
+        answer = network(merged, batch)
+        sources = zip(self.sources, self.shares, strict=True)
+        with torch.no_grad():  # one after another: of a large vocabulary an answer may be larger than the model
+            told = (share * _told(network(source, batch)) for source, share in sources)
+            target: Tensor = sum(told, torch.zeros((), device=network.device))
+        if _has_classes(answer):
+            return -(target.softmax(-1) * _told(answer)).sum(-1).mean()
+        return (_told(answer) - target).square().mean() / target.square().mean()
+
+
+def _told(answer: Any) -> Tensor:
+    """Log-probabilities of classes, or what is predicted where there are none."""
+    found = predictions(answer)
+    return found.log_softmax(-1) if _has_classes(answer) else found
+
+
+def _has_classes(answer: Any) -> bool:
+    return getattr(answer, "logits", None) is not None
 
 
 @dataclass(frozen=True)
@@ -84,10 +93,6 @@ class Together(Objective):
         found = [share * objective.loss(network, merged, max(1, round(share * rows)), rng)
                  for objective, share in zip(self.each, self.shares, strict=True)]  # fmt: skip
         return torch.stack(found).sum()
-
-
-def _mixed(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    return torch.stack([share * value for share, value in zip(shares, values, strict=True)]).sum(0)
 
 
 @dataclass(frozen=True)
