@@ -70,7 +70,11 @@ def test_what_goes_in_is_left_as_it_is() -> None:
     assert still_tied.lm_head.weight is still_tied.transformer.wte.weight
 
 
-def test_a_result_loads_again(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error")
+def test_a_result_loads_again(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """And nothing is warned of, not even what torch says once in a process."""
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    torch.set_warn_always(True)
     a, b = built(tiny_gpt2(tie_word_embeddings=True), 0), built(tiny_gpt2(tie_word_embeddings=True), 1)
     merged = hf_align.merge([a, b])
     merged.save_pretrained(tmp_path)

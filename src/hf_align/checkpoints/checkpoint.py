@@ -277,7 +277,7 @@ def is_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or infinite: in one pass, without a mask of the tensor's size."""
     if not tensor.numel() or not tensor.is_floating_point():
         return True
-    least, largest = torch.aminmax(tensor)
+    least, largest = torch.aminmax(tensor.detach())
     return math.isfinite(least) and math.isfinite(largest)
 
 
