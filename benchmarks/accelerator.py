@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from engine import sizes_of
+from matching import write
 from revision import revision
 
 HERE = Path(__file__)
@@ -90,16 +91,6 @@ def row(billions: float, device: str, found: dict[str, float]) -> str:
     return f"| {billions:g} | {device} | {times} | {found['gib']:.1f} | {revision()} |"
 
 
-def write(rows: dict[tuple[str, ...], str]) -> None:
-    """The table, with these rows beside those that it has of other sizes and devices."""
-    before = TABLE.read_text(encoding="utf-8").splitlines() if TABLE.is_file() else []
-    kept = {tuple(c.strip() for c in line.split("|")[1:3]): line for line in before
-            if line.startswith("| ") and line[2].isdigit()}  # fmt: skip
-    lines = [line for _, line in sorted({**kept, **rows}.items(), key=lambda item: (float(item[0][0]), item[0][1]))]
-    head = [HEADER, "|" + " --- |" * (HEADER.count("|") - 1)]
-    TABLE.write_text(ABOUT + "\n".join([*head, *lines]) + "\n", encoding="utf-8")
-
-
 def main(
     part: Annotated[str | None, typer.Argument(help="make: the models of one size, in --folder.")] = None,
     billions: Annotated[list[float] | None, typer.Option(help="Parameters: 8, or a size of engine.py.")] = None,
@@ -121,7 +112,7 @@ def main(
                 label = f"{named}" if each == str(there) else each
                 rows[f"{size:g}", label] = row(size, label, measure(Path(place), each))
                 typer.echo(rows[f"{size:g}", label])
-                write(rows)
+                write(rows, TABLE, ABOUT, HEADER)
 
 
 if __name__ == "__main__":

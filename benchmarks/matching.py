@@ -134,14 +134,14 @@ def row(size: float, kind: str, found: dict[str, float]) -> str:
             f"{found['near']:.0f} | {found['all']:.0f} | {found['gib']:.1f} | {revision()} |")  # fmt: skip
 
 
-def write(rows: dict[tuple[str, ...], str]) -> None:
-    """The table, with these rows beside those that it has of other sizes."""
-    before = TABLE.read_text(encoding="utf-8").splitlines() if TABLE.is_file() else []
+def write(rows: dict[tuple[str, str], str], table: Path, about: str, header: str) -> None:
+    """A table, with these rows beside those that it has of other sizes."""
+    before = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
     kept = {tuple(c.strip() for c in line.split("|")[1:3]): line for line in before
             if line.startswith("| ") and line[2].isdigit()}  # fmt: skip
     lines = [line for _, line in sorted({**kept, **rows}.items(), key=lambda item: (float(item[0][0]), item[0][1]))]
-    head = [HEADER, "|" + " --- |" * (HEADER.count("|") - 1)]
-    TABLE.write_text(ABOUT + "\n".join([*head, *lines]) + "\n", encoding="utf-8")
+    head = [header, "|" + " --- |" * (header.count("|") - 1)]
+    table.write_text(about + "\n".join([*head, *lines]) + "\n", encoding="utf-8")
 
 
 def main(
@@ -159,7 +159,7 @@ def main(
             found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
             rows[f"{billions:g}", kind] = row(billions, kind, found)
             typer.echo(rows[f"{billions:g}", kind])
-    write(rows)
+    write(rows, TABLE, ABOUT, HEADER)
 
 
 if __name__ == "__main__":

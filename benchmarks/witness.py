@@ -20,6 +20,7 @@ from typing import Annotated
 import torch
 import typer
 from engine import models, moved_pair, noisy_pair
+from matching import write
 from revision import revision
 
 HERE = Path(__file__)
@@ -83,16 +84,6 @@ def share(found: dict[str, float]) -> float:
     return (found["A"] + found["B"] - found["moving"]) / found["matching"]
 
 
-def write(rows: dict[tuple[str, ...], str]) -> None:
-    """The table, with these rows beside those that it has of other sizes."""
-    before = TABLE.read_text(encoding="utf-8").splitlines() if TABLE.is_file() else []
-    kept = {tuple(c.strip() for c in line.split("|")[1:3]): line for line in before
-            if line.startswith("| ") and line[2].isdigit()}  # fmt: skip
-    lines = sorted({**kept, **rows}.items(), key=lambda item: (float(item[0][0]), item[0][1]))
-    head = [HEADER, "|" + " --- |" * (HEADER.count("|") - 1)]
-    TABLE.write_text(ABOUT + "\n".join([*head, *(line for _, line in lines)]) + "\n", encoding="utf-8")
-
-
 def main(
     pair: Annotated[list[str] | None, typer.Argument(help="Two folders, of which what is found is printed.")] = None,
     size: Annotated[list[float] | None, typer.Option(help="Billions of parameters: 0.06, 0.25, 0.5, 1.")] = None,
@@ -111,7 +102,7 @@ def main(
                 rows[f"{billions:g}", kind] = row(billions, kind, found)
                 typer.echo(rows[f"{billions:g}", kind])
                 dear |= billions == AT and kind == "unlike" and share(found) > SHARE
-    write(rows)
+    write(rows, TABLE, ABOUT, HEADER)
     raise typer.Exit(int(dear))
 
 
