@@ -18,6 +18,8 @@ COPIES = 2
 """Of a model that are held at most: what it was moved to, as it is and rounded."""
 KEPT = 2**28
 """Bytes of answers that are kept."""
+_SLACK = 1.15
+"""What is freed is not given back at once: of the same run peaks differed by as much."""
 LONGEST = 2048
 _LENGTHS = (1, 2, 7, 16, 17, 65, 256, 1023)
 """Odd and even, four times as long each time."""
@@ -67,7 +69,7 @@ def memory(spec: SymmetrySpec, device: torch.device, offload: bool | None) -> in
     reads = offload or (offload is None and copies * sum(entries) > room(device))
     widest = max(max(spec.shape(name), default=1) for name in spec.parameters)
     answer = widest * min(LONGEST, _affordable(spec)) * torch.float32.itemsize
-    return KEPT + answer + copies * (max(entries) if reads else sum(entries))
+    return int(_SLACK * (KEPT + answer + copies * (max(entries) if reads else sum(entries))))
 
 
 def _moving(spec: SymmetrySpec) -> float:
