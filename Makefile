@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= out
 # One thread each: on a few cores, processes side by side do more than threads that wait for each other.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# Bytecode is kept, whatever the machine says: tests start hundreds of interpreters.
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test test-slow durations lint docs golden bench coverage clean
 
