@@ -69,8 +69,8 @@ MEASURED = """
 import sys
 from pathlib import Path
 from hf_align import matching
-from hf_align.matching import balanced, memory
-balanced.CACHED = memory.CACHED = 0  # as for models of which what is kept is next to nothing
+from hf_align.matching import memory, weight_cache
+weight_cache.CACHED = memory.CACHED = 0  # as for models of which what is kept is next to nothing
 from hf_align.cli.app import main
 try:
     main()

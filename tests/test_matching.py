@@ -226,7 +226,7 @@ def test_weights_that_do_not_fit_into_memory_are_matched_alike(
     pair = pairs["llama"]
     kept = matched(pair.spec, pair.a.weights, pair.b.weights)
     for most in (0, 200_000):
-        monkeypatch.setattr(balanced, "CACHED", most)
+        monkeypatch.setattr("hf_align.matching.weight_cache.CACHED", most)
         again = matched(pair.spec, pair.a.weights, pair.b.weights)
         assert again.after == kept.after
         for name, element in kept.b.items():
