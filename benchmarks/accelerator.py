@@ -109,7 +109,7 @@ def main(
             command = [sys.executable, str(HERE), "make", "--billions", str(size), "--folder", place]
             subprocess.run(command, check=True)
             for each in device or [str(there)]:
-                label = f"{named}" if each == str(there) else each
+                label = named if each == str(there) else each
                 rows[f"{size:g}", label] = row(size, label, measure(Path(place), each))
                 typer.echo(rows[f"{size:g}", label])
                 write(rows, TABLE, ABOUT, HEADER)
