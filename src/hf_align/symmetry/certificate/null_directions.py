@@ -108,9 +108,11 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     derivatives, rest = _beyond(program, weights, torch.cat([first, second]), read, contexts, rng)
     null, third = torch.cat([first, second, rest]), rest[:0]
     if len(rest):
-        known, means = null[: -len(rest)], [*_means(program, spec, rng)]
-        third = beside(known, flat_directions(program, means, _canonical(null, fixed, read), read, rng))
-    left = beside(torch.cat([first, second, third]), rest)
+        means = [*_means(program, spec, rng)]
+        flat = flat_directions(program, means, _canonical(null, fixed, read), read, rng)
+        # What a null direction has beyond the known ones is its part in the rest; computed so, it lies there exactly.
+        third = orthonormal((flat @ rest.T) @ rest)
+    left = beside(third, rest)
     return NullDirections(first, second, third, left, derivatives, read, sizes)
 
 
