@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hf_align.tracing.small.field_roles import ROLE
-from hf_align.tracing.small.shrink import keep_tokens_inside
+from hf_align.tracing.small.shrink import keep_tokens_inside, nested
 
 GONE = object()
 Fields = dict[str, Any]
@@ -145,18 +145,11 @@ def is_same_kind(before: Fields, after: Fields) -> bool:
     """Whether what was fewer than something else still is: key heads than query heads, chosen experts than experts."""
     for fewer, more in ((r"kv_heads|key_value_heads", r"(?<!key_value_)(?<!kv_)heads$"),
                         (r"experts_per_tok|top_?k(_experts)?$|moe_k$", r"experts$")):  # fmt: skip
-        for old, new in zip(_groups(before), _groups(after), strict=False):
+        for old, new in zip(nested(before), nested(after), strict=False):
             was, now = (_smallest(g, fewer) < _smallest(g, more) for g in (old, new))
             if was and not now:
                 return False
     return True
-
-
-def _groups(fields: Fields) -> Iterator[Fields]:
-    yield fields
-    for value in fields.values():
-        if isinstance(value, dict):
-            yield from _groups(value)
 
 
 def _smallest(group: Fields, words: str) -> float:

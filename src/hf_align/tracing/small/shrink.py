@@ -42,7 +42,7 @@ def shrink(config: PretrainedConfig, layers: int = 2, sizes: Sizes = TINY) -> Pr
 
 def depth_of(config: PretrainedConfig) -> int:
     """The most layers that a part of the config has."""
-    groups = _nested(config.to_dict())
+    groups = nested(config.to_dict())
     return max([2, *(v for g in groups for k, v in g.items() if k in LAYERS and type(v) is int)])
 
 
@@ -103,7 +103,7 @@ def handing_on_all_stages(fields: dict[str, Any]) -> dict[str, Any]:
     """With all stages of a backbone handed on: a config that does not say which takes the last alone, and what reads
     them may count on more."""
     fields = copy.deepcopy(fields)
-    for group in _nested(fields):
+    for group in nested(fields):
         if isinstance(stages := group.get("stage_names"), (list, tuple)):
             group["out_features"] = list(stages)[1:]
             group.pop("out_indices", None)
@@ -121,7 +121,7 @@ def with_arguments_of_parts(fields: dict[str, Any], sizes: Sizes) -> Iterator[di
     ]  # fmt: skip
     for small in families:
         changed = copy.deepcopy(fields)
-        for group in _nested(changed):
+        for group in nested(changed):
             if "model_args" in group:
                 group["model_args"] = {**(group["model_args"] or {}), **small}
         if changed != fields:
@@ -131,7 +131,7 @@ def with_arguments_of_parts(fields: dict[str, Any], sizes: Sizes) -> Iterator[di
 def shallow_parts_fields(config: PretrainedConfig, layers: int) -> dict[str, Any]:
     """As `shallow_fields`, in every part of the config too."""
     fields = copy.deepcopy(config.to_dict())
-    for group in _nested(fields):
+    for group in nested(fields):
         _few_layers(group, layers)
         _fill_what_is_needed(group)
     return fields
@@ -313,20 +313,20 @@ def _fill_what_is_needed(fields: dict[str, Any]) -> None:
 
 def _fit_grids(fields: dict[str, Any], before: Mapping[str, Any]) -> None:
     """The sizes that a picture may be cut from are multiples of the tower's, and stay so."""
-    side, small = (next((g["image_size"] for g in _nested(f) if isinstance(g.get("image_size"), int)), None)
+    side, small = (next((g["image_size"] for g in nested(f) if isinstance(g.get("image_size"), int)), None)
                    for f in (before, fields))  # fmt: skip
     for key, grid in before.items() if side and small else ():
         if key.endswith("pinpoints") and isinstance(grid, list):
             fields[key] = [[n * small // side for n in size] for size in grid]
         if key.endswith("patch_to_query_dict") and isinstance(grid, dict):  # how many vectors, by how many patches
-            tower = next(g for g in _nested(fields) if g.keys() >= {"image_size", "patch_size"})
+            tower = next(g for g in nested(fields) if g.keys() >= {"image_size", "patch_size"})
             fields[key] = {(tower["image_size"] // tower["patch_size"]) ** 2: 2}
 
 
 def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
     """Special tokens that the vocabulary no longer has become its last ones."""
     last = vocabulary - 1
-    for group in _nested(fields):
+    for group in nested(fields):
         for key, value in group.items():
             if not str(key).endswith(("token_id", "token_index", "token_idx", "patch_id")):
                 continue
@@ -337,11 +337,12 @@ def keep_tokens_inside(fields: dict[str, Any], vocabulary: int) -> None:
                 group[key] = [1]
 
 
-def _nested(fields: Mapping[str, Any]) -> Iterator[Any]:
+def nested(fields: Mapping[str, Any]) -> Iterator[Any]:
+    """The fields of a config, and of each config in it."""
     yield fields
     for value in fields.values():
         if isinstance(value, dict):
-            yield from _nested(value)
+            yield from nested(value)
 
 
 def _one_of_each(kinds: list[Any], layers: int) -> list[Any]:
