@@ -52,32 +52,29 @@ _LENGTH = 7
 _LENGTH_OF_COPIES = 24
 
 
-def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
+def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
     """Trace the forward pass of the config's architecture.
 
     Args:
         config: any config that `transformers` can build; not modified.
         batch, length: shape of the example input, [batch, length] for token ids.
-        candidate: the first of `inputs.examples` to try.
 
     Raises:
         IncompatibleModels: torch.export cannot trace the architecture; the message names the op or the line.
     """
-    return trace_first_call(build_without_weights(config), batch=batch, length=length, candidate=candidate)
+    return trace_first_call(build_without_weights(config), batch=batch, length=length)
 
 
-def trace_first_call(
-    model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0
-) -> Program:
+def trace_first_call(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
     """As `trace_model`; where that gives no numbers, with another kind of attention, which the model keeps: masks of
     zeros and infinities may have been taken for such of ones and zeros."""
-    program = trace_model(model, batch=batch, length=length, candidate=candidate)
+    program = trace_model(model, batch=batch, length=length)
     kind = model.config._attn_implementation
     if kind == _MASKED_BY_TRUTH or isinstance(model, ModuleModel) or not hides_all(program):
         return program
     try:
         model.set_attn_implementation(_MASKED_BY_TRUTH)
-        other = trace_model(model, batch=batch, length=length, candidate=candidate)
+        other = trace_model(model, batch=batch, length=length)
     except (IncompatibleModels, ValueError):
         other = program
     if hides_all(other):
@@ -86,11 +83,11 @@ def trace_first_call(
     return other
 
 
-def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH, candidate: int = 0) -> Program:
+def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
     """As `trace`, for a model of `build_without_weights`; with one row where it takes no more at a time."""
     reasons: list[Exception] = []
     for rows in dict.fromkeys((batch, 1)):
-        candidates = [(n, e) for n, e in enumerate(examples(model, rows, length)) if n >= candidate]
+        candidates = list(enumerate(examples(model, rows, length)))
         program = _first_traced(model, candidates, reasons)
         if program is not None:
             return program
