@@ -24,12 +24,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
+from hf_align.runtime.devices import CPU
 from hf_align.tracing.budget import bounded_memory
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleConfig, build_module
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.reasons import FROM_WEIGHTS, place, reason
-from hf_align.tracing.record import CPU
 from hf_align.tracing.stored import load_stored
 
 _TRUSTED: set[str] = set()
@@ -172,13 +172,13 @@ def _registered_class(config: PretrainedConfig, name: str) -> Any:
     return None
 
 
-def build_without_weights(config: PretrainedConfig, attention: str = "eager") -> PreTrainedModel:
+def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     """The model in evaluation mode with weights that take no memory (fake CPU tensors) and real buffers: those that
     the config notes, else freshly computed ones."""
     build = model_class(config)
     try:
         with quiet(), _WeightsOnMeta() as made, no_init_weights():
-            model = made.fill(_with_plain_parts(build, config, attention))
+            model = made.fill(_with_plain_parts(build, config))
     except (HfAlignError, MemoryError):
         raise
     except Exception as error:  # what a class says of a config that it does not take may be anything
@@ -294,16 +294,14 @@ def _fake_statistic(fake: FakeTensorMode, module: torch.nn.Module, name: str, bu
         return torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def _with_plain_parts(
-    build: Callable[..., PreTrainedModel], config: PretrainedConfig, attention: str
-) -> PreTrainedModel:
+def _with_plain_parts(build: Callable[..., PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
     """Attention as separate products, experts as batched ones (a loop over them depends on the data), no caches."""
     config = copy.deepcopy(config)
     for part in parts(config):
         part.use_cache = False
         part._experts_implementation = "batched_mm"
     try:
-        return build(config, attn_implementation=attention, dtype=torch.float32).eval()
+        return build(config, attn_implementation="eager", dtype=torch.float32).eval()
     except ValueError:  # some models know only one kind of attention
         return build(config, dtype=torch.float32).eval()
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from hf_align.errors import first_line
 from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
+from hf_align.tracing.frames import line
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.planned import EACH, Kind, Planned
 from hf_align.tracing.program import Program
@@ -70,9 +71,8 @@ class _Lengths(TorchDispatchMode):
         places: the lines of modelling code that list or put fewer than a mask has.
     """
 
-    def __init__(self, here: Callable[[], str]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.here = here
         self.places: set[str] = set()
         self._met: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._most: dict[tuple[str, int], int] = {}
@@ -103,7 +103,7 @@ class _Lengths(TorchDispatchMode):
         if op.is_indexing:
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
         for mask in masks:
-            place, length = self.here(), int(mask.count_nonzero())
+            place, length = line(), int(mask.count_nonzero())
             at = place, self._times[place]
             self._times[place] += 1
             self._met[at].add(length)
@@ -114,28 +114,25 @@ class _Lengths(TorchDispatchMode):
 
 def lists_of_data(call: Callable[[], object]) -> bool:
     """Whether a call of a model lists fewer entries than a mask has."""
-    lengths = _Lengths(lambda: "")
+    lengths = _Lengths()
     with lengths:
         call()
     return bool(lengths.places)
 
 
-def agrees_with_runs(
-    model: PreTrainedModel, program: Program, places: Collection[str], before: Measured, here: Callable[[], str]
-) -> bool:
+def agrees_with_runs(model: PreTrainedModel, program: Program, places: Collection[str], before: Measured) -> bool:
     """Whether a program gives all that its model gives, in runs that make each list shorter at least once.
 
     Args:
         places: where the program's lists were made.
         before: what other calls of the model have shown, to which this one is added if it agrees.
-        here: the line of modelling code that runs.
     """
     rng = Generator().manual_seed(0)
     if before.refuted & set(places):
         return False
     new = set(places) - before.places
     first = bool(new) or not before.places
-    lengths, planned = _Lengths(here), Planned(before.met, again=not first)
+    lengths, planned = _Lengths(), Planned(before.met, again=not first)
     weights, agrees = dict[str, Tensor](), None
     try:
         for number in range(_RUNS if first else _MORE):

@@ -33,6 +33,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKey
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
+from hf_align.runtime.devices import CPU
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
@@ -45,7 +46,6 @@ from hf_align.tracing.returned import returned
 from hf_align.tracing.state import left_as_found
 
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
-CPU = torch.device("cpu")
 _TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
 """Several names of a matrix whose axes change places, if it is real."""
 ANSWER = "answer"

@@ -25,7 +25,6 @@ from hf_align.errors import IncompatibleModels, first_line
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
-from hf_align.tracing.frames import line
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
@@ -144,7 +143,7 @@ def _gives_what_runs_give(model: PreTrainedModel, program: Program) -> bool:
     """Whether a program with sizes that only a run decides holds in runs: export may have taken one for good."""
     listed = any(does(n, Trait.LISTS) and n not in program.constants for n in program.graph.nodes)
     known = not listed and parameters_of(model) <= LARGEST
-    return known and agrees_with_runs(model, program, (), Measured(), line)
+    return known and agrees_with_runs(model, program, (), Measured())
 
 
 def _is_its_own(model: PreTrainedModel, example: Example, failed: Exception) -> bool:
@@ -249,7 +248,7 @@ def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> P
         measured = before.places
     else:
         before = _MEASURED.setdefault(model, Measured())
-        measured = places if agrees_with_runs(model, program, places, before, line) else set[str]()
+        measured = places if agrees_with_runs(model, program, places, before) else set[str]()
     if places - measured:
         raise needs_numbers(min(places - measured))
     if not before.announcing:

@@ -46,9 +46,9 @@ def depth_of(config: PretrainedConfig) -> int:
     return max([2, *(v for g in groups for k, v in g.items() if k in LAYERS and type(v) is int)])
 
 
-def shallow(config: PretrainedConfig, layers: int = 2) -> PretrainedConfig:
-    """The config with its own sizes and few layers."""
-    return with_fields(config, shallow_fields(config, layers))
+def shallow(config: PretrainedConfig) -> PretrainedConfig:
+    """The config with its own sizes and two layers."""
+    return with_fields(config, shallow_fields(config, 2))
 
 
 def small_fields(config: PretrainedConfig, layers: int, sizes: Sizes) -> dict[str, Any]:
