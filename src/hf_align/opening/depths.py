@@ -27,7 +27,7 @@ from hf_align.running.generate import noise
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fields import differences, with_values
-from hf_align.tracing.layers import kinds_of
+from hf_align.tracing.layers import kinds_of, layer_in
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
@@ -54,7 +54,7 @@ class Layers:
         """The one list that is longer in a deeper model, by the names of weights; None where there is no such list."""
         more = {path for name in set(deep) - set(shallow) for path in _lists(name)}
         for path in sorted(more):
-            counts = [_count(path, names) for names in (shallow, deep)]
+            counts = [len({at[0] for name in names if (at := layer_in(path, name))}) for names in (shallow, deep)]
             kept = {name for name in deep if not name.startswith(f"{path}.")}
             if 0 < counts[0] < counts[1] and kept == {n for n in shallow if not n.startswith(f"{path}.")}:
                 return cls(path, *counts)
@@ -62,10 +62,7 @@ class Layers:
 
     def inside(self, name: str) -> tuple[int, str] | None:
         """The layer that a weight is of, and its name in it; None outside of the list."""
-        if not name.startswith(f"{self.path}."):
-            return None
-        index, _, rest = name[len(self.path) + 1 :].partition(".")
-        return int(index), rest
+        return layer_in(self.path, name)
 
     def named(self, layer: int, rest: str) -> str:
         """The name of a weight of a layer."""
@@ -103,8 +100,8 @@ class Deepening:
     def idle(self, places: Places) -> frozenset[str]:
         """The weights of silent layers that nothing depends on."""
         names = inventory(build_without_weights(self.config)).shapes
-        found = ((name, self.layers.inside(name)) for name in names)
-        return frozenset(name for name, at in found if at and places[at[0]] is None and at[1] not in self.silent)
+        silent = [_of_layer(self.layers, layer, names) for layer, place in enumerate(places) if place is None]
+        return frozenset(name for own in silent for name, rest in own.items() if rest not in self.silent)
 
 
 class DeepenedWeights(OnDemand):
@@ -306,8 +303,3 @@ def _lists(name: str) -> list[str]:
     """The paths of module lists that a dotted name may go through."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i, part in enumerate(parts) if part.isdigit()]
-
-
-def _count(path: str, names: Collection[str]) -> int:
-    """How many layers a list has."""
-    return len({name[len(path) + 1 :].partition(".")[0] for name in names if name.startswith(f"{path}.")})

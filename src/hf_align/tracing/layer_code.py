@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_align.tracing.layers import Stack
+from hf_align.tracing.layers import Stack, layer_in
 from hf_align.tracing.nested import mapped
 from hf_align.tracing.program import Program
 
@@ -31,7 +31,7 @@ def code_of_layers(program: Program, paths: Sequence[str]) -> Mapping[Layer, Cod
     Args:
         paths: of the stacks.
     """
-    depth = {p: 1 + max((int(n) for n in _numbers(program, p)), default=0) for p in paths}
+    depth = {p: 1 + max((at[0] for n in program.shapes if (at := layer_in(p, n))), default=0) for p in paths}
     reader = _Reader(program, depth)
     current: Layer | None = None
     for node in program.graph.nodes:
@@ -90,20 +90,9 @@ class _Reader:
         return layer[1] - origin[1], number
 
 
-def _numbers(program: Program, path: str) -> set[str]:
-    """Of the layers of a stack, by the names of their weights."""
-    names = (name.removeprefix(f"{path}.") for name in program.shapes if name.startswith(f"{path}."))
-    return {number for name in names if (number := name.partition(".")[0]).isdigit()}
-
-
 def _layer_of(node: fx.Node, paths: Sequence[str]) -> Layer | None:
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    for path in paths:
-        for module in modules:
-            number = module.removeprefix(f"{path}.").partition(".")[0]
-            if module.startswith(f"{path}.") and number.isdigit():
-                return path, int(number)
-    return None
+    return next(((path, at[0]) for path in paths for module in modules if (at := layer_in(path, module))), None)
 
 
 def digest(value: Any) -> Hashable:

@@ -46,10 +46,16 @@ class Stack:
 
     def layer(self, name: str) -> tuple[int, str] | None:
         """The layer that a dotted name lies in and the name within it; None outside of the stack."""
-        if not name.startswith(f"{self.path}."):
-            return None
-        index, _, rest = name[len(self.path) + 1 :].partition(".")
-        return (int(index), rest) if index.isdigit() else None
+        return layer_in(self.path, name)
+
+
+def layer_in(path: str, name: str) -> tuple[int, str] | None:
+    """The number of the layer of a module list that a dotted name lies in, and the name within it; None outside of the
+    list."""
+    if not name.startswith(f"{path}."):
+        return None
+    index, _, rest = name[len(path) + 1 :].partition(".")
+    return (int(index), rest) if index.isdigit() else None
 
 
 def find_stacks(model: PreTrainedModel) -> tuple[Stack, ...]:
