@@ -102,7 +102,7 @@ def _aligned(a: str, b: str, output: Path, options: Options) -> DryRun:
     pair = open_models(a, b, options, silent, lambda respelled, _: respelled)
     spec = pair.spec
     plan = draft_of(pair, pair.layout(pair.a), options).plan
-    groups = Counter(s.group.name if s.group else "Identity" for s in spec.spaces.values())
+    groups = Counter(s.group_name for s in spec.spaces.values())
     largest = max(spec.parameters, key=lambda name: math.prod(spec.shape(name)))
     aligned = options.witness and options.match != "none"
     witness = memory(spec, Devices.choose(options.device).running, options.offload) if aligned else 0

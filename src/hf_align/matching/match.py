@@ -72,5 +72,4 @@ class Match:
 
 
 def _spaces(spec: SymmetrySpec) -> str:
-    return json.dumps({n: f"{s.group.name if s.group else 'Identity'}({s.size})" for n, s in spec.spaces.items()},
-                      sort_keys=True)  # fmt: skip
+    return json.dumps({n: f"{s.group_name}({s.size})" for n, s in spec.spaces.items()}, sort_keys=True)

@@ -19,7 +19,7 @@ from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Provenance, home_o
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import symmetries
-from hf_align.symmetry.spec import AxisActions, Segment, SymmetrySpec
+from hf_align.symmetry.spec import AxisActions, SymmetrySpec, size_of
 from hf_align.tracing.build import read_config
 
 _WIDEST = 4096
@@ -239,8 +239,7 @@ def _kinds(spec: SymmetrySpec, elements: Mapping[str, Element], colours: Mapping
         moves = [_moved(elements[name]) for name in names if name in elements]
         moved = tuple(value for value, _ in moves)
         said = _said(moved, moves[0][1]) if moves else "not moved"
-        group = space.group.name if space.group else "Identity"
-        kinds.append(Kind(kind, group, space.size, colours[kind], moved, said))
+        kinds.append(Kind(kind, space.group_name, space.size, colours[kind], moved, said))
     return kinds
 
 
@@ -280,10 +279,9 @@ def _turns(spec: SymmetrySpec, elements: Mapping[str, Element]) -> dict[str, Any
     for angle in angles:
         counts[min(17, int(abs(angle) / math.pi * 18))] += 1
     points = [(round(100 + 84 * math.cos(a), 1), round(100 - 84 * math.sin(a), 1)) for a in angles]
-    group = spec.spaces[name].group
     return {
         "name": name,
-        "group": group.name if group else "Identity",
+        "group": spec.spaces[name].group_name,
         "size": len(angles),
         "points": points,
         "bars": [(i, count, round(130 * count / max(counts), 1)) for i, count in enumerate(counts)],
@@ -332,16 +330,15 @@ def _shown(axes: Sequence[AxisActions]) -> Sequence[AxisActions]:
     return [axis for axis in axes if any(axis is c for c in chosen)]
 
 
-def _edge(axis: Sequence[Segment], colours: Mapping[str, str]) -> Edge:
+def _edge(axis: AxisActions, colours: Mapping[str, str]) -> Edge:
     """The first strip has the outermost factor of each segment, the next what is inside of it, and so on."""
-    whole = sum(math.prod(f.size for f in segment) for segment in axis)
     depth = max(len(segment) for segment in axis)
     strips = []
     for level in range(depth):
         strip = []
         for segment in axis:
             factor = segment[min(level, len(segment) - 1)]
-            share = math.prod(f.size for f in segment) / whole
+            share = size_of((segment,)) / size_of(axis)
             kind = _starred(factor.space) if factor.space else ""
             strip.append((share, colours[kind] if kind else _PINNED, f"{factor.size}: {kind or 'does not move'}"))
         strips.append(tuple(strip))

@@ -32,7 +32,7 @@ def _described(spec: SymmetrySpec, name: str, parameter: str) -> dict[str, Any]:
     space = spec.spaces[name]
     return {
         "size": space.size,
-        "group": space.group.name if space.group else "Identity",
+        "group": space.group_name,
         "differs_over": list(space.index),
         "because": _by_line(space.reasons, parameter),
     }
@@ -48,7 +48,7 @@ def _why_pinned(spec: SymmetrySpec, axis: list[Factor], parameter: str) -> list[
 
 
 def _gauges(spec: SymmetrySpec, parameter: str) -> list[str]:
-    return [f"{type(g).__name__}: {', '.join(g.targets)}" for g in spec.gauges if parameter in g.targets]
+    return [gauge.summary for gauge in spec.gauges if parameter in gauge.targets]
 
 
 def _by_line(reasons: Iterable[Evidence], parameter: str) -> list[str]:

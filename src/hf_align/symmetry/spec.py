@@ -59,6 +59,11 @@ def extent(segment: Segment) -> int:
     return size
 
 
+def size_of(axis: AxisActions) -> int:
+    """How many entries an axis has."""
+    return sum(math.prod(f.size for f in segment) for segment in axis)
+
+
 @dataclass(frozen=True)
 class Move:
     """How a space moves an axis of a block.
@@ -145,6 +150,11 @@ class SpaceSpec:
     reasons: tuple[Evidence, ...]
     allowed: Group | None = None
 
+    @property
+    def group_name(self) -> str:
+        """Of its group, or what is said of a space that does not move."""
+        return self.group.name if self.group else "Identity"
+
 
 @dataclass(frozen=True)
 class SymmetrySpec:
@@ -181,7 +191,7 @@ class SymmetrySpec:
 
     def shape(self, parameter: str) -> tuple[int, ...]:
         """The shape of a parameter, [axes]."""
-        return tuple(sum(math.prod(f.size for f in s) for s in axis) for axis in self.parameters[parameter])
+        return tuple(map(size_of, self.parameters[parameter]))
 
     def index_shape(self, space: str) -> tuple[int, ...]:
         """The leading shape of the element of a space."""
@@ -242,7 +252,7 @@ class SymmetrySpec:
             "unread": list(self.unread),
             "spaces": {n: _describe(s) for n, s in self.spaces.items()},
             "parameters": {n: [format_axis(a) for a in axes] for n, axes in self.parameters.items()},
-            "gauges": [f"{type(g).__name__}: {', '.join(g.targets)}" for g in self.gauges],
+            "gauges": [gauge.summary for gauge in self.gauges],
             "ties": dict(self.ties),
             "unknown_ops": dict(self.unknown_ops),
         }
@@ -253,7 +263,7 @@ def _describe(space: SpaceSpec) -> dict[str, object]:
                         for e in space.reasons)  # fmt: skip
     return {
         "size": space.size,
-        "group": space.group.name if space.group else "Identity",
+        "group": space.group_name,
         "differs_over": list(space.index),
         "because": list(why)[:4],
     }

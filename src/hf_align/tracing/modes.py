@@ -30,6 +30,7 @@ from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.own_code import kinds_of
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
@@ -293,7 +294,7 @@ def _whole_numbers(value: Any) -> Iterator[int]:
 def numbers_in_code(model: nn.Module) -> set[int]:
     """Numbers that the `forward` of any module mentions: a length may be compared with them."""
     found: set[int] = set()
-    for kind in {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")}:
+    for kind in kinds_of(model):
         code = getattr(inspect.unwrap(kind.forward), "__code__", None)
         found |= {c for c in constants_of(code) if type(c) is int} if code is not None else set()
     return {v for v in found if _LEAST <= v <= _LONGEST}

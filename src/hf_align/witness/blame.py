@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from hf_align.symmetry.action import Elements, act
-from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec
+from hf_align.symmetry.spec import AxisActions, Factor, SymmetrySpec, size_of
 
 _OUT = "what a module gives"
 
@@ -66,7 +65,7 @@ def _images(output: Tensor, path: str, spec: SymmetrySpec, elements: Elements) -
             continue
         for actions in axes:
             for axis in range(1, output.dim()):
-                if output.shape[axis] == _size(actions) and _stands_alone(actions, spec):
+                if output.shape[axis] == size_of(actions) and _stands_alone(actions, spec):
                     yield _moved(output.movedim(axis, -1), actions, spec, elements).movedim(-1, axis)
 
 
@@ -75,10 +74,6 @@ def _moved(output: Tensor, actions: AxisActions, spec: SymmetrySpec, elements: E
     pinned = ((Factor(len(rows)),),)
     alone = replace(spec, parameters={_OUT: (pinned, actions)}, gains={})
     return act(rows.contiguous(), _OUT, alone, elements).reshape(output.shape)
-
-
-def _size(actions: AxisActions) -> int:
-    return sum(math.prod(factor.size for factor in segment) for segment in actions)
 
 
 def _stands_alone(actions: AxisActions, spec: SymmetrySpec) -> bool:

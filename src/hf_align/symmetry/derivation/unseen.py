@@ -6,7 +6,6 @@ model has an axis of one of these sizes; a gauge that changes such an activation
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.overrides.override_file import is_named
 from hf_align.symmetry.pin import pin
-from hf_align.symmetry.spec import AxisActions, SymmetrySpec
+from hf_align.symmetry.spec import SymmetrySpec, size_of
 from hf_align.tracing.program import Evidence
 
 
@@ -39,7 +38,7 @@ def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySp
         space
         for axes in spec.parameters.values()
         for axis in axes
-        if _size(axis) in sizes
+        if size_of(axis) in sizes
         for segment in axis
         for factor in segment
         for space in factor.powers
@@ -50,10 +49,6 @@ def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySp
         if found.spaces.get(name) is not None and found.spaces[name].group is not None:
             found = pin(found, name, why)
     return found
-
-
-def _size(axis: AxisActions) -> int:
-    return sum(math.prod(factor.size for factor in segment) for segment in axis)
 
 
 def _gauges_left(spec: SymmetrySpec, sizes: set[int]) -> tuple[Gauge, ...]:

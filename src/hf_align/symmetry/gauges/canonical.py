@@ -43,6 +43,11 @@ class Gauge(ABC):
     @abstractmethod
     def targets(self) -> tuple[str, ...]: ...
 
+    @property
+    def summary(self) -> str:
+        """Its kind, and what it changes."""
+        return f"{type(self).__name__}: {', '.join(self.targets)}"
+
     def seen_sizes(self, shape: Shape) -> Collection[int]:
         """The sizes of the activations that change, and not only the weights around them: a stream's mean, what a norm
         gives. All sizes of the targets may be, unless a gauge knows better."""
