@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,13 +20,11 @@ from hf_align.checkpoints.plan import Shard, ShardPlan
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.checkpoints.shards import whole, write_with_bar
 from hf_align.errors import HfAlignError
-from hf_align.jobs.descending import distil_once
 from hf_align.jobs.job import Asked, Draft, Say
 from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.transport import Transport, Tuned
 from hf_align.jobs.witnessing import moved_model
-from hf_align.merging.distil import Limits
 from hf_align.merging.fits import spectrum_of
 from hf_align.merging.lockstep import program_of
 from hf_align.merging.methods import DISTIL, REGRESSION
@@ -187,40 +184,32 @@ class TransportAdapter(Transport):
         """The weights whose changes have a rank."""
         return {name: rank for name, rank in self.changes.ranks.items() if rank is not None}
 
-    def _elements(self, match: Basis) -> tuple[Elements, Elements]:
+    def _elements(self, match: Basis) -> Elements:
         """What brings the base, and with it the fine-tune, to B as it is stored."""
         spec, (found, _) = self.models.spec, match.matches
-        moving = compose(spec, inverse(spec, found.a), found.b)
-        return moving, moving
+        return compose(spec, inverse(spec, found.a), found.b)
 
     def moved(self, match: Basis) -> list[Moved]:
         if not match.matches:
             return []
-        pair, models, spec = self.models.first, self.models.models[1:], self.models.spec
-        called = ("the base", "the fine-tune")
+        pair, spec, elements = self.models.first, self.models.spec, self._elements(match)
+        called = zip(("the base", "the fine-tune"), self.models.models[1:], strict=True)
         return [moved_model(name, model, pair, spec, elements, pair.layout(pair.a), self.options)
-                for name, model, elements in zip(called, models, self._elements(match), strict=True)]  # fmt: skip
+                for name, model in called]  # fmt: skip
 
     def _carried(self, match: Basis) -> Carried:
         onto, base, finetuned = self.models.weights
         if match.matches:
-            device, spec = Devices.choose(self.options.device).running, self.models.spec
-            base, finetuned = (AlignedWeights(w, spec, e, device)
-                               for w, e in zip((base, finetuned), self._elements(match), strict=True))  # fmt: skip
+            device, spec, elements = (
+                Devices.choose(self.options.device).running,
+                self.models.spec,
+                self._elements(match),
+            )
+            base, finetuned = (AlignedWeights(w, spec, elements, device) for w in (base, finetuned))
         return self._among((onto, base, finetuned))
 
-    def _made(self, claim: Claim, match: Basis) -> Weights:
-        carried, ranks = self._carried(match), self.changes.ranks
-        made = self._with(self._solved(claim, carried, ranks))
-        if self.options.method == DISTIL:
-            towards, limits = partial(self._towards, carried), Limits(ranks, carried.onto)
-            made = self._with(distil_once(claim, self.models, {"the fit": made}, towards, limits)[1], made)
-        return made
-
-    def _with(self, solved: Mapping[str, Tensor], others: Weights | None = None) -> Weights:
-        """B, or other weights, of which some are replaced."""
-        rest = self.models.weights[0] if others is None else others
-        return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else rest[n])
+    def _with(self, solved: Mapping[str, Tensor], others: Weights) -> Weights:
+        return Computed(self.models.spec.parameters, lambda n: solved[n] if n in solved else others[n])
 
     def read_back(self, made: Weights) -> Weights:
         return self.changes.read_back(self.models.weights[0], made)
@@ -250,7 +239,7 @@ class TransportAdapter(Transport):
             return told
         free = self._solved(claim, carried, dict.fromkeys(self.changes.ranks), "free")
         evaluator = Evaluator(self.models.network, self.held_out)
-        losses = (evaluator.loss(self._with(weights)) for weights in (found, free))
+        losses = (evaluator.loss(self._with(weights, carried.onto)) for weights in (found, free))
         return f"{told}; the loss is {{:.3f}}, and with changes of any rank {{:.3f}}".format(*losses)
 
 

@@ -20,6 +20,7 @@ from hf_align.jobs.opened import Basis, Opened
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.writing import draft_of, entries_of, record, reported_on
 from hf_align.matching.objectives import Objective
+from hf_align.merging.distil import Limits
 from hf_align.merging.fits import spectrum_of
 from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.regression import Regressed
@@ -130,13 +131,18 @@ class Transport(OpenedJob[Basis]):
 
     def _made(self, claim: Claim, match: Basis) -> Weights:
         """The weights of the result, by name in memory."""
-        carried = self._carried(match)
-        solved = {} if self.options.method not in (REGRESSION, DISTIL) else self._solved(claim, carried, self.ranks)
-        made = Regressed(carried.by_vector, solved)
+        carried, ranks = self._carried(match), self.ranks
+        solved = self._solved(claim, carried, ranks) if self.options.method in (REGRESSION, DISTIL) else {}
+        made = self._with(solved, carried.start(ranks))
         if self.options.method == DISTIL:
+            limits = None if ranks is None else Limits(ranks, carried.onto)
             towards = partial(self._towards, carried)
-            made = Regressed(made, distil_once(claim, self.models, {"the regression": made}, towards)[1])
+            made = self._with(distil_once(claim, self.models, {"the regression": made}, towards, limits)[1], made)
         return made
+
+    def _with(self, solved: Mapping[str, Tensor], others: Weights) -> Weights:
+        """Weights of which some are replaced."""
+        return Regressed(others, solved)
 
     def _towards(self, carried: Carried) -> Objective:
         """Of the descent."""

@@ -83,6 +83,10 @@ class Carried:
 
         return Computed(self.onto, moved)
 
+    def start(self, ranks: Mapping[str, int | None] | None) -> Weights:
+        """The weights of which `solve`, with these ranks, fits some."""
+        return self.by_vector if ranks is None else self.onto
+
     def placed(self, network: Network) -> Carried:
         """The same, as the network runs with them."""
         changes = (replace(c, base=network.placed(c.base), finetuned=network.placed(c.finetuned)) for c in self.changes)
@@ -126,8 +130,7 @@ class Carried:
             HfAlignError: as `regress`.
         """
         first, *others = texts.taught(self)
-        start = self.by_vector if ranks is None else self.onto
-        regress(self.models, first.shares, Samples(texts.network, (first.inputs,)), start, solved,
+        regress(self.models, first.shares, Samples(texts.network, (first.inputs,)), self.start(ranks), solved,
                 others=others, ranks=ranks)  # fmt: skip
 
 
