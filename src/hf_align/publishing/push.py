@@ -12,9 +12,11 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 
-from hf_align.checkpoints.finished import require_whole
+from hf_align.checkpoints.adapters import WEIGHTS
+from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.claim import COMPLETE, PLAN, WORK
 from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying, said
-from hf_align.errors import HfAlignError, first_line
+from hf_align.errors import CheckpointError, HfAlignError, OutputError, first_line
 
 _STALE = re.compile(r"(pytorch_)?model(\.[\w-]+)?(-\d{5}-of-\d{5})?\.(safetensors|bin)"
                     r"|(pytorch_)?model\.(safetensors|bin)\.index(\.[\w-]+)?\.json")  # fmt: skip
@@ -108,18 +110,18 @@ def push(folder: Path, to: Destination) -> Pushed:
     if config is None:
         raise HfAlignError(f"{folder} holds no model: it has neither {' nor '.join(_CONFIGS)}")
     _require_own(folder)
-    require_whole(folder, adapter=config == ADAPTER)
+    _require_whole(folder, config)
     with _how_to_finish(folder, to):
         to = replace(to, repository=_made(to))
     with _how_to_finish(folder, to, elsewhere="ORG/NAME"):
-        _require_fitting(to, config)
+        stale = _stale(to, config)
     number = None
     if to.create_pr and to.revision is None:
         with _how_to_finish(folder, to):
             number = HfApi().create_pull_request(to.repository, to.message).num
         to = replace(to, create_pr=False, revision=f"refs/pr/{number}")
     with _how_to_finish(folder, to):
-        return _upload(folder, to)
+        return _upload(folder, to, stale)
 
 
 def _require_own(folder: Path) -> None:
@@ -134,37 +136,47 @@ def _require_own(folder: Path) -> None:
             raise HfAlignError(f"{path} is a link to outside of {folder}; remove it, or put a copy there")
 
 
+def _require_whole(folder: Path, config: str) -> None:
+    """See that no run is still to go on in a folder, and that all weights are there.
+
+    Raises:
+        OutputError: it is not whole.
+    """
+    if (folder / WORK / PLAN).exists() and not (folder / COMPLETE).exists():
+        raise OutputError(f"{folder} is not finished; start the command that writes it once more")
+    try:
+        Checkpoint.of_file(folder, WEIGHTS) if config == ADAPTER else Checkpoint.open(folder)
+    except CheckpointError as error:
+        raise OutputError(f"{folder} is not whole, and nothing is uploaded: {error}") from error
+
+
 def _made(to: Destination) -> str:
     """The name of the repository, with its owner, which may have been left out; it is there then."""
     return retrying(lambda: HfApi().create_repo(to.repository, private=to.private or None, exist_ok=True)).repo_id
 
 
-def _require_fitting(to: Destination, config: str) -> None:
-    """See that what the repository is, and holds, goes with what is uploaded: an adapter beside a whole model is
-    applied to it by whoever loads it.
+def _stale(to: Destination, config: str) -> list[str]:
+    """The weights of an older upload that the repository holds.
 
     Raises:
-        HfAlignError: it does not.
+        HfAlignError: what it is, or holds, does not go with what is uploaded: an adapter beside a whole model is
+            applied to it by whoever loads it.
     """
     if to.private and not retrying(lambda: HfApi().model_info(to.repository)).private:
         raise HfAlignError(f"{to.repository} exists and is public; choose another name, or leave out --private")
-    there = _files(to)
-    if config == ADAPTER and (weights := [name for name in there if _STALE.fullmatch(name)]):
+    there = retrying(lambda: HfApi().list_repo_files(to.repository, revision=to.revision))
+    weights = [name for name in there if _STALE.fullmatch(name)]
+    if config == ADAPTER and weights:
         raise HfAlignError(f"{to.repository} holds a whole model, which whoever loads this adapter from there may get; "
                            f"choose another name, or remove {weights[0]} there")  # fmt: skip
     if config != ADAPTER and ADAPTER in there:
         raise HfAlignError(f"{to.repository} holds an adapter, which whoever loads this model from there gets applied "
                            f"to it; choose another name, or remove {ADAPTER} there")  # fmt: skip
+    return weights
 
 
-def _files(to: Destination) -> list[str]:
-    """What is on the Hub."""
-    return retrying(lambda: HfApi().list_repo_files(to.repository, revision=to.revision))
-
-
-def _upload(folder: Path, to: Destination) -> Pushed:
+def _upload(folder: Path, to: Destination, stale: list[str]) -> Pushed:
     api = HfApi()
-    stale = [name for name in _files(to) if _STALE.fullmatch(name)]
     done = retrying(lambda: api.upload_folder(
         repo_id=to.repository, folder_path=folder, commit_message=to.message, revision=to.revision,
         delete_patterns=stale, ignore_patterns=[".hf-align/**"],
