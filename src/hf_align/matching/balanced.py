@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from hf_align.matching.cross import over_weights
 from hf_align.matching.match import Match
 from hf_align.matching.scales import STILL, TURNS, settle_scales
 from hf_align.matching.weight_cache import WeightCache, cached_on
@@ -73,12 +75,8 @@ class Balanced:
         )
 
     def _distance(self, other: Weights) -> float:
-        found = self.processes.spread(
-            list(self.a),
-            lambda name: math.prod(self.spec.shape(name)),
-            lambda own: [squared_distance(self.a, other, name) for name in own],
-        )
-        return math.sqrt(sum(found))
+        distance = partial(squared_distance, self.a, other)
+        return math.sqrt(over_weights(self.spec, self.a, self.processes, distance))
 
 
 def _balanced(

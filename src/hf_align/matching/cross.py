@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -81,12 +81,16 @@ def inner_product(
     only: Iterable[str] | None = None,
 ) -> float:
     """⟨A, gB⟩: the objective of weight matching, over all weights or only these."""
-    found = processes.spread(
-        list(spec.parameters if only is None else only),
-        lambda name: math.prod(spec.shape(name)),
-        lambda own: [float((a[n] * act(b[n], n, spec, elements)).sum(dtype=torch.float64)) for n in own],
-    )
-    return sum(found)
+
+    def product(name: str) -> float:
+        return float((a[name] * act(b[name], name, spec, elements)).sum(dtype=torch.float64))
+
+    return over_weights(spec, spec.parameters if only is None else only, processes, product)
+
+
+def over_weights(spec: SymmetrySpec, names: Iterable[str], processes: Processes, term: Callable[[str], float]) -> float:
+    """The sum of one term for each weight."""
+    return sum(processes.spread(list(names), lambda n: math.prod(spec.shape(n)), lambda own: list(map(term, own))))
 
 
 def nearest(group: Group, matrices: Mapping[Power, Tensor], device: torch.device) -> Element:

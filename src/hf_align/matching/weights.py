@@ -9,7 +9,6 @@ residual stream, the weights are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
+from hf_align.matching.cross import over_weights
 from hf_align.matching.descent import Progress
 from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
@@ -128,12 +128,11 @@ def descend(
 
 def _limit(models: Balanced) -> float:
     """(|A|² + |B|²) / 2, the objective where both are the same."""
-    squares = models.processes.spread(
-        list(models.spec.parameters),
-        lambda name: math.prod(models.spec.shape(name)),
-        lambda own: [float(models.a[name].square().sum() + models.b[name].square().sum()) for name in own],
-    )
-    return sum(squares) / 2
+
+    def squares(name: str) -> float:
+        return float(models.a[name].square().sum() + models.b[name].square().sum())
+
+    return over_weights(models.spec, models.spec.parameters, models.processes, squares) / 2
 
 
 def _moves(before: Element | None, after: Element) -> bool:
