@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -173,8 +174,7 @@ def addition(call: Call) -> Value:
     if subtracts_mean(call.node):
         return call.value(left)
     if _is_data(call, left) and _is_data(call, right):
-        pairs = aligned(call.value(left).axes, call.value(right).axes)
-        return Value(tuple(_joined(call, x, y) for x, y in pairs))
+        return Value(_all_joined(call, [left, right]))
     value, constant = (left, right) if _is_data(call, left) else (right, left)
     found, number = call.raw(value), call.constant(constant)
     if (
@@ -187,6 +187,14 @@ def addition(call: Call) -> Value:
     axes = call.value(value).axes
     _add_constant(call, axes, number)
     return _broadcast(call, Value(axes))
+
+
+def _all_joined(call: Call, operands: Sequence[fx.Node]) -> tuple[Axis, ...]:
+    """One element for all operands."""
+    axes = call.value(operands[0]).axes
+    for other in operands[1:]:
+        axes = tuple(_joined(call, x, y) for x, y in aligned(axes, call.value(other).axes))
+    return axes
 
 
 def _joined(call: Call, x: Axis, y: Axis) -> Axis:
@@ -244,10 +252,8 @@ def selection(call: Call) -> Value:
     condition, branches = _condition(call)
     data = [b for b in branches if _is_data(call, b)]
     if not data:
-        return _selected(call)
-    axes = call.value(data[0]).axes
-    for other in data[1:]:
-        axes = tuple(_joined(call, x, y) for x, y in aligned(axes, call.value(other).axes))
+        return comparison(call)
+    axes = _all_joined(call, data)
     for other in branches:
         if not _is_data(call, other):
             _add_constant(call, axes, call.constant(other))
@@ -282,18 +288,6 @@ def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
             call.lower(axis, FIXED if varies else ONES, "constant added")
 
 
-def _selected(call: Call) -> Value:
-    operands = [a for a in call.operands() if a in call.found.values]
-    axes = call.value(operands[0]).axes
-    for other in operands[1:]:
-        axes = tuple(_joined(call, x, y) for x, y in aligned(axes, call.value(other).axes))
-    for other in call.node.all_input_nodes:
-        if other not in operands:
-            _keep_order(call, axes, call.constant(other))
-    call.lower_all(axes, PERMUTATION, "mask")
-    return _broadcast(call, Value(axes))
-
-
 @rule("eq", harmless="self other", traits=Trait.EQUAL)
 @rule("ne", harmless="self other", traits=Trait.UNEQUAL)
 @rule("maximum", harmless="self other", traits=Trait.LARGER)
@@ -301,7 +295,13 @@ def _selected(call: Call) -> Value:
       "atan2", "logaddexp", "polar", harmless="self other")  # fmt: skip
 def comparison(call: Call) -> Value:
     """y_i = f(a_i, b_i)."""
-    return _selected(call)
+    operands = [a for a in call.operands() if a in call.found.values]
+    axes = _all_joined(call, operands)
+    for other in call.node.all_input_nodes:
+        if other not in operands:
+            _keep_order(call, axes, call.constant(other))
+    call.lower_all(axes, PERMUTATION, "mask")
+    return _broadcast(call, Value(axes))
 
 
 @rule("glu")
