@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES, Bound, Scalars, monomial
 from hf_align.symmetry.interpreter.spaces import (
@@ -40,7 +40,9 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.node.meta["val"].shape)
+        """Of the result; of the first, where there are several."""
+        results = self.node.meta["val"]
+        return tuple((results if isinstance(results, Tensor) else results[0]).shape)
 
     def argument(self, which: int | str, default: Any = None) -> Any:
         """A literal or node argument, by place or by its name in the op's schema; `default` if the op has none such.

@@ -138,12 +138,11 @@ def max_pool(call: Call) -> Value | tuple[Value, Value]:
 
 
 def _resized(call: Call) -> Value:
-    axes, results = list(call.value(call.argument(0)).axes), call.node.meta["val"]
-    shape = results.shape if isinstance(results, Tensor) else results[0].shape
+    axes = list(call.value(call.argument(0)).axes)
     first = len(axes) - _SPATIAL[next(d for d in _SPATIAL if d in str(call.node.target))]
     for i in range(first, len(axes)):
         call.lower(axes[i], FIXED, "positions")
-        axes[i] = fresh(shape[i], FIXED)
+        axes[i] = fresh(call.shape[i], FIXED)
     return Value(tuple(axes))
 
 

@@ -80,13 +80,11 @@ def topk(call: Call) -> object:
     dim = call.argument("dim", -1) % len(axes)
     call.mixes(value, [dim])
     call.lower_all(axes, PERMUTATION, "topk")
-    results = call.node.meta["val"]
-    size = (results if isinstance(results, Tensor) else results[0]).shape[dim]
-    chosen = fresh(size, FIXED)
+    chosen = fresh(call.shape[dim], FIXED)
     chosen.space.selects = axes[dim]
     after = (*axes[:dim], chosen, *axes[dim + 1 :])
     numbers = Value(after, points_to=axes[dim])
-    return numbers if isinstance(results, Tensor) else (Value(after), numbers)
+    return numbers if isinstance(call.node.meta["val"], Tensor) else (Value(after), numbers)
 
 
 @rule_for_numbers("index", traits=Trait.MOVES | Trait.TAKES_ENTRIES | Trait.LOOKS_UP)

@@ -143,9 +143,7 @@ def reduction(call: Call) -> object:
     call.lower_all(value.axes, PERMUTATION, "reduction")
     if "arg" in op_name(call.node) and len(reduced) != 1:
         call.lower_all(value.axes, FIXED, "number read")
-    results = call.node.meta["val"]
-    shape = results.shape if isinstance(results, Tensor) else results[0].shape
-    kept = _without(value.axes, reduced, len(shape))
+    results, kept = call.node.meta["val"], _without(value.axes, reduced, len(call.shape))
     indices = Value(kept, points_to=value.axes[reduced[0]] if len(reduced) == 1 else None)
     if isinstance(results, Tensor):
         return indices if not results.is_floating_point() else Value(kept)
@@ -168,8 +166,7 @@ def running(call: Call) -> object:
         if i == dim or not linear:
             call.lower(axis, FIXED if i == dim else PERMUTATION, "running")
     results = call.node.meta["val"]
-    shape = results.shape if isinstance(results, Tensor) else results[0].shape
-    axes[dim] = fresh(shape[dim], FIXED)
+    axes[dim] = fresh(call.shape[dim], FIXED)
     return Value(tuple(axes)) if isinstance(results, Tensor) else tuple(Value(tuple(axes)) for _ in results)
 
 

@@ -294,9 +294,7 @@ def _repeated_by_data(call: Call, value: Value, dim: int | None) -> Value:
 @rule_for_numbers("copy", harmless="self", traits=Trait.REPLACES)
 def copy(call: Call) -> Value:
     """y = the second operand, in the shape of the first."""
-    value = call.value(call.argument(1))
-    axes = [*(fresh(1) for _ in range(len(call.shape) - len(value.axes))), *value.axes]
-    return Value(tuple(_copies(call, a, n) for a, n in zip(axes, call.shape, strict=True)))
+    return _broadcast(call, call.value(call.argument(1)).axes, call.shape)
 
 
 @runs("copy")
