@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from hf_align.merging.lockstep import Lockstep, Lookup
 from hf_align.merging.sites import Beside, Site, brought_back
 from hf_align.running.network import Network, Weights
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 
 RIDGE = 1e-3
 """Against the mean of the diagonal of the Gram matrix: a tenth and ten times of it end alike."""
@@ -88,8 +88,7 @@ class WeightFit(Fit):
 
     def add(self, lookups: Sequence[Lookup], steps: Lockstep, shares: Sequence[float]) -> None:
         site, merged = self._site, lookups[-1]
-        args, kwargs = fx.node.map_arg((site.node.args, site.node.kwargs), merged)
-        missing = missing_to_target(site.node, site.beside, call_wide(site.node, args, kwargs), lookups, steps, shares)
+        missing = missing_to_target(site.node, site.beside, run_node(site.node, merged), lookups, steps, shares)
         rows = site.with_ones(site.rows(merged(site.value)))
         for gram, product, x, y in zip(self._grams, self._products, rows, site.results(missing), strict=True):
             gram.add(x, x)

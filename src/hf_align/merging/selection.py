@@ -24,7 +24,7 @@ from hf_align.merging.sites import Site
 from hf_align.running.network import Batch, Network, Weights, add_half
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 from hf_align.tracing.program import Program
 
 _AT_ONCE = 4
@@ -85,8 +85,7 @@ class Units:
             return value
 
         for node in self.between:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
-            found[node] = call_wide(node, args, kwargs)
+            found[node] = run_node(node, lookup)
         return self.reader.rows(lookup(self.reader.value))[0]
 
 

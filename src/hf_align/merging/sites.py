@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from hf_align.running.network import in_dtype
 from hf_align.runtime.devices import as_double
 from hf_align.symmetry.rules.patterns import stored_matrix
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program, operand
 
@@ -43,8 +43,7 @@ def carried(way: Sequence[fx.Node], value: Tensor, start: fx.Node, lookup: Calla
     for node in way:
         along = before if before in node.all_input_nodes else node.all_input_nodes[0]
         found = {along: value}
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: found[n] if n in found else lookup(n))  # noqa: B023
-        value, before = call_wide(node, args, kwargs), node
+        value, before = run_node(node, lambda n: found[n] if n in found else lookup(n)), node  # noqa: B023
     return value
 
 

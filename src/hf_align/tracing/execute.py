@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch import Tensor, fx
@@ -44,12 +44,17 @@ def run(
 
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in program.constants and (only is None or node in only):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
-            values[node] = call_wide(node, args, kwargs)
+            values[node] = run_node(node, lookup)
             returned.discard(node)
             if not returned:
                 break
     return values
+
+
+def run_node(node: fx.Node, lookup: Callable[[fx.Node], Any]) -> Any:
+    """As `call_wide`, with operands that are looked up."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+    return call_wide(node, args, kwargs)
 
 
 def call_wide(node: fx.Node, args: Any, kwargs: Any) -> Any:

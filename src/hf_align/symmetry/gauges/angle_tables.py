@@ -18,7 +18,7 @@ from hf_align.symmetry.gauges.index_provenance import follow, numbered, present,
 from hf_align.symmetry.interpreter.linear_regions import LinearRegion
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import used_only_by
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 
 _SMALL = 1e-9
 """Rounding, of numbers around one."""
@@ -191,10 +191,7 @@ def _run(
     values: dict[fx.Node, Any] = {table: stored, region.base: value.expand(region.base.meta["val"].shape)}
     for node in sorted(made | _nodes(region)):
         if node not in values:
-            args, kwargs = fx.node.map_arg(
-                (node.args, node.kwargs), lambda n: values[n] if n in values else found.program.constants[n]
-            )
-            values[node] = call_wide(node, args, kwargs)
+            values[node] = run_node(node, lambda n: values[n] if n in values else found.program.constants[n])
     result = values[region.output]
     assert isinstance(result, Tensor)
     return result

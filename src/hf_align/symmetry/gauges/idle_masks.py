@@ -21,7 +21,7 @@ from hf_align.symmetry.gauges.index_provenance import NOBODY, moved, only_moves
 from hf_align.symmetry.gauges.softmax_shift import MASKED
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import gives_only_its_shape, is_softmax, scales
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import call_wide, run_node
 from hf_align.tracing.ops import Trait, does, factors_of
 
 
@@ -269,8 +269,7 @@ class _Hidden:
         inputs = {a: self._settled(a) for a in self._read(node)}
         if not inputs or any(v is None for v in inputs.values()):
             return None
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
-        return call_wide(node, args, kwargs)
+        return run_node(node, inputs.__getitem__)
 
 
 def _is_pointwise(user: fx.Node) -> bool:

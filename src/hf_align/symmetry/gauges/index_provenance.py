@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_expanded_as, pads, pads_nothing
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 
 NOBODY = -1
@@ -200,8 +200,7 @@ def moved(user: fx.Node, labels: Mapping[fx.Node, Tensor], found: Interpretation
     if does(user, Trait.SAME):
         yield user, labels[user.all_input_nodes[0]]
         return
-    args, kwargs = fx.node.map_arg((user.args, user.kwargs), lookup)
-    result = call_wide(user, args, kwargs)
+    result = run_node(user, lookup)
     if isinstance(result, Tensor):
         yield user, result
         return

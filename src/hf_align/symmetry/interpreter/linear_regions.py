@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.positions import Places, with_other_numbers
 from hf_align.symmetry.interpreter.rotations import Rotations, reordering, reordering_of_planes
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 from hf_align.tracing.layer_code import digest
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
@@ -64,8 +64,7 @@ class _Known(Mapping[fx.Node, Any]):
                 rng = torch.Generator().manual_seed(len(self._values))
                 self._values[node] = torch.randn(node.meta["val"].shape, generator=rng, dtype=torch.float64)
             else:
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.__getitem__)
-                self._values[node] = call_wide(node, args, kwargs)
+                self._values[node] = run_node(node, self.__getitem__)
         return self._values[node]
 
     def number(self, node: fx.Node) -> int:
@@ -361,13 +360,8 @@ def _between(base: fx.Node, output: fx.Node, known: _Known) -> list[fx.Node]:
 
 def _run(nodes: list[fx.Node], base: fx.Node, output: fx.Node, value: Tensor, known: Mapping[fx.Node, Any]) -> Tensor:
     values: dict[fx.Node, Any] = {base: value}
-
-    def lookup(node: fx.Node) -> Any:
-        return values[node] if node in values else known[node]
-
     for node in nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
-        values[node] = call_wide(node, args, kwargs)
+        values[node] = run_node(node, lambda n: values[n] if n in values else known[n])
     result = values[output]
     assert isinstance(result, Tensor)
     return result.double()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, fx
 
-from hf_align.tracing.execute import call_wide
+from hf_align.tracing.execute import run_node
 
 Maps = Callable[[Mapping[fx.Node, Any]], Tensor | None]
 """From the values of constants to what a region of the graph makes of them: one matrix for each place, [*, n, n]."""
@@ -33,8 +33,7 @@ class Recomputed(Mapping[fx.Node, Any]):
         self._values = {node: _wide(value) for node, value in changes.items()}
         for node in sorted(_above(wanted, known)):
             if node not in self._values and any(a in self._values for a in node.all_input_nodes):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _wide(self[n]))
-                self._values[node] = _wide(call_wide(node, args, kwargs))
+                self._values[node] = _wide(run_node(node, lambda n: _wide(self[n])))
 
     def __getitem__(self, node: fx.Node) -> Any:
         return self._values[node] if node in self._values else self.known[node]
