@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix
 from hf_align.symmetry.groups.fit import Cross, summed
 from hf_align.symmetry.groups.group import Group
 from hf_align.symmetry.groups.linear_algebra import geometric_mean_gauge, polar
@@ -70,9 +70,9 @@ class GeneralLinear(Orthogonal):
         stretch = torch.matrix_exp(0.3 * self._noise(index, rng) / self.size**0.5)
         return Matrix(super().random(index, rng).matrix @ stretch)
 
-    def balance(self, grams: Cross) -> Matrix:
+    def balance(self, grams: Cross) -> Element:
         if not {PRIMAL, DUAL} <= set(grams):
-            return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
+            return super().balance(grams)
         return Matrix(geometric_mean_gauge(grams[PRIMAL], grams[DUAL]))
 
     def tangents(self) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from hf_align.symmetry.elements import DUAL, PRIMAL, Matrix
+from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Matrix
 from hf_align.symmetry.groups.dense import Dense, GeneralLinear
 from hf_align.symmetry.groups.fit import Cross, summed
 from hf_align.symmetry.groups.linear_algebra import geometric_mean_gauge, polar
@@ -73,9 +73,9 @@ class RotaryCommutant(Dense):
         parts = [2 * torch.linalg.svdvals(z).sum((-1, -2)) for z in blocks]
         return torch.stack([*parts, torch.linalg.svdvals(still).sum(-1)]).sum(0)
 
-    def balance(self, grams: Cross) -> Matrix:
-        if not {PRIMAL, DUAL} <= set(grams):
-            return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
+    def balance(self, grams: Cross) -> Element:
+        if not self.has_gauge or not {PRIMAL, DUAL} <= set(grams):
+            return super().balance(grams)
         primal, still_primal = self._restrict(grams[PRIMAL])
         dual, still_dual = self._restrict(grams[DUAL])
         blocks = [geometric_mean_gauge(p, d) for p, d in zip(primal, dual, strict=True)]
@@ -116,9 +116,6 @@ class RotaryUnitary(RotaryCommutant):
 
     def random(self, index: tuple[int, ...], rng: Generator) -> Matrix:
         return self.nearest({PRIMAL: self._noise(index, rng)})
-
-    def balance(self, grams: Cross) -> Matrix:
-        return self.identity(tuple(next(iter(grams.values())).shape[:-2]))
 
     def tangents(self) -> Tensor:
         general = super().tangents()
