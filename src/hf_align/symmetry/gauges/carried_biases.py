@@ -8,7 +8,7 @@ it, β is therefore free; where all else is blind to its mean, its mean is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.constants import Ways, passed_on, taken_up
-from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, numbered, row_of
+from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, entries_of, follow, numbered, row_of
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, VectorUse, inverse, norms_that_stay, vector_uses
 from hf_align.symmetry.gauges.moves import Taken
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -85,14 +85,13 @@ def carried_biases(
     gone: Collection[str],
     zero: Collection[str],
     still: Collection[fx.Node],
-    loses_mean: Callable[[fx.Node, fx.Node], bool],
+    loses_mean: LosesMean,
 ) -> Iterator[CarryBias]:
     """The gauges of all such norms.
 
     Args:
         gone, zero: as for `kept_norms`.
         still: as for `moved_constants`.
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
     """
     ways = Ways(found, still)
     places: dict[KeptNorm, list[fx.Node]] = defaultdict(list)
@@ -120,10 +119,9 @@ def _taken(
     bias: str, nodes: Collection[fx.Node], weights: Collection[str], at: Collection[fx.Node], ways: Ways
 ) -> tuple[Taken, ...] | None:
     """The biases that take up all of a norm's behind all else that sees it, if there are such."""
-    shapes = {node: node.meta["val"].shape for node in nodes}
-    starts = {node: torch.arange(shape[-1]).expand(shape) for node, shape in shapes.items()}
+    starts = {node: entries_of(node) for node in nodes}
     fates = list(ways.fates(starts, {bias, *weights}, blind=at))
-    free, taken = taken_up(next(iter(shapes.values()))[-1], fates, ways)
+    free, taken = taken_up(next(iter(starts.values())).shape[-1], fates, ways)
     return taken if bool(free.all()) else None
 
 

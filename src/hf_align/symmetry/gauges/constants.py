@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.index_provenance import (
     Use,
+    entries_of,
     follow,
     moved_alone,
     numbered,
@@ -152,16 +153,16 @@ def sources(
         elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
             source, labels = own, numbered(reading)
         elif does(node, Trait.LOOKS_UP_ROWS) and operands[0] in names:
-            source, labels = Constant(names[operands[0]], Stored.TABLE), _along(node)
+            source, labels = Constant(names[operands[0]], Stored.TABLE), entries_of(node)
         elif (
             does(node, _NORMS)
             and isinstance(node.meta["val"], Tensor)
             and (bias := Arguments(node).ask("bias", None)) in names
         ):
-            source, labels = Constant(names[bias]), _along(node, -1 if does(node, Trait.CENTRES) else 1)
+            source, labels = Constant(names[bias]), entries_of(node, -1 if does(node, Trait.CENTRES) else 1)
         elif node in names and names[node] not in attached and _has_entries(node) and node.users and _is_added(node):
             stored = Stored.VECTOR if is_vector(node) else Stored.TABLE
-            source, labels = Constant(names[node], stored), _along(node)
+            source, labels = Constant(names[node], stored), entries_of(node)
         else:
             continue
         starts[source][node] = labels
@@ -170,11 +171,6 @@ def sources(
         apart = all(node in names for node in nodes)
         if source.parameter not in gone and (apart or used_only_by((source.parameter,), nodes, program)):
             yield source, nodes
-
-
-def _along(node: fx.Node, axis: int = -1) -> Tensor:
-    shape = node.meta["val"].movedim(axis, -1).shape
-    return torch.arange(shape[-1]).expand(shape).movedim(-1, axis)
 
 
 def _has_entries(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
-from hf_align.symmetry.gauges.index_provenance import follow, numbered, row_of
+from hf_align.symmetry.gauges.index_provenance import entries_of, follow, numbered, row_of
 from hf_align.symmetry.gauges.kept_norms import KeptNorm
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_softmax, used_only_by
@@ -69,7 +69,7 @@ def free_scores(norms: Mapping[fx.Node, KeptNorm], found: Interpretation) -> Ite
     nodes: dict[str, set[fx.Node]] = defaultdict(set)
     for node, norm in norms.items():
         shape = node.meta["val"].shape
-        for first in _readers({node: torch.arange(shape[-1]).expand(shape)}, shape[-1], found):
+        for first in _readers({node: entries_of(node)}, shape[-1], found):
             if found.program.shapes[first.weight][0] != shape[-1]:
                 continue
             for second in _readers({first.node: numbered(first)}, shape[-1], found):

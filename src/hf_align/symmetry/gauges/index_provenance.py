@@ -27,10 +27,19 @@ _WHOLE = Trait.JOINS | Trait.STACKS | Trait.REPLACES | Trait.ROLLS
 _MOVING = _WHOLE | Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES | Trait.MOVES
 
 
+LosesMean = Callable[[fx.Node, fx.Node], bool]
+"""Whether an op is blind to the mean of one of its operands along the last axis."""
+
+
+def entries_of(node: fx.Node, axis: int = -1) -> Tensor:
+    """The entries along an axis by number, in the shape of a value."""
+    shape = node.meta["val"].movedim(axis, -1).shape
+    return torch.arange(shape[-1]).expand(shape).movedim(-1, axis)
+
+
 def numbered(reading: LinearUse) -> Tensor:
     """The outputs of a weight by number, in the shape of what it writes."""
-    shape = reading.node.meta["val"].movedim(reading.out_axis, -1).shape
-    return torch.arange(shape[-1]).expand(shape).movedim(-1, reading.out_axis)
+    return entries_of(reading.node, reading.out_axis)
 
 
 def rows_shown(value: fx.Node, found: Interpretation) -> tuple[LinearUse, Tensor] | None:

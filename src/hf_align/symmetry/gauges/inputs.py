@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Slices, along
-from hf_align.symmetry.gauges.index_provenance import follow, moved, moved_alone, numbered, slices_of
+from hf_align.symmetry.gauges.index_provenance import entries_of, follow, moved, moved_alone, numbered, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, pads, used_only_by
 from hf_align.tracing.ops import Trait, does
@@ -168,8 +168,7 @@ def _added_behind(use: LinearUse, found: Interpretation) -> str | None:
 
 def _channels(table: fx.Node, view: fx.Node, found: Interpretation) -> Tensor | None:
     """The channel of a table, its last axis, that each entry of a view of it shows; its places may be resampled."""
-    shape = table.meta["val"].shape
-    labels, node = torch.arange(shape[-1]).expand(shape), table
+    labels, node = entries_of(table), table
     while node is not view:
         (user,) = node.users
         if does(user, Trait.RESAMPLES):

@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.folds import Read
-from hf_align.symmetry.gauges.index_provenance import follow
+from hf_align.symmetry.gauges.index_provenance import entries_of, follow
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
@@ -87,10 +86,8 @@ def level_norms(found: Interpretation, gone: Collection[str], zero: Collection[s
 
 def _read_along_places(nodes: Collection[fx.Node], found: Interpretation) -> list[LinearUse]:
     """The linear maps of what a norm writes, if all of them read one channel at a time and nothing else reads it."""
-    shapes = {node: node.meta["val"].shape for node in nodes}
-    starts = {node: torch.arange(shape[-1]).expand(shape) for node, shape in shapes.items()}
     readings = []
-    for use in follow(starts, found):
+    for use in follow({node: entries_of(node) for node in nodes}, found):
         reading = found.linear_uses.get(use.user)
         alike = bool((use.labels == use.labels[..., :1]).all())
         if (

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices
 from hf_align.symmetry.gauges.constants import Ways, taken_up
 from hf_align.symmetry.gauges.idle_masks import Mask, hides_unseen, masks
-from hf_align.symmetry.gauges.index_provenance import NOBODY, Passing, follow, numbered, slices_of
+from hf_align.symmetry.gauges.index_provenance import NOBODY, Passing, entries_of, follow, numbered, slices_of
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, inverse
 from hf_align.symmetry.gauges.moves import Taken
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -100,19 +100,14 @@ def _readings(
     node: fx.Node, product: fx.Node | None, hiding: Mapping[fx.Node, Mask], found: Interpretation
 ) -> Iterator[_Reading]:
     """The linear maps that read whole vectors of a value where they stand, but for one mask."""
-    for use in follow({node: _along_last(node)}, found, _passed(found)):
+    for use in follow({node: entries_of(node)}, found, _passed(found)):
         reading = found.linear_uses.get(use.user)
-        if not torch.equal(use.labels, _along_last(use.value)):
+        if not torch.equal(use.labels, entries_of(use.value)):
             continue
         if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
             yield _Reading(reading, product)
         elif product is None and use.user in hiding and hiding[use.user].value is use.value:
             yield from _readings(use.user, use.user, hiding, found)
-
-
-def _along_last(node: fx.Node) -> Tensor:
-    shape = node.meta["val"].shape
-    return torch.arange(shape[-1]).expand(shape)
 
 
 def _passed(found: Interpretation) -> Passing:

@@ -3,13 +3,13 @@ the stream as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import fx
 
 from hf_align.symmetry.gauges.constants import Starts, passed_on, sources
-from hf_align.symmetry.gauges.index_provenance import NOBODY, Use, follow, row_of
+from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, follow, row_of
 from hf_align.symmetry.gauges.moves import Constant, MoveMean, Taken
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import used_only_by
@@ -19,13 +19,12 @@ def moved_means(
     found: Interpretation,
     kept: Collection[Constant],
     gone: Collection[str],
-    loses_mean: Callable[[fx.Node, fx.Node], bool],
+    loses_mean: LosesMean,
 ) -> Iterator[MoveMean]:
     """The gauges of all such constants.
 
     Args:
         kept, gone: as for `moved_constants`.
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
     """
     for source, starts in sources(found, kept, gone):
         taken = _taken(starts, found, loses_mean)
@@ -34,9 +33,7 @@ def moved_means(
             yield MoveMean(source, taken)
 
 
-def _taken(
-    starts: Starts, found: Interpretation, loses_mean: Callable[[fx.Node, fx.Node], bool]
-) -> tuple[Taken, ...] | None:
+def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tuple[Taken, ...] | None:
     """The biases of all that reads a constant, if nothing else sees its mean."""
     readers: dict[Taken, set[fx.Node]] = {}
     for use in follow(starts, found, passed_on):

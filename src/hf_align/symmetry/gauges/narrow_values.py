@@ -7,13 +7,14 @@ reader W that becomes W (I + 1 uᵀ)⁻¹ sees of (I + 1 uᵀ) x what it saw of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
+from hf_align.symmetry.gauges.index_provenance import LosesMean
 from hf_align.symmetry.gauges.kept_norms import vector_uses
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
@@ -73,14 +74,13 @@ def narrow_readers(
     found: Interpretation,
     zero: Collection[str],
     centred: Collection[str],
-    loses_mean: Callable[[fx.Node, fx.Node], bool],
+    loses_mean: LosesMean,
 ) -> Iterator[NarrowReader]:
     """The gauges of what reads such values, and nothing else.
 
     Args:
         zero: biases that have gone elsewhere.
         centred: weights whose input has mean zero, and that have lost their own along it.
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
     """
     writers: dict[str, list[LinearUse]] = defaultdict(list)
     readers: dict[str, set[fx.Node]] = defaultdict(set)

@@ -7,7 +7,7 @@ nothing but W sees what a weight A has written, A may write any that W loses: W 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.constants import passed_on
-from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, numbered
+from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, entries_of, follow, numbered
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, used_only_by
 from hf_align.tracing.ops import Trait, does
@@ -25,8 +25,6 @@ _NEARLY_LOST = 1e-8
 
 _Along = tuple[str, int]
 """A weight, and one of its axes."""
-LosesMean = Callable[[fx.Node, fx.Node], bool]
-"""Whether an op is blind to the mean of one of its operands along the last axis."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,7 @@ class _Fate:
 
 
 class Streams:
-    """The terms of streams, and their fates.
-
-    Args:
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
-    """
+    """The terms of streams, and their fates."""
 
     def __init__(self, found: Interpretation, loses_mean: LosesMean) -> None:
         self.found, self.loses_mean = found, loses_mean
@@ -133,8 +127,7 @@ class Streams:
 
     def _fate(self, term: fx.Node) -> _Fate | None:
         use, sums = self.found.linear_uses.get(term), list[fx.Node]()
-        shape = term.meta["val"].shape
-        labels = numbered(use) if use is not None else torch.arange(shape[-1]).expand(shape)
+        labels = numbered(use) if use is not None else entries_of(term)
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user):

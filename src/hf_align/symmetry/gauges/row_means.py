@@ -39,27 +39,15 @@ class CentreWriter(Gauge):
 
 
 @dataclass(frozen=True)
-class CentreRows(Gauge):
+class CentreRows(CentreWriter):
     """w - mean(w) over some entries of the axis that it writes, for each row of them that a norm centres by itself."""
 
-    parameter: str
-    axis: int
     rows: tuple[Slices, ...]
-
-    said = "centred, as every norm downstream does"
-    counts_on_others = False
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (self.parameter,)
 
     def entries(self) -> Iterator[Tensor]:
         """The entries of each row."""
         for row in self.rows:
             yield torch.cat([torch.arange(start, stop) for start, stop in row])
-
-    def seen_sizes(self, shape: Shape) -> Collection[int]:
-        return {shape(self.parameter)[self.axis]}
 
     def fix(self, name: str, get: Get) -> Tensor:
         weight = get(name).clone()

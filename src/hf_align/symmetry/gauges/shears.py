@@ -7,13 +7,14 @@ u = c h where some of x is written so, and the rest by weights that may change: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
+from hf_align.symmetry.gauges.index_provenance import LosesMean
 from hf_align.symmetry.gauges.kept_norms import (
     KeptNorm,
     VectorUse,
@@ -27,8 +28,6 @@ from hf_align.symmetry.rules.patterns import used_only_by
 from hf_align.tracing.ops import Trait, does
 
 _Weight = tuple[str, int]
-_LosesMean = Callable[[fx.Node, fx.Node], bool]
-"""Whether an op is blind to the mean of one of its operands along the last axis."""
 _NEARLY_ORTHOGONAL = 1e-3
 """The cosine between 1/γ and the all-ones vector."""
 
@@ -109,13 +108,12 @@ def shears_along_means(
     found: Interpretation,
     gone: Collection[str],
     zero: Collection[str],
-    loses_mean: _LosesMean,
+    loses_mean: LosesMean,
 ) -> Iterator[ShearAlongMean]:
     """The gauges of all such values that norms write in part.
 
     Args:
         gone, zero: as for `kept_norms`.
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
     """
     norms = norms_that_stay(found, gone, zero)
     tops = dict.fromkeys(_top_of(node, loses_mean) for node in (*norms, *found.linear_uses))
@@ -127,19 +125,19 @@ def shears_along_means(
             yield shear
 
 
-def _seeing(node: fx.Node, loses_mean: _LosesMean) -> list[fx.Node]:
+def _seeing(node: fx.Node, loses_mean: LosesMean) -> list[fx.Node]:
     """The users of a value that are not blind to its mean."""
     return [user for user in node.users if not loses_mean(user, node)]
 
 
-def _top_of(node: fx.Node, loses_mean: _LosesMean) -> fx.Node:
+def _top_of(node: fx.Node, loses_mean: LosesMean) -> fx.Node:
     """The last stage of the stream that a value is written into: what reads those before it never sees their mean."""
     while len(users := _seeing(node, loses_mean)) == 1 and is_sum_or_same(users[0]):
         (node,) = users
     return node
 
 
-def _terms_of(top: fx.Node, norms: Mapping[fx.Node, KeptNorm], loses_mean: _LosesMean) -> Iterator[fx.Node]:
+def _terms_of(top: fx.Node, norms: Mapping[fx.Node, KeptNorm], loses_mean: LosesMean) -> Iterator[fx.Node]:
     """All that is written into the stream up to a stage."""
     parts = [top]
     while parts:
@@ -156,7 +154,7 @@ def _value(
     norms: Mapping[fx.Node, KeptNorm],
     zero: Collection[str],
     found: Interpretation,
-    loses_mean: _LosesMean,
+    loses_mean: LosesMean,
 ) -> _Value:
     terms = frozenset(_terms_of(node, norms, loses_mean))
     written = frozenset(norms[term] for term in terms if term in norms)
@@ -185,7 +183,7 @@ def _read_together(first: list[_Value], values: list[_Value]) -> list[_Value]:
         found = more
 
 
-def _shear(values: list[_Value], found: Interpretation, loses_mean: _LosesMean) -> ShearAlongMean | None:
+def _shear(values: list[_Value], found: Interpretation, loses_mean: LosesMean) -> ShearAlongMean | None:
     """The gauge of some values together, if there is one."""
     norms = {norm for value in values for norm in value.norms}
     writers = sorted({w for value in values for w in value.writers or ()})

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, along
 from hf_align.symmetry.gauges.folds import Carried, carriers
+from hf_align.symmetry.gauges.index_provenance import LosesMean
 from hf_align.symmetry.gauges.shears import ShearAlongMean, is_nearly_orthogonal_to_ones
 from hf_align.symmetry.interpreter.spaces import Kind, Space
 from hf_align.symmetry.interpreter.values import Gain, Interpretation
@@ -98,7 +99,7 @@ def level_spectra(
     between: Collection[Gain],
     gone: Collection[str],
     shears: Collection[ShearAlongMean],
-    loses_mean: Callable[[fx.Node, fx.Node], bool],
+    loses_mean: LosesMean,
 ) -> Iterator[LevelSpectrum]:
     """The gauges of such norms, if nothing but the one gain keeps their streams from turning.
 
@@ -106,7 +107,6 @@ def level_spectra(
         between: gains between streams that could turn without them.
         gone: gains that have gone into other weights.
         shears: the gauges of streams of which something sees the mean.
-        loses_mean: whether an op is blind to the mean of one of its operands along the last axis.
     """
     staying = [gain for gain in found.gains if gain.parameter not in gone]
     for name in dict.fromkeys(gain.parameter for gain in between):
