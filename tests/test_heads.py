@@ -12,7 +12,7 @@ from conftest import MODELS
 from torch import Tensor
 
 from hf_align.matching import heads
-from hf_align.matching.anchors import anchored
+from hf_align.matching.anchors import anchored, start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.head_families import HeadFamily, head_families
 from hf_align.matching.heads import Pairs, best_fit, likest_circuits
@@ -20,7 +20,7 @@ from hf_align.matching.memory import of_step
 from hf_align.matching.metric import weighted
 from hf_align.matching.stream import residual, streams
 from hf_align.matching.tables import products_of_tables
-from hf_align.matching.weights import match_weights, start_streams
+from hf_align.matching.weights import match_weights
 from hf_align.opening.pairs import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences
 from hf_align.symmetry.alignment import AlignedWeights
@@ -211,7 +211,7 @@ def test_each_of_two_streams_starts_from_its_tables() -> None:
     rng = torch.Generator().manual_seed(0)
     a, drawn = random_weights(spec, rng), random_elements(spec, rng)
     models = Balanced.of(spec, a, dict(AlignedWeights(a, spec, drawn)))
-    found = start_streams(models, products_of_tables(models))
+    found = {stream: start(models, stream, points) for stream, points in products_of_tables(models).items()}
     assert len(found) == len(streams(spec)) == 2
     centred = torch.eye(8, dtype=torch.float64) - 1 / 8  # of centred weights, what is done to their mean is open
     for stream, element in found.items():

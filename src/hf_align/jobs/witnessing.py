@@ -12,6 +12,7 @@ import torch
 
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.ondemand import Recalled
+from hf_align.opening.heads import untied
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair
 from hf_align.publishing.provenance import FOLDER
@@ -43,9 +44,7 @@ def moved_model(
         aligned: what it is moved to, where that is needed again.
     """
     own, config = (pair.config if of.widened or of.enlarged else of.config for of in (model, like))
-    config = copy.deepcopy(config)
-    if pair.untied:
-        config.tie_word_embeddings = False
+    config = untied(config) if pair.untied else copy.deepcopy(config)
     wide, written = torch.float64 in model.dtypes().values(), like.dtypes(options.torch_dtype)
     written = {name: written[name] for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,

@@ -27,7 +27,7 @@ from hf_align.matching.metric import weighted
 from hf_align.matching.recurrent import meets_itself
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import alone
-from hf_align.matching.tables import Tables, products_of_tables
+from hf_align.matching.tables import products_of_tables
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import PRIMAL, Element
 from hf_align.symmetry.spec import SymmetrySpec
@@ -69,11 +69,6 @@ def _projected(spec: SymmetrySpec, found: Elements) -> dict[str, Element]:
     return {name: spec.group(name).nearest({PRIMAL: found[name].as_matrix()}) for name in smaller}
 
 
-def start_streams(models: Balanced, tables: Tables) -> dict[str, Element]:
-    """The elements of the streams that fit what both models share by construction."""
-    return {stream: start(models, stream, points) for stream, points in tables.items()}
-
-
 def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
     """What a sweep solves, in order: heads with what is inside them, of that by itself what meets there, then spaces by
     themselves, the residual last."""
@@ -98,7 +93,7 @@ def descend(
         pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
     """
     spec, tables = models.spec, products_of_tables(models)
-    elements = start_streams(models, tables) if first is None else dict(first)
+    elements = {s: start(models, s, points) for s, points in tables.items()} if first is None else dict(first)
     steps = steps_of(spec, still)
     runs = list(_independent(spec, steps))
     near = _neighbours(spec, steps)

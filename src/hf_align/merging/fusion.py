@@ -59,7 +59,6 @@ def semi_permuted(models: Aligned, samples: Samples) -> Mix:
     def mix(name: str, weight: float) -> Tensor:
         read = {f.space for axis, segments in enumerate(models.spec.parameters[name]) if Site(name, axis) in sites
                 for segment in segments for f in segment}  # fmt: skip
-        elements = {n: (reading if n in read else writing)[n] for n in chosen}
-        return torch.lerp(models.a[name], act(models.b[name], name, models.spec, elements), weight)
+        return _mean_with(models, {n: (reading if n in read else writing)[n] for n in chosen})(name, weight)
 
     return mix

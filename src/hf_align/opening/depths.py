@@ -88,10 +88,6 @@ class Deepening:
         named = f"layer {added[0]} writes" if len(added) == 1 else f"layers {', '.join(added)} write"
         return f"is made deeper ({self.layers.shallow} layers to {self.layers.deep}; {named} nothing)"
 
-    def spread(self, places: Places, weights: Mapping[str, Tensor]) -> DeepenedWeights:
-        """A shallow model with its layers in some places of the deep one."""
-        return DeepenedWeights(weights, self, places)
-
     def shifted(self) -> list[Places]:
         """All layers in a row, with the silent ones before and after them."""
         count, more = self.layers.shallow, self.layers.deep - self.layers.shallow
@@ -105,7 +101,7 @@ class Deepening:
 
 
 class DeepenedWeights(OnDemand):
-    """The weights of a shallow model in the depth of another, made when they are asked for."""
+    """The weights of a shallow model with its layers in some places of a deep one, made when they are asked for."""
 
     def __init__(self, weights: Mapping[str, Tensor], deepening: Deepening, places: Places) -> None:
         layers = deepening.layers
@@ -251,7 +247,7 @@ def is_unchanged(
         return False
     inputs = noise(trace(before))
     first = outputs(before, raw, inputs)
-    second = outputs(after, deepening.spread(places, raw), inputs)
+    second = outputs(after, DeepenedWeights(raw, deepening, places), inputs)
     return float((second - first).abs().max()) < UNCHANGED * float(first.abs().max())
 
 

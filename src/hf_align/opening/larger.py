@@ -17,7 +17,6 @@ from hf_align.opening.sizes import widened
 from hf_align.opening.variant import Variant
 from hf_align.opening.widths import Architecture
 from hf_align.symmetry.overrides.overrides import symmetries
-from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.fields import Path as Field
 from hf_align.tracing.fields import fields, with_values
 
@@ -43,11 +42,6 @@ def enlarged(
     wide = Architecture(config, symmetries(config, specs))
     made = [(model, *widened(model, own, wide)) for model in models]
     return [replace(model, weights=weights, enlarged=words) for model, weights, words in made], wide
-
-
-def shapes_of(spec: SymmetrySpec) -> dict[str, tuple[int, ...]]:
-    """Of all weights, by name in memory."""
-    return {name: spec.shape(name) for name in spec.parameters}
 
 
 def larger_sizes(config: PretrainedConfig, widths: Mapping[str, int]) -> dict[Field, int]:

@@ -19,7 +19,7 @@ from hf_align.errors import IncompatibleModels
 from hf_align.opening.agreement import require_alike
 from hf_align.opening.depths import deepenings_of
 from hf_align.opening.heads import loses_ties
-from hf_align.opening.larger import enlarged, larger_sizes, shapes_of
+from hf_align.opening.larger import enlarged, larger_sizes
 from hf_align.opening.models import Model, open_model, with_buffers
 from hf_align.opening.sizes import Sizes
 from hf_align.opening.vocabularies import require_same_number_of_tokens, respelling_of
@@ -58,7 +58,7 @@ class Pair:
     @property
     def larger_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of weights, by name in memory, where they may be larger than in both checkpoints."""
-        return shapes_of(self.spec) if self.larger else {}
+        return {name: self.spec.shape(name) for name in self.spec.parameters} if self.larger else {}
 
     def require_one_size(self) -> None:
         """For what takes models in the sizes in which they are stored.

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
-from hf_align.opening.depths import Deepening, Places, is_unchanged, places_for
+from hf_align.opening.depths import DeepenedWeights, Deepening, Places, is_unchanged, places_for
 from hf_align.opening.heads import choose_heads, is_tied
 from hf_align.opening.models import Model
 from hf_align.opening.widths import Architecture, described, widen
@@ -122,7 +122,7 @@ def _tied_as(other: Architecture, config: PretrainedConfig, specs: Path | None) 
 
 
 def _deepened(model: Model, deepening: Deepening, places: Places) -> Model:
-    return replace(model, weights=deepening.spread(places, model.weights), config=deepening.config,
+    return replace(model, weights=DeepenedWeights(model.weights, deepening, places), config=deepening.config,
                    widened=deepening.described(places), idle=deepening.idle(places))  # fmt: skip
 
 

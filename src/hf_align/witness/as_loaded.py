@@ -13,7 +13,7 @@ import torch
 
 from hf_align.running.network import Network, Weights
 from hf_align.witness.calls import Case
-from hf_align.witness.noise import Answers, Jittered, changes
+from hf_align.witness.noise import Jittered, changes
 
 _FACTOR = 4.0
 """How much more than rounding an alignment may cost. The trained models of this project's benchmarks change by as much
@@ -37,11 +37,7 @@ def excess(case: Case, networks: tuple[Network, Network], before: Weights, after
         before, after: the weights, in any dtype.
     """
     own, written = networks
-
-    def answers(network: Network, weights: Weights) -> Answers:
-        return case.answers(network.module(network.placed(weights)), network.device, network.dtype)
-
-    plain, eps = answers(own, before), torch.finfo(own.dtype).eps
-    rounded = changes(plain, answers(own, Jittered(before, eps / _EPS)))
-    moved = changes(plain, answers(written, after))
+    plain, eps = case.answers_of(own, before), torch.finfo(own.dtype).eps
+    rounded = changes(plain, case.answers_of(own, Jittered(before, eps / _EPS)))
+    moved = changes(plain, case.answers_of(written, after))
     return float(moved.median()), _FACTOR * float(rounded.median()) + eps

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import first_line
-from hf_align.running.network import Batch
+from hf_align.running.network import Batch, Network, Weights
 from hf_align.runtime.devices import drawing
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
@@ -74,6 +74,10 @@ class Case:
     def answers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """What the model answers, by name, on the CPU. Whatever it draws at random it draws alike every time."""
         return self._run(model, device, dtype, _answers)
+
+    def answers_of(self, network: Network, weights: Weights) -> dict[str, Tensor]:
+        """As `answers`, of a network with some weights."""
+        return self.answers(network.module(network.placed(weights)), network.device, network.dtype)
 
     def returned(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """All tensors that the model returns by name, answers or not."""

@@ -243,7 +243,7 @@ class _Trial:
         for mode in plainest:
             for seed in range(1, 1 + loads(self._moved.spec)):
                 case = next(cases(mode, (_FEWEST + seed % _LENGTHS,), self._moved.config, seed))
-                if seed == 1 and not lists_of_data(partial(self._answers, case, self._own, self._before)):
+                if seed == 1 and not lists_of_data(partial(case.answers_of, self._own, self._before)):
                     return
                 yield case
 
@@ -284,7 +284,7 @@ class _Trial:
         if case.mode is plain:
             return every
         try:
-            alike = changes(answers, self._answers(case, self._written_out, self._before)) <= most
+            alike = changes(answers, case.answers_of(self._written_out, self._before)) <= most
         except Exception:  # some models have one way to compute attention
             return ~every if case.mode.asks and self._runs_written_out(plain) else every
         return alike if case.mode.asks or bool(alike.any()) else every
@@ -292,7 +292,7 @@ class _Trial:
     def _runs_written_out(self, mode: Mode) -> bool:
         """Whether the model can be run with attention written out."""
         with suppress(Exception):
-            return bool(self._answers(next(cases(mode, None, self._moved.config)), self._written_out, self._before))
+            return bool(next(cases(mode, None, self._moved.config)).answers_of(self._written_out, self._before))
         return False
 
     def _looked_at_again(self, case: Case, plain: Mode, typical: float, most: float) -> float:
@@ -306,7 +306,7 @@ class _Trial:
         draws = (case.seed,) if case.seed else range(_DRAWS)
         for draw in draws:
             drawn = next(cases(case.mode, asked, moved.config, seed=draw))
-            before = {drawn: self._answers(drawn, self._own, self._before)}
+            before = {drawn: drawn.answers_of(self._own, self._before)}
             both = [self._changes(before, self._own, Jittered(self._before, far)) for far in (FAR, -FAR)]
             noise = torch.maximum(*(rows[drawn] / FAR for rows in both))
             change = self._changes(before, self._written, self._after)[drawn]
@@ -332,7 +332,7 @@ class _Trial:
             with recorded(model) as found:
                 answers.append(case.answers(model, self._written.device, moved.dtype))
             outputs.append(found)
-        own = self._answers(case, self._own, self._before)
+        own = case.answers_of(self._own, self._before)
         nudged = float(self._changes({case: own}, self._own, Jittered(self._before, alike=True))[case].max())
         tie = "" if nudged <= tolerance else (
             f"; {moved.called} itself is undecided (moving its weights by 1e-7 changes them by {nudged:.0e}), as where "
@@ -373,9 +373,6 @@ class _Trial:
                 f"explains {most:.0e}), while in {str(moved.dtype).removeprefix('torch.')} they do not; nothing is "
                 "written"
             )
-
-    def _answers(self, case: Case, network: Network, weights: Weights) -> Answers:
-        return case.answers(network.module(network.placed(weights)), network.device, network.dtype)
 
     def _rebased(self, case: Case, answers: Answers, most: float) -> tuple[str, ...]:
         """What is returned beside answers, and changes."""
