@@ -240,9 +240,8 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
     placed = described.placed({n: given.weights[n] for n in given.holds.shapes})
     for example in examples(build_without_weights(given.config), _ROWS, _TOKENS):
         rng = torch.Generator().manual_seed(0)
-        drawn = example.random({n: tuple(t.shape) for n, t in example.arguments.items() if example.is_free(n)}, rng)
         batch = {n: t.to(device, dtype if t.is_floating_point() else None)
-                 for n, t in {**example.arguments, **drawn}.items()}  # fmt: skip
+                 for n, t in {**example.arguments, **example.drawn(rng)}.items()}  # fmt: skip
         training = [module.training for module in model.modules()]
         try:
             with torch.no_grad(), quiet():

@@ -22,7 +22,7 @@ from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
 from hf_align.running.generate import noise, own_inputs, writes
-from hf_align.running.network import Batch, Network, Weights, batches
+from hf_align.running.network import Batch, Network, Weights, batches, joined, unlabelled
 from hf_align.runtime.processes import ALONE
 from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.alignment import compose, inverse
@@ -131,8 +131,8 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
     placed = tuple(network.placed(m) for m in models.models)
     if data is None:
         written = own(network, search, placed, max(1, search.own // 4), say)
-        data = {k: torch.cat([w[k] for w in written]) for k in written[0]}
-    inputs = {k: t[: search.examples] for k, t in data.items() if k != "labels"}
+        data = joined(written)
+    inputs = unlabelled(data, search.examples)
     found, sweeps = [], 0
     for number, weights in enumerate(placed[1:], start=1):
         pair = replace(models, models=(models.a, models.models[number]))

@@ -16,6 +16,7 @@ from hf_align.matching.cross import cross
 from hf_align.matching.latent import Blend
 from hf_align.running.network import Weights
 from hf_align.symmetry.elements import Monomial
+from hf_align.symmetry.groups.fit import summed
 from hf_align.symmetry.spec import SymmetrySpec
 
 _ROUNDS = 200
@@ -47,7 +48,7 @@ def likeness(spec: SymmetrySpec, a: Weights, b: Weights) -> dict[str, Tensor]:
     """How alike the units of two matched models are: the cosine of all their weights, [*index, n, n] by space."""
     found = {}
     for name in units(spec):
-        products = [torch.stack(list(cross(spec, name, x, y, {}).values())).sum(0) for x, y in ((a, b), (a, a), (b, b))]
+        products = [summed(cross(spec, name, x, y, {})) for x, y in ((a, b), (a, a), (b, b))]
         sizes = [p.diagonal(dim1=-2, dim2=-1).clamp_min(1e-30).sqrt() for p in products[1:]]
         found[name] = products[0] / (sizes[0][..., :, None] * sizes[1][..., None, :])
     return found

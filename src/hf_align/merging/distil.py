@@ -21,7 +21,7 @@ from hf_align.matching.descent import Descent, Moving, Progress, State
 from hf_align.matching.objectives import Objective, drawn
 from hf_align.matching.steepest import Steepest, as_matrices
 from hf_align.running.generate import own_inputs, writes
-from hf_align.running.network import Batch, Network, Weights, predictions
+from hf_align.running.network import Batch, Network, Weights, joined, predictions, unlabelled
 from hf_align.settings.schedule import Schedule
 from hf_align.tracing.build import build_without_weights
 
@@ -200,12 +200,12 @@ def written_by(network: Network, authors: Sequence[Weights], data: Batch | None,
         authors: placed for the network.
         count: sequences of each.
     """
-    given = [] if data is None else [{k: t for k, t in data.items() if k != "labels"}]
+    given = [] if data is None else [unlabelled(data)]
     if given and not writes(build_without_weights(network.config)):
         return given
     each = [own_inputs(network, author, count, _LENGTH, seed) for seed, author in enumerate(authors, start=2)]
     # A text is one of many that the merged model will meet, and a short one is soon known by heart.
-    return [*given, {k: torch.cat([batch[k] for batch in each]) for k in each[0]}]
+    return [*given, joined(each)]
 
 
 def distilled(

@@ -17,6 +17,7 @@ from hf_align.merging.aligned import Aligned, Mix
 from hf_align.merging.samples import Samples
 from hf_align.running.network import batches
 from hf_align.symmetry.action import Elements, act
+from hf_align.symmetry.groups.fit import summed
 
 TEMPERATURE = 0.05
 """Of cosines and correlations."""
@@ -35,7 +36,7 @@ def fused_by_activations(models: Aligned, samples: Samples, temperature: float =
     maps = {}
     for name in units(models.spec):
         if name in spec.spaces:
-            total = torch.stack(list(cross(spec, name, first, second, {}).values())).sum(0)
+            total = summed(cross(spec, name, first, second, {}))
             maps[name] = sinkhorn(total / max(1, len(spec.uses(name))), temperature)
     return _mean_with(models, blends(models.spec, maps))
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hf_align.running.generate import own_inputs
-from hf_align.running.network import Batch, Network, Weights
+from hf_align.running.network import Batch, Network, Weights, joined, unlabelled
 
 MOST = 256
 """Examples: more change little."""
@@ -54,7 +52,7 @@ class Samples:
         first = self.each[0]
         if all(inputs is first for inputs in self.each):
             return first
-        return {k: torch.cat([inputs[k] for inputs in self.each]) for k in first}
+        return joined(self.each)
 
     @classmethod
     def of(
@@ -71,8 +69,7 @@ class Samples:
             most: examples, of the data or for each model.
         """
         if data is not None:
-            some = {k: t[:most] for k, t in data.items() if k != "labels"}
-            return cls(network, (some,) * len(models))
+            return cls(network, (unlabelled(data, most),) * len(models))
         say(f"no data: each model is run on {most} inputs of its own, or on noise if it cannot generate")
         written = [
             own_inputs(network, network.placed(weights), most, _LENGTH, seed) for seed, weights in enumerate(models)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -186,6 +186,16 @@ def predictions(output: Any) -> Tensor:
 def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating point numbers in a dtype; whole numbers as they are."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def unlabelled(data: Batch, most: int | None = None) -> Batch:
+    """What models are run on, without what they are to predict; all examples, or some."""
+    return {name: tensor[:most] for name, tensor in data.items() if name != "labels"}
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Several batches as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def batches(data: Batch, rows: int | None = None) -> Iterator[Batch]:
