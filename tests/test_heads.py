@@ -18,8 +18,7 @@ from hf_align.matching.head_families import HeadFamily, head_families
 from hf_align.matching.heads import Pairs, best_fit, likest_circuits
 from hf_align.matching.memory import of_step
 from hf_align.matching.metric import weighted
-from hf_align.matching.stream import residual, streams
-from hf_align.matching.tables import products_of_tables
+from hf_align.matching.stream import products_of_tables, residual, streams
 from hf_align.matching.weights import match_weights
 from hf_align.opening.pairs import Pair, open_pair
 from hf_align.symmetry.action import act, occurrences

@@ -16,7 +16,7 @@ from hf_align.matching.head_families import HeadFamily
 from hf_align.matching.heads import Pairing, best_fit, match_heads
 from hf_align.matching.memory import Step, at_once, spaces_of, weights_of
 from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
-from hf_align.matching.tables import Tables
+from hf_align.matching.stream import Tables
 from hf_align.matching.turns import match_turns, signed_beside
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements

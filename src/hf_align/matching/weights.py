@@ -26,8 +26,7 @@ from hf_align.matching.memory import Step, room, spaces_of, weights_of
 from hf_align.matching.metric import weighted
 from hf_align.matching.recurrent import meets_itself
 from hf_align.matching.solver import Solution, Solver
-from hf_align.matching.stream import alone
-from hf_align.matching.tables import products_of_tables
+from hf_align.matching.stream import alone, products_of_tables
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import PRIMAL, Element
 from hf_align.symmetry.spec import SymmetrySpec
