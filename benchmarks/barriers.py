@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import statistics
 import sys
 import textwrap
@@ -36,7 +37,7 @@ from hf_align.running.data import load_data
 from hf_align.running.evaluate import Evaluator, lambdas
 from hf_align.running.network import Batch, Network
 from hf_align.settings.schedule import Schedule
-from hf_align.symmetry.alignment import AlignedWeights, distance
+from hf_align.symmetry.alignment import AlignedWeights, squared_distance
 from hf_align.symmetry.spec import SymmetrySpec
 
 ROOT = Path(__file__).parent.parent
@@ -264,7 +265,7 @@ def measure(family: str, name: str, label: str, seed: int, which: str, points: i
     honest = replace(path, losses=(*path.losses[:-1], as_it_was))
     barrier = max(honest.barrier, path.losses[-1] - as_it_was)
     return Row(family, name, label, seed, path.losses[0], path.losses[-1], path.losses[points // 2], barrier,
-               distance(a, b), seconds, list(path.losses), which)  # fmt: skip
+               math.sqrt(sum(squared_distance(a, b, n) for n in a)), seconds, list(path.losses), which)  # fmt: skip
 
 
 def aligned(pair: Pair, spec: SymmetrySpec, match: Match | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -55,7 +55,7 @@ def test_an_element_is_its_matrix(group: g.Group, seed: int) -> None:
         torch.testing.assert_close(x.act(tensor, power), expected)
     torch.testing.assert_close((x @ y).as_matrix(), x.as_matrix() @ y.as_matrix())
     torch.testing.assert_close(x.inverse().as_matrix(), torch.linalg.inv(x.as_matrix()))
-    torch.testing.assert_close(x.dual().as_matrix(), torch.linalg.inv(x.as_matrix()).mT)
+    torch.testing.assert_close(x.as_matrix(DUAL), torch.linalg.inv(x.as_matrix()).mT)
 
 
 def test_what_stretches_is_applied_exactly_and_rounded_once() -> None:

@@ -9,7 +9,7 @@ residual stream, the weights are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 
@@ -68,19 +68,18 @@ def _projected(spec: SymmetrySpec, found: Elements) -> dict[str, Element]:
     return {name: spec.group(name).nearest({PRIMAL: found[name].as_matrix()}) for name in smaller}
 
 
-def steps_of(spec: SymmetrySpec, still: Collection[str] = ()) -> list[Step]:
+def steps_of(spec: SymmetrySpec) -> list[Step]:
     """What a sweep solves, in order: heads with what is inside them, of that by itself what meets there, then spaces by
     themselves, the residual last."""
-    families = [t for t in head_families(spec) if not t.spaces & set(still)]
+    families = head_families(spec)
     inside = [space for family in families for space in family.meeting]
-    return [*families, *inside, *(s for s in reversed(alone(spec, families)) if s not in still)]
+    return [*families, *inside, *reversed(alone(spec, families))]
 
 
 def descend(
     models: Balanced,
     first: Elements | None = None,
     *,
-    still: Collection[str] = (),
     progress: Progress | None = None,
     pairing: Pairing = best_fit,
 ) -> tuple[dict[str, Element], int]:
@@ -88,12 +87,11 @@ def descend(
 
     Args:
         first: spaces that are not named start from the identity; by default from what the tables say of them.
-        still: spaces that stay there. Of a tree of heads all move, or each by itself.
         pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
     """
     spec, tables = models.spec, products_of_tables(models)
     elements = {s: start(models, s, points) for s, points in tables.items()} if first is None else dict(first)
-    steps = steps_of(spec, still)
+    steps = steps_of(spec)
     runs = list(_independent(spec, steps))
     near = _neighbours(spec, steps)
     solver = Solver(models, tables, pairing, room(spec, steps))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -95,11 +94,6 @@ def balance(spec: SymmetrySpec, weights: Mapping[str, Tensor], name: str) -> Ele
     return group.even(total) if isinstance(group, ScaledPermutation) else group.balance(total)
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """The Euclidean distance of two sets of weights."""
-    return math.sqrt(sum(squared_distance(a, b, name) for name in a))
-
-
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> float:
-    """What a weight adds to the square of the distance."""
+    """What a weight adds to the square of the Euclidean distance of two sets of weights."""
     return float((a[name].double() - b[name].double()).pow(2).sum())

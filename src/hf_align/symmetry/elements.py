@@ -52,10 +52,6 @@ class Element(ABC):
         """The same element there."""
         return load_element({key: t.to(device) for key, t in self.tensors().items()})
 
-    def dual(self) -> Matrix:
-        """The inverse transpose."""
-        return Matrix(self.as_matrix(DUAL))
-
     @abstractmethod
     def shifted(self, by: Tensor) -> Element:
         """The element with `by` added to its continuous coordinates."""
