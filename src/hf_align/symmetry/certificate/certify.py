@@ -43,6 +43,8 @@ from hf_align.tracing.trace import trace
 
 _LEAK = 1e-6
 """A direction of a group or a fibre with more effect than that, over that of a random one, is no symmetry."""
+_TOKENS = 10
+"""In each context."""
 _DRAWS = 5
 """Random elements, and as many random inputs, for soundness."""
 _UNREVIEWED = Review("", OverrideFile(overrides=()))
@@ -119,9 +121,7 @@ def certify(
     *,
     traced: Program | None = None,
     review: Review = _UNREVIEWED,
-    seed: int = 0,
     eps: float = 1e-2,
-    positions: int = 10,
     most: float = math.inf,
 ) -> Certificate:
     """Measure soundness and completeness of the derived spec of a small architecture.
@@ -135,7 +135,6 @@ def certify(
             epsilons in it are raised in place, and limits lowered.
         review: overrides of the derived spec, which then is certified, with their calls.
         eps: what every norm's epsilon is raised to, so that no near-symmetry blurs the count.
-        positions: tokens in each context.
         most: parameters of which null directions are counted; of more, soundness alone is measured.
     """
     config = with_eps(config, eps)
@@ -147,8 +146,8 @@ def certify(
 
     def called(config: PretrainedConfig) -> Program:
         if traced is not None:
-            return trace(config, length=positions)
-        return trace_modes(build_without_weights(config), review.reviewed.calls, length=positions)
+            return trace(config, length=_TOKENS)
+        return trace_modes(build_without_weights(config), review.reviewed.calls, length=_TOKENS)
 
     def uncounted(error: float, doubt: str, why: str) -> Certificate:
         return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
@@ -159,9 +158,9 @@ def certify(
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     if parameters > most:
         why = f"{parameters} parameters are more than the {most:.0f} of which null directions are counted"
-        return uncounted(*_soundness(program, spec, torch.Generator().manual_seed(seed)), why)
+        return uncounted(*_soundness(program, spec, torch.Generator().manual_seed(0)), why)
     drawn, error, doubt = list[NullDirections](), 0.0, ""
-    for draw in draws(config, copy, lambda larger: derived(called(larger)), seed):
+    for draw in draws(config, copy, lambda larger: derived(called(larger))):
         program, spec = draw.program, draw.spec
         seen, doubt = _soundness(program, spec, draw.rng)
         error = max(error, seen) if seen < EXACT else seen
@@ -181,7 +180,7 @@ def certify(
         fixed=len(best.fixed),
         flat=len(best.flat),
         nullity=best.nullity,
-        leak=_leak(best.derivatives, best.found, torch.Generator().manual_seed(seed)),
+        leak=_leak(best.derivatives, best.found, torch.Generator().manual_seed(0)),
         missing=best.by_parameter(),
         unknown_ops=tuple(spec.unknown_ops),
         modes=spec.modes,

@@ -52,7 +52,6 @@ def draws(
     config: PretrainedConfig,
     copy: tuple[Program, SymmetrySpec],
     derived: Callable[[PretrainedConfig], tuple[Program, SymmetrySpec]],
-    seed: int = 0,
 ) -> Iterator[Draw]:
     """What to count, the cheapest first.
 
@@ -64,7 +63,7 @@ def draws(
     for number in range(_DRAWS):
         if number == few:
             copy = _larger(config, copy, derived)
-        yield Draw(*copy, Generator().manual_seed(seed + number), thorough=number > 0)
+        yield Draw(*copy, Generator().manual_seed(number), thorough=number > 0)
 
 
 def _larger(
