@@ -137,8 +137,7 @@ def align(
         matched = models.match(elements, sweeps, number)
         moved = [moved_of(g, aligned_config, spec, e) for g, e in ((other, matched.b), (reference, matched.a))]
         said = hold_all(moved, devices.running).as_json() if witness else None
-        distance = None if matched.before is None or matched.after is None else (matched.before, matched.after)
-        alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, distance, said))
+        alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, matched.distance, said))
     return alignments if several else alignments[0]
 
 

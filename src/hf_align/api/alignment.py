@@ -207,8 +207,7 @@ class Alignment:
         config = read_config(home_of_alignment(folder))
         spec = _spec_in(file.with_name(_SPEC)) if isinstance(config, ModuleConfig) else symmetries(config)
         match = Match.load(file, spec)
-        distance = None if match.before is None or match.after is None else (match.before, match.after)
-        return cls(config, spec, match.b, match.a, distance)
+        return cls(config, spec, match.b, match.a, match.distance)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload it to a model repository, which is made if it is not there.

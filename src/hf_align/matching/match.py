@@ -35,6 +35,11 @@ class Match:
     after: float | None = None
     sweeps: int = 0
 
+    @property
+    def distance(self) -> tuple[float, float] | None:
+        """Before and after; None if not known."""
+        return None if self.before is None or self.after is None else (self.before, self.after)
+
     def save(self, path: Path, spec: SymmetrySpec) -> None:
         """Write all elements as safetensors, keys `a|b/space/array`; the metadata names the spaces."""
         arrays = {

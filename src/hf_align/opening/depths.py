@@ -27,7 +27,7 @@ from hf_align.running.generate import noise
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fields import differences, with_values
-from hf_align.tracing.layers import kinds_of, layer_in
+from hf_align.tracing.layers import kinds_of_layers, layer_in
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace
 
@@ -242,7 +242,7 @@ def is_unchanged(
         before, after: its config, and that of the deeper model.
     """
     models = [build_without_weights(config) for config in (before, after)]
-    shallow, deep = kinds_of(deepening.layers.path, models)
+    shallow, deep = kinds_of_layers(deepening.layers.path, models)
     if any(place is not None and shallow[place] != deep[i] for i, place in enumerate(places)):
         return False
     inputs = noise(trace(before))

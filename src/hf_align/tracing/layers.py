@@ -178,7 +178,7 @@ def _digest(buffer: Tensor) -> Hashable:
     return tuple(buffer.shape), hashlib.sha256(buffer.detach().contiguous().flatten().numpy().tobytes()).hexdigest()
 
 
-def kinds_of(path: str, models: Sequence[PreTrainedModel]) -> list[list[Hashable]]:
+def kinds_of_layers(path: str, models: Sequence[PreTrainedModel]) -> list[list[Hashable]]:
     """What tells the layers of a list from one another, for each of some models that differ in how many they have.
 
     The last model has at least two; what numbers the layers there is no difference.

@@ -73,7 +73,7 @@ def result_of(func: Any, args: Any, kwargs: Any, faked: Callable[[Tensor], FakeT
         _try(func, args, kwargs)  # numbers are no part of its kind
     if not all(isinstance(leaf, real) or type(leaf) in _PLAIN for leaf in operands):
         return func(*args, **kwargs)
-    key = op, kinds_of(args), kinds_of(kwargs)
+    key = op, _signature(args), _signature(kwargs)
     if key not in _GIVES:
         if Trait.MUST_FIT in op.traits:
             _try(func, args, kwargs)
@@ -202,15 +202,15 @@ class Made:
         return value._version == self.version and all(t._version == version for t, version in self.versions)
 
 
-def kinds_of(value: Any) -> Hashable:
+def _signature(value: Any) -> Hashable:
     """What the shape of a result may depend on: how operands are nested, and of what kind each is."""
     if isinstance(value, Tensor):
         start, flags = value.storage_offset(), (value.is_conj(), value.is_neg())
         return value.shape, value.stride(), value.dtype, start, flags
     if isinstance(value, (list, tuple)):
-        return type(value), *[kinds_of(part) for part in value]
+        return type(value), *[_signature(part) for part in value]
     if isinstance(value, dict):
-        return dict, *[(name, kinds_of(part)) for name, part in value.items()]
+        return dict, *[(name, _signature(part)) for name, part in value.items()]
     return type(value), value
 
 
