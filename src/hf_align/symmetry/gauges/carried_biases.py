@@ -153,8 +153,8 @@ def _way(
     maps: dict[fx.Node, LinearUse] = {}
     ways = set()
     for use in follow(starts, found, goes_on):
-        reading = found.linear_uses.get(use.user)
-        if reading is None or reading.input is not use.value or reading.bias is not None:
+        reading = found.reading(use.user, use.value)
+        if reading is None or reading.bias is not None:
             return None
         maps[reading.node] = reading
         ways.add((reading.weight, reading.in_axis, row_of(reading, use.labels, found)))

@@ -100,9 +100,9 @@ def read_constants(found: Interpretation) -> Iterator[ReadConstant]:
             continue
         shape = node.meta["val"].shape
         for use in follow({node: torch.arange(shape.numel()).reshape(shape)}, found):
-            reading = found.linear_uses.get(use.user)
+            reading = found.reading(use.user, use.value)
             whole = ((0, shape.numel()),)
-            if reading is not None and reading.input is use.value and row_of(reading, use.labels, found) == whole:
+            if reading is not None and row_of(reading, use.labels, found) == whole:
                 readings[name, reading] = None
             else:
                 seen.add(name)

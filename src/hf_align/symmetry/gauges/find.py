@@ -200,8 +200,7 @@ def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
 def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
     """The linear readers of vectors along the last axis, behind ops that only move them; None for all else."""
     for user in node.users:
-        reading = found.linear_uses.get(user)
-        if reading is not None and reading.input is node:
+        if (reading := found.reading(user, node)) is not None:
             yield Reading(reading)
         elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from _terminal_readings(user, found)
@@ -219,9 +218,8 @@ def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> 
         yield None
         return
     for use in follow({user: labels}, found):
-        reading = found.linear_uses.get(use.user)
-        reads = reading is not None and reading.input is use.value
-        yield reading_of_all(reading, use.labels, shape[-1], found) if reads and reading is not None else None
+        reading = found.reading(use.user, use.value)
+        yield reading_of_all(reading, use.labels, shape[-1], found) if reading is not None else None
 
 
 def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpretation) -> Reading | None:

@@ -128,8 +128,7 @@ def _reads(
     """
     reads = []
     for use in follow(starts, found, lambda user, _, labels: labels if user in ones else None):
-        reading = found.linear_uses.get(use.user)
-        if reading is None or reading.input is not use.value:
+        if (reading := found.reading(use.user, use.value)) is None:
             return None
         rank = len(found.weights[reading.weight].axes)
         rows = use.labels.movedim(use.labels.dim() + 1 - rank, -1)

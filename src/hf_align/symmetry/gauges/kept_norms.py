@@ -164,8 +164,7 @@ class VectorUse:
 def vector_uses(node: fx.Node, found: Interpretation) -> Iterator[VectorUse]:
     """The uses of a value behind ops that only pass its last axis on."""
     for user in node.users:
-        reading = found.linear_uses.get(user)
-        if reading is not None and reading.input is node and len(found.weights[reading.weight].axes) == 2:
+        if (reading := found.reading_by_matrix(user, node)) is not None:
             yield VectorUse(user, node, reading)
         elif _passes(user, node, found.program):
             yield from vector_uses(user, found)

@@ -88,14 +88,8 @@ def _read_along_places(nodes: Collection[fx.Node], found: Interpretation) -> lis
     """The linear maps of what a norm writes, if all of them read one channel at a time and nothing else reads it."""
     readings = []
     for use in follow({node: entries_of(node) for node in nodes}, found):
-        reading = found.linear_uses.get(use.user)
-        alike = bool((use.labels == use.labels[..., :1]).all())
-        if (
-            reading is None
-            or reading.input is not use.value
-            or not alike
-            or len(found.weights[reading.weight].axes) != 2
-        ):
+        reading = found.reading_by_matrix(use.user, use.value)
+        if reading is None or not bool((use.labels == use.labels[..., :1]).all()):
             return []
         readings.append(reading)
     return readings

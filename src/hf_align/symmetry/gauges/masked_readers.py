@@ -101,10 +101,9 @@ def _readings(
 ) -> Iterator[_Reading]:
     """The linear maps that read whole vectors of a value where they stand, but for one mask."""
     for use in follow({node: entries_of(node)}, found, _passed(found)):
-        reading = found.linear_uses.get(use.user)
         if not torch.equal(use.labels, entries_of(use.value)):
             continue
-        if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
+        if (reading := found.reading_by_matrix(use.user, use.value)) is not None:
             yield _Reading(reading, product)
         elif product is None and use.user in hiding and hiding[use.user].value is use.value:
             yield from _readings(use.user, use.user, hiding, found)

@@ -37,8 +37,7 @@ def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tupl
     """The biases of all that reads a constant, if nothing else sees its mean."""
     readers: dict[Taken, set[fx.Node]] = {}
     for use in follow(starts, found, passed_on):
-        reading = found.linear_uses.get(use.user)
-        if reading is not None and reading.input is use.value:
+        if (reading := found.reading(use.user, use.value)) is not None:
             whole = ((0, found.weights[reading.weight].axes[reading.in_axis].size),)
             if reading.bias is None or row_of(reading, use.labels, found) != whole:
                 return None

@@ -137,8 +137,7 @@ class Streams:
 
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):
-            reading = self.found.linear_uses.get(end.user)
-            if reading is not None and reading.input is end.value:
+            if (reading := self.found.reading(end.user, end.value)) is not None:
                 dims = len(self.found.weights[reading.weight].axes)
                 if NOBODY in end.labels or not _is_whole(end.labels, end.labels.dim() + 1 - dims):
                     return None  # it reads what is beside the stream, too

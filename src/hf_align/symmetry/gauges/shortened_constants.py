@@ -26,8 +26,7 @@ def shortened_constants(
         readers: set[tuple[str, int, Slices | None]] = set()
         read, beside = set[int](), set[int]()
         for use in follow(starts, found, passed_on):
-            reading = found.linear_uses.get(use.user)
-            if reading is not None and reading.input is use.value and len(found.weights[reading.weight].axes) == 2:
+            if (reading := found.reading_by_matrix(use.user, use.value)) is not None:
                 readers.add((reading.weight, reading.in_axis, row_of(reading, use.labels, found)))
                 read |= set(present(use.labels).tolist())
             else:

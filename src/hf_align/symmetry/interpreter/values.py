@@ -125,6 +125,16 @@ class Interpretation:
     inner: list[Value] = field(default_factory=list)
     regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
 
+    def reading(self, user: fx.Node, value: fx.Node) -> LinearUse | None:
+        """How an op maps a value linearly by a weight, if it does."""
+        found = self.linear_uses.get(user)
+        return found if found is not None and found.input is value else None
+
+    def reading_by_matrix(self, user: fx.Node, value: fx.Node) -> LinearUse | None:
+        """The same, if the weight is a matrix."""
+        found = self.reading(user, value)
+        return found if found is not None and len(self.weights[found.weight].axes) == 2 else None
+
     def withdraw(self, node: fx.Node, gains: int, statistics: int) -> None:
         """Forget what a rule found out before it gave up: all gains and statistics but the first so many, and what
         the node reads."""
