@@ -12,6 +12,8 @@ from conftest import DATA, MODELS, run, save, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from hf_align.mergekit.config import Recipe
+from hf_align.mergekit.documents import in_order
 from hf_align.publishing.provenance import Provenance
 
 pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
@@ -64,6 +66,16 @@ def test_a_document_takes_the_result_of_another(
     assert same(merged(tmp_path / "two", {"align": align, **linear(tmp_path / "one", c)}), found)
     if last is None:  # the order in which they are written does not matter then
         assert same(merged(tmp_path / "turned", final, first), found)
+
+
+@pytest.mark.parametrize("output", [".", "..", "x/.."])
+def test_a_folder_may_be_named_by_where_it_lies(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    recipes = [Recipe("first", linear("a/b"), None), Recipe(None, linear("first", "a/c"), None)]
+    (_, first), (_, last) = in_order(recipes, Path(output))
+    whole = Path(output).resolve()
+    assert last == Path(output) and first.resolve() == whole.parent / f"{whole.name}.parts" / "first"
 
 
 @pytest.mark.parametrize(

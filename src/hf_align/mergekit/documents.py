@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -28,7 +29,8 @@ def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path
             f"two documents of the recipe are called {twice.pop() or 'nothing: give all but one a name'}"
         )
     final = recipes[names.index(None)] if None in names else recipes[-1]
-    parts = output.with_name(f"{output.name}.parts")
+    whole = output if output.name not in ("", "..") else Path(os.path.abspath(output))
+    parts = whole.parent / f"{whole.name}.parts"
     folders = {name: output if name == final.name else parts / str(name) for name in names}
     ordered = _sorted({recipe.name: [m for m in models_of(recipe.body) if m in folders] for recipe in recipes})
     found = [recipes[names.index(name)] for name in ordered]
