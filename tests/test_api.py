@@ -335,6 +335,8 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.merge([a, b, a], method="slerp"), "merges two models"),
         (lambda a, b: hf_align.merge([a, b], push_to_hub="x/y"), "need output_dir"),
         (lambda a, b: hf_align.merge([a, b], output_dir="out"), "save_pretrained"),
+        (lambda a, b: hf_align.merge([a, b], output_dir=""), "output_dir is empty"),
+        (lambda a, b: hf_align.Alignment.from_pretrained(""), "source is empty"),
         (lambda a, b: hf_align.merge([a, b], align=[]), "0 alignments for 2 models"),
         (lambda a, b: hf_align.evaluate(a, b, [], points=5), "no examples"),
         (lambda a, b: hf_align.evaluate(a, b, ["a text"]), "tokenizer="),

@@ -193,6 +193,23 @@ def test_options_are_refused_in_one_line_and_at_once(typed: str) -> None:
     assert line.startswith("hf-align: ") and REFUSED[typed] in line
 
 
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["merge", "a", "", "-o", "c"], "what follows a is empty"),
+        (["merge", "a", "b", "-o", ""], "what follows -o is empty"),
+        (["merge", "a", "b", "--output=", "--overwrite"], "--output is empty"),
+        (["mergekit", "recipe.yml", ""], "what follows recipe.yml is empty"),
+    ],
+)
+def test_what_is_empty_is_not_the_folder_that_a_command_is_run_in(
+    typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*typed) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"hf-align: {message}; is a variable of the shell not set?"
+
+
 def test_old_names_hold_for_one_version_and_say_so() -> None:
     said: list[str] = []
     typed = ["--only", "x", "--mixing", "narrow", "--mixing=middle", "--no-untie", "--baseline"]

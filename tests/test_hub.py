@@ -195,6 +195,14 @@ def test_a_hub_that_stays_out_of_order_is_one_line(hub: Hub) -> None:
     assert hub.faults[0].times < 98
 
 
+@pytest.mark.parametrize("reference", ["", "+org/a", "org/a+"])
+def test_no_name_is_no_model(hub: Hub, reference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(hub.files("org/a")["config.json"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HfAlignError, match="the name of a model is empty"):
+        resolve(reference)
+
+
 def test_a_hub_that_is_not_there_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

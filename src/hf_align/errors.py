@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 
 _BREAKS = frozenset(("Cc", "Cs", "Cf", "Zl", "Zp"))
@@ -18,6 +19,16 @@ def one_line(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """What an error of another library says first, or its kind."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def require_path(name: str, path: str | os.PathLike[str]) -> None:
+    """See that a path is not empty, which would stand for the folder that this is run in.
+
+    Raises:
+        OptionError: it is.
+    """
+    if not os.fspath(path):
+        raise OptionError(f"{name} is empty; a folder is needed")
 
 
 class HfAlignError(Exception):

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from hf_align.api.given import Given, Kind, Model, take
 from hf_align.checkpoints.hub import plain_errors
-from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, OutputError, first_line
+from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, OutputError, first_line, require_path
 from hf_align.matching.match import Match
 from hf_align.opening.agreement import require_same_buffers, require_same_function
 from hf_align.opening.heads import is_tied, tied_alike
@@ -170,6 +170,7 @@ class Alignment:
         Raises:
             OutputError: the folder cannot be written.
         """
+        require_path("folder", folder)
         before, after = self.distance or (None, None)
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -192,6 +193,7 @@ class Alignment:
             HfAlignError: there is no such folder or repository, or no alignment in it, or one of another architecture
                 than the config beside it.
         """
+        require_path("source", source)
         folder = Path(source)
         if not folder.is_dir():
             wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", ALIGNMENT, _SPEC)]

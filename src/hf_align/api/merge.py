@@ -18,6 +18,7 @@ from hf_align.api.examples import Data, called_with, examples
 from hf_align.api.given import Given, Kind, Model, take
 from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
+from hf_align.errors import require_path
 from hf_align.jobs import pipeline
 from hf_align.jobs.outcome import Report
 from hf_align.merging.aligned import Aligned
@@ -115,6 +116,7 @@ def merge(
         else:
             given = [take(m, config, inputs=inputs, called=name) for m, name in named]
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
+    require_path("output_dir", output_dir)
     of_two = shares[1] if len(shares) == 2 else 0.5
     options = Options(match=_matching(align), method=method, weight=of_two, device=device, dtype=stored,
                       overwrite=overwrite, witness=witness, retokenize=retokenize, quiet=True,

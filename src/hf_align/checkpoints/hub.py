@@ -141,6 +141,8 @@ def _resolved(reference: str) -> Source:
 
 def _find(reference: str) -> Source:
     """A folder, or a repository, as it is."""
+    if not reference:  # as a path it would be the folder that this is run in
+        raise HfAlignError("the name of a model is empty; a folder or a Hub id such as org/name is needed")
     if Path(reference).is_dir():
         return Source(reference, Path(reference))
     repository, _, revision = reference.removeprefix("hf://").partition("@")

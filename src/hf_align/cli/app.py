@@ -72,6 +72,7 @@ def main() -> None:
     """Run the command line; errors that the user can mend are one line and exit status 2."""
     logging.basicConfig(format="%(name)s: %(message)s")
     try:
+        words.require_values(sys.argv[1:])
         typed = words.current_names(sys.argv[1:] or ["--help"], _say)
         status = _program()(args=words.with_values(typed), prog_name="hf-align", standalone_mode=False)
     except typer.TyperException as error:  # an option that is not there, or a value that it does not take

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_align.errors import OptionError
 from hf_align.settings.choices import RENAMED_METHODS
 
 RENAMED = {
@@ -43,6 +44,20 @@ def current_names(words: Sequence[str], say: Callable[[str], None]) -> list[str]
         old = "" if equals else name
         found.append(f"{RENAMED.get(name, name)}{equals}{value}")
     return found
+
+
+def require_values(words: Sequence[str]) -> None:
+    """Refuse what stands for nothing: the empty path is the folder that the command is run in.
+
+    Raises:
+        OptionError: a word, or the value of an option, is empty.
+    """
+    for before, word in zip(["hf-align", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        if not word:
+            raise OptionError(f"what follows {before} is empty; is a variable of the shell not set?")
+        if word.startswith("-") and equals and not value and name != "--push":
+            raise OptionError(f"{name} is empty; is a variable of the shell not set?")
 
 
 def with_values(words: Sequence[str]) -> list[str]:
