@@ -225,6 +225,17 @@ def test_the_right_to_write_is_asked_for_before_anything_is_computed(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["no name", "lab/x@main", "lab/x/y", "lab/x--y"])
+def test_a_name_that_no_repository_can_have_is_refused_before_anything_is_computed(
+    name: str, hub: Hub, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("merge", "no/a", "no/b", "-o", tmp_path / "out", "--push", name, "--create-pr") == 2
+    assert run("push", folder, name) == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert f"{name!r} is no name of a repository" in line and "upload it with" not in line
+    assert not hub.count("POST")
+
+
 def test_a_token_that_may_only_read(hub: Hub) -> None:
     hub.roles["hf_alice"] = "read"
     with pytest.raises(HfAlignError, match="is read-only"):

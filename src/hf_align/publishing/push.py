@@ -10,13 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
 
 from hf_align.checkpoints.adapters import WEIGHTS
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.claim import COMPLETE, PLAN, WORK
 from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying, said
-from hf_align.errors import CheckpointError, HfAlignError, OutputError, first_line
+from hf_align.errors import CheckpointError, HfAlignError, OptionError, OutputError, first_line
 
 _STALE = re.compile(r"(pytorch_)?model(\.[\w-]+)?(-\d{5}-of-\d{5})?\.(safetensors|bin)"
                     r"|(pytorch_)?model\.(safetensors|bin)\.index(\.[\w-]+)?\.json")  # fmt: skip
@@ -70,8 +77,11 @@ def user(repository: str = "", *, create_pr: bool = False) -> str:
         create_pr: whether files are proposed only, which anyone may.
 
     Raises:
+        OptionError: no repository can be called so.
         HfAlignError: there is no token, it is not valid or may not write (there), or the Hub cannot be reached.
     """
+    if repository:
+        require_name(repository)
     if constants.HF_HUB_OFFLINE:
         raise HfAlignError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or leave out --push")
     try:
@@ -93,6 +103,18 @@ def user(repository: str = "", *, create_pr: bool = False) -> str:
     return str(found["name"])
 
 
+def require_name(repository: str) -> None:
+    """See that a repository can be called so.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise OptionError(f"{repository!r} is no name of a repository, as org/name is: {first_line(error)}") from error
+
+
 def default_name(owner: str, models: Sequence[str]) -> str:
     """`owner/a-b-merge`, for models given as `org/a`, or as the name of a folder."""
     parts = [re.sub(r"[^\w.-]+|--+|\.\.+", "-", model.rpartition("/")[2]).strip("-.") for model in models]
@@ -104,11 +126,13 @@ def push(folder: Path, to: Destination) -> Pushed:
     """Upload a folder. Rate limits and broken connections are tried again; files that are there are not sent again.
 
     Raises:
+        OptionError: no repository can be called so.
         HfAlignError: it failed; the message has the command that goes on.
     """
     config = next((name for name in _CONFIGS if (folder / name).is_file()), None)
     if config is None:
         raise HfAlignError(f"{folder} holds no model: it has neither {' nor '.join(_CONFIGS)}")
+    require_name(to.repository)
     _require_own(folder)
     _require_whole(folder, config)
     with _how_to_finish(folder, to):
