@@ -210,6 +210,24 @@ def test_what_is_empty_is_not_the_folder_that_a_command_is_run_in(
     assert line == f"hf-align: {message}; is a variable of the shell not set?"
 
 
+@pytest.mark.parametrize("words", [(), ("--verbose",)])
+def test_what_the_client_says_is_said_once_and_where_it_is_asked_for(words: tuple[str, ...]) -> None:
+    code = f"""
+        import logging, sys
+        sys.argv = ["hf-align", "spec", "llama", "-q", *{words!r}]
+        from hf_align.cli.app import main
+        from hf_align.api import symmetries
+        from huggingface_hub.utils import logging as of_the_client
+        def told(*_, **__):
+            of_the_client.get_logger("huggingface_hub.x").warning("nothing to send")
+            raise SystemExit
+        symmetries.symmetries = told
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.stderr.count("nothing to send") == len(words), done.stderr
+
+
 def test_old_names_hold_for_one_version_and_say_so() -> None:
     said: list[str] = []
     typed = ["--only", "x", "--mixing", "narrow", "--mixing=middle", "--no-untie", "--baseline"]

@@ -40,8 +40,10 @@ def _with_token(token: str | None) -> None:
 
 
 def _verbose(wanted: bool) -> None:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "info" if wanted else "error")  # read when it is loaded
-    for library in ("transformers", "lm_eval"):
+    for variable in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):  # read when the libraries are loaded
+        os.environ.setdefault(variable, "info" if wanted else "error")
+    logging.getLogger("huggingface_hub").propagate = False  # it writes its messages itself
+    for library in ("transformers", "huggingface_hub", "lm_eval"):
         logging.getLogger(library).setLevel(logging.INFO if wanted else logging.ERROR)
     logging.getLogger("hf_align").setLevel(logging.DEBUG if wanted else logging.WARNING)
 
@@ -272,7 +274,7 @@ Certify = Annotated[
 Json = Annotated[bool, general("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, general("--quiet", "-q", callback=_quiet, help="No progress on stderr.")]
 Verbose = Annotated[
-    bool, general("--verbose", "-v", callback=_verbose, help="Show messages of transformers, and tracebacks.")
+    bool, general("--verbose", "-v", callback=_verbose, help="Show messages of other libraries, and tracebacks.")
 ]
 
 
