@@ -53,6 +53,7 @@ def blobs(tmp_path: Path) -> int:
 def test_a_folder_wins_over_a_repository(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("org/a").mkdir(parents=True)
+    Path("org/a/config.json").write_text("{}")
     assert resolve("org/a").folder == Path("org/a")
     assert not hub.requests
 
@@ -215,9 +216,9 @@ def test_a_hub_that_is_not_there_is_one_line(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"pytorch_model.bin": b"x"}, "pickled weights only"),
-        ({"pytorch_model.bin.index.json": b"{}"}, "pickled weights only"),
-        ({}, "neither model.safetensors nor"),
+        ({"pytorch_model.bin": b"x"}, "^org/c has pickled weights only"),
+        ({"pytorch_model.bin.index.json": b"{}"}, "^org/c has pickled weights only"),
+        ({}, "^org/c has neither model.safetensors nor"),
         ({"model.safetensors": b"x" * 200}, "truncated or not a safetensors file"),
     ],
 )
@@ -226,6 +227,12 @@ def test_repositories_without_usable_weights(hub: Hub, files: dict[str, bytes], 
     source = resolve("org/c")
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open(source.folder, source.shards)
+
+
+def test_a_repository_without_a_config_is_called_by_its_name(hub: Hub) -> None:
+    hub.add("org/c", {"README.md": b"# nothing yet"})
+    with pytest.raises(CheckpointError, match=r"^org/c has no config\.json$"):
+        resolve("org/c")
 
 
 def test_a_shard_that_was_cut_off_when_it_was_uploaded(hub: Hub) -> None:

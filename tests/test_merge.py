@@ -213,7 +213,7 @@ def become_gpt2(folder: Path) -> None:
         (truncate, "truncated"),
         (other_vocabulary, "different vocabularies"),
         (narrow, "different sizes"),
-        (no_config, "no usable config.json"),
+        (no_config, "has no config.json"),
         (become_gpt2, "they do not merge"),
         (shutil.rmtree, "not a folder"),
     ],

@@ -76,7 +76,7 @@ class Checkpoint(OnDemand):
             CheckpointError: no safetensors, a shard that is missing, truncated or damaged, an index that does not
                 match its shards or points outside the folder, quantised weights.
         """
-        _refuse_quantised(folder)
+        _refuse_quantised(folder, remote)
         shards = _shards(folder, remote)
         tensors: dict[str, TensorInfo] = {}
         listed = frozenset[str]().union(*filter(None, shards.values()))
@@ -281,9 +281,16 @@ def is_finite(tensor: Tensor) -> bool:
     return math.isfinite(least) and math.isfinite(largest)
 
 
-def _refuse_quantised(folder: Path) -> None:
+def _named(folder: Path, remote: HubShards | None) -> str:
+    """What a user knows a checkpoint by: no folder of the cache."""
+    return str(folder) if remote is None else remote.repository
+
+
+def _refuse_quantised(folder: Path, remote: HubShards | None) -> None:
     if (own_json(folder, "config.json") or {}).get("quantization_config"):
-        raise CheckpointError(f"{folder} is quantised; merge the original weights and quantise the result")
+        raise CheckpointError(
+            f"{_named(folder, remote)} is quantised; merge the original weights and quantise the result"
+        )
 
 
 def _shards(folder: Path, remote: HubShards | None) -> dict[str, set[str] | None]:
@@ -294,8 +301,10 @@ def _shards(folder: Path, remote: HubShards | None) -> dict[str, set[str] | None
     if (folder / INDEX).is_file():
         return {**_indexed(folder / INDEX)}
     if any(folder.glob("pytorch_model*.bin*")) or (remote is not None and remote.has("pytorch_model.bin")):
-        raise CheckpointError(f"{folder} has pickled weights only; convert them to safetensors first")
-    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats must be converted first")
+        raise CheckpointError(f"{_named(folder, remote)} has pickled weights only; convert them to safetensors first")
+    raise CheckpointError(
+        f"{_named(folder, remote)} has neither {SINGLE} nor {INDEX}; other formats must be converted first"
+    )
 
 
 def _indexed(index: Path) -> dict[str, set[str]]:

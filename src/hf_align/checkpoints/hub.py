@@ -34,7 +34,7 @@ from huggingface_hub.utils._http import default_client_factory
 from hf_align.checkpoints import digests
 from hf_align.checkpoints.companions import COPIED, behind_the_model
 from hf_align.checkpoints.own_files import header_size, own_json
-from hf_align.errors import HfAlignError, first_line, one_line
+from hf_align.errors import CheckpointError, HfAlignError, first_line, one_line
 
 T = TypeVar("T")
 
@@ -124,7 +124,8 @@ def resolve(reference: str) -> Source:
         HfAlignError: there is no such folder, repository or revision, or no access to it; an adapter without a base.
     """
     found = _resolved(reference)
-    own_json(found.folder, "config.json")  # before anything else opens it
+    if own_json(found.folder, "config.json") is None:  # before anything else opens it
+        raise CheckpointError(f"{found.repository or found.folder} has no config.json")
     return found
 
 
