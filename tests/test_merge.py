@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DATA, MODELS, built, run, tiny_bert, tiny_llama
+from conftest import DATA, MODELS, built, run, save, tiny_bert, tiny_llama
 from safetensors.torch import load_file, save_file
 
 LLAMA = MODELS / "llama"
@@ -80,6 +80,22 @@ def test_a_saved_alignment_is_used_again(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
     assert run("merge", GPT2 / "0", GPT2 / "1", "-o", tmp_path / "third", "--alignment", saved) == 2
     assert "another architecture" in capsys.readouterr().err
+
+
+def test_an_alignment_of_other_weights_is_told_from_that_of_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B keeps its function whatever moves it, so that no witness finds this out."""
+    a, b = (save(tmp_path / n, tiny_llama(), seed) for seed, n in enumerate("ab"))
+    assert run("align", a, b, "-o", tmp_path / "aligned", "--quiet") == 0
+    saved, told = tmp_path / "aligned" / "alignment.safetensors", "--alignment was found for other weights"
+    for number, (pair, notes) in enumerate((((a, b), 0), ((b, a), 1))):
+        capsys.readouterr()
+        assert run("merge", *pair, "-o", tmp_path / f"merged{number}", "--alignment", saved, "--quiet", "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert sum(told in note for note in report["notes"]) == notes
+        assert (report["distance_after"] < report["distance_before"]) == (notes == 0)
+        assert (told in (tmp_path / f"merged{number}" / "README.md").read_text()) == (notes == 1)
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype", None])

@@ -14,7 +14,7 @@ from hf_align.jobs.opened import Basis, Opened, standing_still
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.witnessing import moved_model, note, said_in
 from hf_align.jobs.writing import as_written, draft_of, entries_of, record
-from hf_align.matching.match import Match
+from hf_align.matching.match import Match, of_others
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER
 from hf_align.running.network import Batch, Weights
 from hf_align.witness.witness import Moved
@@ -64,6 +64,7 @@ class OpenedJob(Job[B]):
             report.notes.append(standing_still(first.spec))
         if len(matches) == 1:
             report.distance_before, report.distance_after = matches[0].before, matches[0].after
+            report.notes += of_others(self.models.given or matches[0], matches[0])
         if options.changes_function:
             report.notes.append("--allow-inexact: B's function is NOT preserved")
         return report

@@ -18,7 +18,7 @@ from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen, separated
 from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
-from hf_align.matching.match import Match
+from hf_align.matching.match import Match, of_others
 from hf_align.merging.methods import RUNNING
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair, Respell, open_pair
@@ -163,11 +163,14 @@ class Opened:
         """
         if self.options.match == "none":
             return []
-        if self.given is not None:
-            return [self.given]
-        solving = Devices.choose(self.options.device).solving
+        solving, raw = Devices.choose(self.options.device).solving, [m.weights for m in self.models]
         with waiting("matching", quiet=self.options.quiet):
-            models = Balanced.of(self.spec, *(m.weights for m in self.models), processes=processes, device=solving)
+            models = Balanced.of(self.spec, *raw, processes=processes, device=solving)
+            if self.given is not None:
+                here = models.measured(self.given, *raw)
+                for doubt in of_others(self.given, here):
+                    say(doubt)
+                return [here]
             found, sweeps = find(models, self.network, self.search(state), fit, say)
             return [models.match(elements, sweeps, i) for i, elements in enumerate(found, start=1)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
-from hf_align.symmetry.alignment import MovedWeights, balance, compose, squared_distance
+from hf_align.symmetry.alignment import AlignedWeights, MovedWeights, balance, compose, squared_distance
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import ScaledPermutation
@@ -69,14 +69,23 @@ class Balanced:
         return Match(
             a=self.gauges[0],
             b=compose(self.spec, elements, self.gauges[model]),
-            before=self._distance(self.models[model]),
-            after=self._distance(self.moved(elements, model)),
+            before=self._distance(self.a, self.models[model]),
+            after=self._distance(self.a, self.moved(elements, model)),
             sweeps=sweeps,
         )
 
-    def _distance(self, other: Weights) -> float:
-        distance = partial(squared_distance, self.a, other)
-        return math.sqrt(over_weights(self.spec, self.a, self.processes, distance))
+    def measured(self, found: Match, *raw: Weights) -> Match:
+        """A match that was found before, perhaps of other models, with the distances of these.
+
+        Args:
+            raw: A and B as they were.
+        """
+        a, b = (AlignedWeights(weights, self.spec, elements, self.device)
+                for weights, elements in zip(raw, (found.a, found.b), strict=True))  # fmt: skip
+        return replace(found, before=self._distance(self.a, self.b), after=self._distance(a, b))
+
+    def _distance(self, one: Weights, other: Weights) -> float:
+        return math.sqrt(over_weights(self.spec, self.a, self.processes, partial(squared_distance, one, other)))
 
 
 def _balanced(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from hf_align.symmetry.elements import Element, load_element
 from hf_align.symmetry.spec import SymmetrySpec
 
 _FORMAT = "hf-align alignment"
+_SAME = 1e-3
+"""By which part two distances of the same weights may differ: devices round otherwise, and so do dtypes of files."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,21 @@ class Match:
             raise HfAlignError(f"{path} was made for another architecture, or with another --residual")
         a, b = ({s: load_element(t) for s, t in sides[side].items()} for side in ("a", "b"))
         return cls(a, b, **about)
+
+
+def of_others(found: Match, here: Match) -> list[str]:
+    """A sentence if a match was found for other weights than those that it is used for.
+
+    Args:
+        found: with the distances of the models that it was found for.
+        here: with those of the models at hand.
+    """
+    if found.before is None or found.after is None or here.before is None or here.after is None:
+        return []
+    if math.isclose(found.before, here.before, rel_tol=_SAME) and math.isclose(found.after, here.after, rel_tol=_SAME):
+        return []
+    return [f"--alignment was found for other weights: the distance of those went from {found.before:.4g} to "
+            f"{found.after:.4g}, and that of these goes from {here.before:.4g} to {here.after:.4g}"]  # fmt: skip
 
 
 def _spaces(spec: SymmetrySpec) -> str:
