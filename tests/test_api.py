@@ -347,6 +347,8 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.merge(5), "a list of two or more"),
         (lambda a, b: hf_align.certify(a, layers=0), "layers is 0"),
         (wrong(spaces=5), "spaces is 5; a pattern"),
+        (wrong(seed=2**70), "seed is 1180591620717411303424; it must lie between"),
+        (lambda a, b: hf_align.randomize(a, seed=2**70), "it must lie between"),
         (wrong(spaces=["nowhere"]), "no space is called nowhere; there are "),
         (wrong(config="llama"), "config is 'llama'"),
         (lambda a, b: hf_align.interpolate(a, b, "0.3"), "weight is '0.3'; a finite number"),

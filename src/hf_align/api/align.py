@@ -26,6 +26,7 @@ from hf_align.running.offload import network_for
 from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import Heads, Match, Residual, checked, whole
+from hf_align.settings.choices import seed as as_seed
 from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
@@ -111,7 +112,7 @@ def align(
         raise ValueError('data is not used by match="weight"; it needs "activation" or "learned"')
     if not isinstance(spaces, (str, list, tuple)) or not all(isinstance(s, str) for s in spaces):
         raise OptionError(f"spaces is {spaces!r}; a pattern of names or a list of them is needed")
-    whole("seed", seed), whole("steps", 1 if steps is None else steps, 1)
+    as_seed("seed", seed), whole("steps", 1 if steps is None else steps, 1)
     checked("untie", untie, (None, True, False)), checked("witness", witness, (True, False))
     several, data = isinstance(model, (list, tuple)), reusable(data)
     given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]

@@ -17,6 +17,7 @@ from hf_align.errors import OptionError
 from hf_align.opening.models import config_of
 from hf_align.runtime.alone import alone
 from hf_align.settings.choices import checked, whole
+from hf_align.settings.choices import seed as as_seed
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
 from hf_align.symmetry.certificate.certify import certify as measure
@@ -154,9 +155,9 @@ def randomize(
         The same kind of thing, a live model for a folder or an id.
 
     Raises:
-        ValueError: the seed is no whole number.
+        ValueError: the seed is no whole number, or one that torch does not take.
     """
-    whole("seed", seed)
+    as_seed("seed", seed)
     given = take(model, config, inputs=inputs)
     spec = derived(given.config)
     elements = random_elements(spec, torch.Generator().manual_seed(seed))

@@ -33,6 +33,8 @@ TransportMethod = Literal["regression", "task_arithmetic", "distil"]
 """How a fine-tune is carried to another base."""
 KEEP = 0.3
 """Of a transport: examples that the other base writes, and answers on as before, for each of the fine-tune's."""
+_LARGEST_SEED = 2**62
+"""Torch takes twice as much; other seeds are counted on from it."""
 _STRONGEST = 1000.0
 """Times that a change is added at most: no fine-tune is so little, and soon after numbers overflow."""
 AnyMethod = Literal[OwnMethod, MergekitMethod]
@@ -125,4 +127,15 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         wanted = "a whole number is needed" if least is None else f"a whole number is needed, at least {least}"
         raise OptionError(f"{name} is {value!r}; {wanted}")
+    return value
+
+
+def seed(name: str, value: Any) -> int:
+    """The value, if random numbers can be drawn from it.
+
+    Raises:
+        OptionError: it is no whole number, or more than torch takes.
+    """
+    if abs(whole(name, value)) > _LARGEST_SEED:
+        raise OptionError(f"{name} is {value}; it must lie between {-_LARGEST_SEED} and {_LARGEST_SEED}")
     return value

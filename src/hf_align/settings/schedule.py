@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hf_align.errors import OptionError
-from hf_align.settings.choices import LambdaSampling, checked
+from hf_align.settings.choices import LambdaSampling, checked, seed
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -48,7 +48,7 @@ class Schedule:
         checkpoint_every: steps between two states on disk.
 
     Raises:
-        OptionError: there is no such sampling, or no step.
+        OptionError: there is no such sampling, no step, or no seed of that size.
     """
 
     steps: int = 150
@@ -76,7 +76,7 @@ class Schedule:
         return cls(**{**({"steps": 200, "rows": 16} if method == "distil" else {}), **given})
 
     def __post_init__(self) -> None:
-        checked("lambda_sampling", self.lambda_sampling, LambdaSampling)
+        checked("lambda_sampling", self.lambda_sampling, LambdaSampling), seed("seed", self.seed)
         if self.steps < 1:
             raise OptionError(f"steps is {self.steps}; there must be at least one")
 
