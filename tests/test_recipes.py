@@ -170,7 +170,10 @@ def test_a_method_of_mergekit_is_measured_too(few: Path, tmp_path: Path) -> None
 
 def test_flags_of_mergekit_are_honoured(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "r.yml").write_text(yaml.safe_dump(linear(*models[:2])))
-    flags = {"small": ["--out-shard-size", "1K", "--lazy-unpickle"], "bare": ["--no-copy-tokenizer", "--allow-crimes"]}
+    flags = {
+        "small": ["--out-shard-size", "1000", "--lazy-unpickle"],
+        "bare": ["--no-copy-tokenizer", "--allow-crimes"],
+    }
     for name, words in {**flags, "plain": []}.items():
         assert run("mergekit", tmp_path / "r.yml", tmp_path / name, "--quiet", *words) == 0
     assert len(list((tmp_path / "small").glob("*.safetensors"))) > 1 == len(list((tmp_path / "plain").glob("*.safet*")))
@@ -181,10 +184,12 @@ def test_flags_of_mergekit_are_honoured(models: list[Path], tmp_path: Path) -> N
     ("words", "message"),
     [
         (["--out-shard-size", "many"], "--out-shard-size is many"),
+        (["--out-shard-size", "5X"], "--out-shard-size is 5X"),
+        (["--out-shard-size", "1.5B"], "--out-shard-size is 1.5B"),
         (["--device", "nowhere"], "nowhere"),
         (["--cuda"], "cuda"),
     ],
-    ids=["size", "device", "cuda"],
+    ids=["size", "letter", "fraction", "device", "cuda"],
 )
 def test_flags_that_cannot_be_honoured(
     words: list[str], message: str, models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hf_align.errors import OptionError
+
+_PARAMETERS = re.compile(r"[1-9][0-9]*[kKmMbB]?")
+"""As mergekit reads a number of them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Flags:
     copy_tokenizer: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.out_shard_size is not None and not self.out_shard_size[:-1].replace(".", "", 1).isdigit():
+        if self.out_shard_size is not None and not _PARAMETERS.fullmatch(self.out_shard_size):
             raise OptionError(f"--out-shard-size is {self.out_shard_size}; write a number of parameters, such as 5B")
 
     @property
