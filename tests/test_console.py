@@ -178,7 +178,10 @@ REFUSED = {
     "merge a b c --dry-run": "--dry-run takes two models",
     "merge a b --private": "need --push",
     "merge a+b c --revision main": "a@REVISION+b",
-    "align a b -o c --match none": "leaves B as it is",
+    "align a b -o c --match none": "'none' is not one of 'weight', 'activation', 'learned'",
+    "align a b -o c --steps 3": "it needs --match learned\n",
+    "evaluate a b --data c --steps 3": "it needs --match learned\n",
+    "transport f --base a --onto b -o c --steps 3": "it needs --match learned, or --method distil\n",
     "evaluate a b": "evaluate needs --data or --tasks",
     "evaluate a b --data c --limit 3": "--limit needs --tasks",
     "certify a --layers 0": "greater than or equal to 1",
@@ -189,7 +192,7 @@ REFUSED = {
 def test_options_are_refused_in_one_line_and_at_once(typed: str) -> None:
     status, said, errors = without_libraries(typed.split())
     assert status == 2 and not said
-    (line,) = errors.splitlines()
+    (line,) = errors.splitlines(keepends=True)
     assert line.startswith("hf-align: ") and REFUSED[typed] in line
 
 

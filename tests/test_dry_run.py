@@ -58,6 +58,7 @@ def test_it_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("merge", *PAIR, "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "llama: compatible" in printed and "memory" in printed and "RotaryCommutant" in printed
+    assert ": 30 tensors in 1 file\n" in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert "and both models" not in printed
     assert run("merge", *PAIR, "--dry-run", "--match", "learned") == 0

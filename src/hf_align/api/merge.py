@@ -79,7 +79,7 @@ def merge(
         witness: run every model before and after it is aligned, and refuse what changed.
         retokenize: with `output_dir`, bring models with another tokenizer into the tokens of the first.
         widen: with `output_dir`, fields of the config that are larger in the merged model, and how large: for
-            "regression" and "distil", which then have room for more units of both (PLeaS, arXiv 2407.02447).
+            "regression", which then has room for more units of both (PLeaS, arXiv 2407.02447).
 
     Returns:
         The same kind of thing as the first model, a live model for a folder or an id; with `output_dir` the report.

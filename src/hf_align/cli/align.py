@@ -7,7 +7,6 @@ from typing import Annotated
 
 from hf_align.cli import console
 from hf_align.cli import options as opt
-from hf_align.errors import OptionError
 from hf_align.settings.options import Options
 
 
@@ -15,7 +14,7 @@ def align(
     a: opt.A,
     b: opt.B,
     output: Annotated[Path, opt.output("-o", "--output", metavar="DIR", help="Folder for B in A's basis.")],
-    match: opt.Match = Options.match,
+    match: opt.MatchToMove = "weight",
     data: opt.DataToMatch = None,
     steps: opt.StepsToMatch = None,
     lambda_sampling: opt.LambdaSampling = None,
@@ -43,8 +42,6 @@ def align(
     $ hf-align align org/a org/b -o b-in-a
     """
     options = opt.chosen(locals())
-    if options.match == "none":
-        raise OptionError("align needs a way to match; --match none leaves B as it is")
     a, b = (opt.at_revision(model, revision) for model in (a, b))
     from hf_align.jobs import pipeline
 

@@ -93,4 +93,4 @@ def _features(comparison: dict[str, Any]) -> list[str]:
     if not found:
         return []
     naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
-    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (--json: for each)"]
+    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (each: --json)"]

@@ -71,14 +71,12 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What a merge has wr
 
 # How models are matched -----------------------------------------------------------------------------------------------
 
-Match = Annotated[
-    choices.AnyMatch,
-    matching(
-        metavar="HOW",
-        help="By their weights (seconds), by what both compute on the same inputs, or by descent on the loss of the "
-        "merged model (best, slowest; needs no data). none merges them as they are.",
-    ),
-]
+_WAYS = (
+    "By their weights (seconds), by what both compute on the same inputs, or by descent on the loss of the merged "
+    "model (best, slowest; needs no data)."
+)
+Match = Annotated[choices.AnyMatch, matching(metavar="HOW", help=f"{_WAYS} none merges them as they are.")]
+MatchToMove = Annotated[choices.Match, matching(metavar="HOW", help=_WAYS)]
 StepsToMatch = Annotated[
     int | None, matching(metavar="N", show_default=str(Schedule.steps), help="Steps of --match learned.")
 ]
@@ -293,7 +291,9 @@ def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Sche
     options = Options(**{**own, **{n: tuple(own.get(n, ())) for n in ("spaces", "widen")}, "schedule": schedule})
     if scheduled and not options.descends:
         name = "--" + next(iter(scheduled)).replace("_", "-")
-        raise OptionError(f"{name} applies to a descent: it needs --match learned, or --method curve or distil")
+        of_method = ", or --method distil" if "onto" in given else ", or --method curve or distil"
+        by = of_method if "method" in given else ""  # which align and evaluate do not have
+        raise OptionError(f"{name} applies to a descent: it needs --match learned{by}")
     return options
 
 

@@ -146,11 +146,16 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.absolute().parent)
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def lines(found: DryRun) -> list[str]:
     """For people, 80 columns."""
     if not found.compatible:
         return [f"not compatible: {found.reason}"]
     groups = ", ".join(f"{count} {group}" for group, count in found.spaces.items())
+    written = f"{_counted(found.tensors, 'tensor')} in {_counted(len(found.shards), 'file')}"
     held = " and both models" if found.holds_models else ""
     return [
         f"{found.model_type}: compatible{', the head is untied' if found.untied else ''}",
@@ -161,7 +166,7 @@ def lines(found: DryRun) -> list[str]:
             for row in _wrapped(f"pinned    no rule for {op} ({line})")
         ),
         f"read      {_size(found.bytes_to_read)}, of which {_size(found.bytes_to_fetch)} from the Hub",
-        f"write     {_size(found.bytes_to_write)}: {found.tensors} tensors in {len(found.shards)} files",
+        f"write     {_size(found.bytes_to_write)}: {written}",
         f"memory    {_size(found.peak_bytes)} at most beside the program{held}; largest is",
         f"          {found.largest}",
         f"disk      {_size(found.disk_needed)} needed, {_size(found.disk_free)} free",

@@ -25,6 +25,7 @@ _CONTEXT = 512
 """Tokens of a row of text at most."""
 _MASKED, NO_LABEL = 0.15, -100
 """The share of tokens that a masked language model is to predict, and the label of all others."""
+_TAKEN = "--data takes .safetensors, .jsonl, text, or a folder of images"
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -43,7 +44,7 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
     if path.is_dir():
         return _images(path, tokenizer_from)
     if not path.is_file():
-        raise HfAlignError(f"{path}: no such file; --data takes .safetensors, .jsonl, text, or a folder of images")
+        raise HfAlignError(f"{path}: no such file; {_TAKEN}")
     if path.suffix == ".safetensors":
         try:
             tensors = load_file(path)
@@ -53,7 +54,7 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise HfAlignError(f"{path} is not UTF-8 (byte {error.start})") from error
+        raise HfAlignError(f"{path} is no text in UTF-8 (byte {error.start}); {_TAKEN}") from error
     if path.suffix in (".jsonl", ".json"):
         rows = _rows(text, path)
         if "text" not in rows[0]:
@@ -128,7 +129,7 @@ def _columns(rows: list[dict[str, Any]], path: Path) -> Batch:
 def _images(folder: Path, model: Path | None) -> Batch:
     files = sorted(f for f in folder.iterdir() if f.suffix.lower() in _IMAGES)
     if not files:
-        raise HfAlignError(f"{folder} holds no images ({', '.join(_IMAGES)})")
+        raise HfAlignError(f"{folder} holds no images ({', '.join(_IMAGES)}); {_TAKEN}")
     try:
         from PIL import Image
 
