@@ -462,6 +462,12 @@ def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> N
         load_data(images, MODELS / "vit" / "0", read_config(model))
 
 
+def test_a_table_is_no_text(tmp_path: Path) -> None:
+    (table := tmp_path / "held_out.csv").write_text("text,label\n" + "a b c,1\n" * 2000)
+    with pytest.raises(HfAlignError, match=r"held_out.csv is a table; --data takes"):
+        load_data(table, MODELS / "gpt2" / "0", read_config(MODELS / "gpt2" / "0"))
+
+
 def test_text_is_masked_for_what_predicts_masked_tokens(tmp_path: Path) -> None:
     folder, text = MODELS / "bert" / "0", DATA / "kjv_sample.txt"
     data = load_data(text, folder, read_config(folder))

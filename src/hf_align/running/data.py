@@ -26,6 +26,7 @@ _CONTEXT = 512
 _MASKED, NO_LABEL = 0.15, -100
 """The share of tokens that a masked language model is to predict, and the label of all others."""
 _TAKEN = "--data takes .safetensors, .jsonl, text, or a folder of images"
+_TABLES = (".csv", ".tsv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -39,12 +40,14 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
         config: of the model, which says how long a context is, and whether tokens of text are to be masked.
 
     Raises:
-        HfAlignError: the file is missing, empty, or needs a tokenizer that is not there.
+        HfAlignError: the file is missing, empty, a table, or needs a tokenizer that is not there.
     """
     if path.is_dir():
         return _images(path, tokenizer_from)
     if not path.is_file():
         raise HfAlignError(f"{path}: no such file; {_TAKEN}")
+    if path.suffix in _TABLES:  # as text, its header and separators would be part of what is predicted
+        raise HfAlignError(f"{path} is a table; {_TAKEN}")
     if path.suffix == ".safetensors":
         try:
             tensors = load_file(path)
