@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import built, tiny_bert, tiny_llama
+import transformers as hf
+from conftest import built, tiny_bert, tiny_gpt2, tiny_llama, tiny_t5, tiny_vit
 from test_chosen import Largest
+from test_witness import tiny_bart
 from torch import Tensor
-from transformers import MixtralConfig
+from transformers import MixtralConfig, PretrainedConfig
 
 from hf_align.errors import HfAlignError
+from hf_align.matching.activations import correlations
+from hf_align.merging.samples import Samples
+from hf_align.running.data import with_labels
+from hf_align.running.decoder_inputs import unlabelled
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.network import Network, batches
+from hf_align.running.trial import require_runs
+from hf_align.tracing.build import build_without_weights
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_bert], ids=["next tokens", "tokens in place"])
@@ -67,3 +75,65 @@ def test_experts_are_run_without_a_copy_of_them_for_each_token() -> None:
     with torch.no_grad(), Largest() as largest:
         Network(config)(weights, {"input_ids": tokens})
     assert 0 < largest.entries <= tokens.numel() * 2 * 32, "two experts for each token, each of twice 16 units"
+
+
+SEQ2SEQ = dict(
+    vocab_size=13, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=6,
+    decoder_attention_heads=2, decoder_ffn_dim=6, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    decoder_start_token_id=1,
+)  # fmt: skip
+OF_TEXT = {
+    "t5": tiny_t5,
+    "bart": tiny_bart,
+    "m2m100": lambda: hf.M2M100Config(**SEQ2SEQ, architectures=["M2M100ForConditionalGeneration"]),
+    "blenderbot": lambda: hf.BlenderbotConfig(**SEQ2SEQ, architectures=["BlenderbotForConditionalGeneration"]),
+}
+OF_OTHERS = {
+    "whisper": lambda: hf.WhisperConfig(
+        **SEQ2SEQ, num_mel_bins=3, max_source_positions=6, max_target_positions=16, suppress_tokens=[],
+        begin_suppress_tokens=[], architectures=["WhisperForConditionalGeneration"],
+    ),
+    "images and text": lambda: hf.VisionEncoderDecoderConfig(
+        encoder=tiny_vit().to_dict(), decoder={**tiny_gpt2(add_cross_attention=True, is_decoder=True).to_dict()},
+        decoder_start_token_id=1, pad_token_id=0, architectures=["VisionEncoderDecoderModel"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_labels", [True, False], ids=["labels", "text alone"])
+@pytest.mark.parametrize("name", OF_TEXT)
+def test_what_is_merged_on_has_for_the_decoder_what_is_evaluated_on(name: str, has_labels: bool) -> None:
+    """Decoders read the labels: without any, T5 did not run, and BART read its source twice."""
+    data = {"input_ids": torch.randint(3, 11, (4, 8), generator=torch.Generator().manual_seed(0))}
+    agrees(OF_TEXT[name](), data, has_labels)
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_decoder_reads_the_labels_beside_sounds_and_images(name: str) -> None:
+    config = OF_OTHERS[name]()
+    first = build_without_weights(config).main_input_name
+    shape = {"input_features": (4, 3, 12), "pixel_values": (4, 1, 4, 4)}[first]
+    agrees(config, {first: torch.randn(shape, generator=torch.Generator().manual_seed(0))}, has_labels=True)
+
+
+def agrees(config: PretrainedConfig, data: dict[str, Tensor], has_labels: bool) -> None:
+    network, rng = Network(config), torch.Generator().manual_seed(0)
+    weights = {n: p.detach() for n, p in built(config, 0).named_parameters()}
+    if has_labels:
+        data["labels"] = torch.randint(3, 11, (4, 5), generator=rng).index_fill(1, torch.tensor([4]), -100)
+    require_runs(network, weights, [data], "the data")
+    expected = network(weights, with_labels(data)).logits
+    inputs = Samples.of([weights], network, data, lambda _: None).all
+    assert "labels" not in inputs and torch.equal(network(weights, inputs).logits, expected)
+    assert correlations(network, weights, weights, data)
+
+
+def test_a_classifier_with_a_decoder_reads_what_it_reads_by_itself() -> None:
+    """Its labels are classes."""
+    config = tiny_bart()
+    config.architectures = ["BartForSequenceClassification"]
+    data = {"input_ids": torch.full((4, 8), 5).index_fill(1, torch.tensor([7]), 2)}
+    network = Network(config)
+    weights = {n: p.detach() for n, p in built(config, 0).named_parameters()}
+    inputs = unlabelled({**data, "labels": torch.tensor([0, 1, 0, 1])}, config)
+    assert torch.equal(network(weights, inputs).logits, network(weights, data).logits)

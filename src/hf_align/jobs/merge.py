@@ -37,7 +37,7 @@ from hf_align.merging.samples import MORE, Samples
 from hf_align.publishing.card import document
 from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.generate import noise
-from hf_align.running.network import Batch, Weights, unlabelled
+from hf_align.running.network import Batch, Weights
 from hf_align.runtime.progress import waiting
 from hf_align.runtime.saving import save_tensors
 from hf_align.settings.choices import Effort
@@ -224,8 +224,7 @@ class Merge(OpenedJob[Mixed]):
     def _offsets(self, weights: Sequence[Weights], state: State) -> Callable[[Path], None]:
         network, search = self.models.network, self.models.search()
         placed = tuple(map(network.placed, weights))
-        inputs = None if self.fit is None else unlabelled(self.fit)
-        objective = towards(placed, network, search, inputs, self.asked.say)
+        objective = towards(placed, network, search, self.fit, self.asked.say)
         with searching(search, "learning the curve") as progress:
             offsets = learn_curve(placed, network, objective, search.schedule, state=state, progress=progress)
         return partial(save_tensors, offsets)

@@ -17,7 +17,8 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.features import Moments, Site, as_weights, compare
 from hf_align.matching.weights import descend
-from hf_align.running.network import Batch, Network, Weights, batches, unlabelled
+from hf_align.running.decoder_inputs import unlabelled
+from hf_align.running.network import Batch, Network, Weights, batches
 from hf_align.symmetry.elements import Element
 
 _SHARE = 1e-3
@@ -61,5 +62,5 @@ def agreement(moments: Mapping[Site, Moments]) -> dict[str, float]:
 
 def correlations(network: Network, a: Weights, b: Weights, data: Batch) -> dict[str, float]:
     """The mean correlation of what A and B read on the same inputs, by the weight that reads it."""
-    inputs = unlabelled(data)
+    inputs = unlabelled(data, network.config)
     return agreement(compare(network, network.placed(a), network.placed(b), batches(inputs)))

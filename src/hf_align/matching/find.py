@@ -21,8 +21,9 @@ from hf_align.matching.learned import learn
 from hf_align.matching.objectives import Objective, OnLabels, TowardsSources
 from hf_align.matching.universe import match_universe
 from hf_align.matching.weights import match_weights
+from hf_align.running.decoder_inputs import unlabelled
 from hf_align.running.generate import noise, own_inputs, writes
-from hf_align.running.network import Batch, Network, Weights, batches, joined, unlabelled
+from hf_align.running.network import Batch, Network, Weights, batches, joined
 from hf_align.runtime.processes import ALONE
 from hf_align.settings.schedule import Schedule
 from hf_align.symmetry.alignment import compose, inverse
@@ -132,7 +133,7 @@ def _by_activations(models: Balanced, network: Network, search: Search, data: Ba
     if data is None:
         written = own(network, search, placed, max(1, search.own // 4), say)
         data = joined(written)
-    inputs = unlabelled(data, search.examples)
+    inputs = unlabelled(data, network.config, search.examples)
     found, sweeps = [], 0
     for number, weights in enumerate(placed[1:], start=1):
         pair = replace(models, models=(models.a, models.models[number]))
@@ -161,6 +162,7 @@ def towards(sources: tuple[Weights, ...], network: Network, search: Search, data
     """
     if data is None and not search.own:
         raise HfAlignError("a descent without data needs sequences that the models write; own is 0")
+    data = None if data is None else unlabelled(data, network.config)
     if data is not None and not (search.own and "input_ids" in data and writes(build_without_weights(network.config))):
         return TowardsSources(sources, (data,) * len(sources))
     written = tuple(own(network, search, sources, search.own, say))

@@ -20,8 +20,9 @@ from torch import Generator, Tensor
 from hf_align.matching.descent import Descent, Moving, Progress, State
 from hf_align.matching.objectives import Objective, drawn
 from hf_align.matching.steepest import Steepest, as_matrices
+from hf_align.running.decoder_inputs import unlabelled
 from hf_align.running.generate import own_inputs, writes
-from hf_align.running.network import Batch, Network, Weights, joined, predictions, unlabelled
+from hf_align.running.network import Batch, Network, Weights, joined, predictions
 from hf_align.settings.schedule import Schedule
 from hf_align.tracing.build import build_without_weights
 
@@ -200,7 +201,7 @@ def written_by(network: Network, authors: Sequence[Weights], data: Batch | None,
         authors: placed for the network.
         count: sequences of each.
     """
-    given = [] if data is None else [unlabelled(data)]
+    given = [] if data is None else [unlabelled(data, network.config)]
     if given and not writes(build_without_weights(network.config)):
         return given
     each = [own_inputs(network, author, count, _LENGTH, seed) for seed, author in enumerate(authors, start=2)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hf_align.running.decoder_inputs import unlabelled
 from hf_align.running.generate import own_inputs
-from hf_align.running.network import Batch, Network, Weights, joined, unlabelled
+from hf_align.running.network import Batch, Network, Weights, joined
 
 MOST = 256
 """Examples: more change little."""
@@ -69,7 +70,7 @@ class Samples:
             most: examples, of the data or for each model.
         """
         if data is not None:
-            return cls(network, (unlabelled(data, most),) * len(models))
+            return cls(network, (unlabelled(data, network.config, most),) * len(models))
         say(f"no data: each model is run on {most} inputs of its own, or on noise if it cannot generate")
         written = [
             own_inputs(network, network.placed(weights), most, _LENGTH, seed) for seed, weights in enumerate(models)

@@ -25,8 +25,9 @@ from hf_align.matching.objectives import Objective
 from hf_align.merging.distil import WRITTEN, Together, TowardsMix, written_by
 from hf_align.merging.regression import Solved, regress
 from hf_align.merging.samples import Samples, Taught
+from hf_align.running.decoder_inputs import unlabelled
 from hf_align.running.generate import own_inputs, writes
-from hf_align.running.network import Batch, Network, Weights, batches, predictions, unlabelled
+from hf_align.running.network import Batch, Network, Weights, batches, predictions
 from hf_align.tracing.build import build_without_weights
 
 MOST, LENGTH = 512, 64
@@ -221,7 +222,7 @@ def samples_of(
 ) -> Texts:
     """What the models are run on for a regression: some of the data of the only fine-tune, or what each writes."""
     if data is not None:
-        return Texts.of(carried, network, [(unlabelled(data, MOST),)], keep)
+        return Texts.of(carried, network, [(unlabelled(data, network.config, MOST),)], keep)
     say(f"no data: the models are run on {MOST} inputs of the fine-tune's own, or on noise if it cannot generate")
     written = [(own_inputs(network, network.placed(change.finetuned), MOST, LENGTH, 2 * number),)
                for number, change in enumerate(carried.changes)]  # fmt: skip

@@ -188,11 +188,6 @@ def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def unlabelled(data: Batch, most: int | None = None) -> Batch:
-    """What models are run on, without what they are to predict; all examples, or some."""
-    return {name: tensor[:most] for name, tensor in data.items() if name != "labels"}
-
-
 def joined(parts: Sequence[Batch]) -> Batch:
     """Several batches as one."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

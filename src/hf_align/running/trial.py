@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_align.errors import HfAlignError, first_line
+from hf_align.running.decoder_inputs import unlabelled
 from hf_align.running.network import Batch, Network, Weights
 from hf_align.runtime.first_at_home import first_at_home
 
@@ -32,7 +33,8 @@ def require_runs(network: Network, weights: Weights, data: Sequence[Batch], call
 
 def _require_runs(network: Network, placed: Weights, batch: Batch, called: object) -> None:
     rows = sorted({0, *(row for tensor in batch.values() for row in _ends(tensor))})
-    few = {name: tensor[rows].to(network.device) for name, tensor in batch.items()}
+    some = batch if "labels" in batch else unlabelled(batch, network.config)
+    few = {name: tensor[rows].to(network.device) for name, tensor in some.items()}
     try:
         with first_at_home(network.device):
             output = network(placed, few)

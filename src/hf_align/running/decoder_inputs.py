@@ -1,0 +1,80 @@
+"""What models are run on where nothing is predicted: data without labels, and what a decoder reads in their place.
+
+Many a model makes of its labels what its decoder reads, and does so in code of its own. So it is called with the
+labels, on weights without values, until its decoder is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_align.running.network import Batch
+from hf_align.tracing.build import build_without_weights, quiet
+
+_TAKEN, _ENCODED = "decoder_input_ids", "encoder_outputs"
+_OF_DECODER = (_TAKEN, "decoder_inputs_embeds")
+
+
+class _ReadError(Exception):
+    """Stops a call as soon as it is known what the decoder reads."""
+
+
+def unlabelled(data: Batch, config: PretrainedConfig, most: int | None = None) -> Batch:
+    """Data without what is to be predicted; all examples, or some.
+
+    Where a model makes of its labels what its decoder reads, that stands in their place: without it T5 does not run,
+    and BART would read its source twice.
+    """
+    some = {name: tensor[:most] for name, tensor in data.items()}
+    labels = some.pop("labels", some.get("input_ids"))
+    if labels is None or any(name in some for name in _OF_DECODER) or not getattr(config, "is_encoder_decoder", False):
+        return some
+    model = build_without_weights(config)
+    if not {"labels", _TAKEN} <= inspect.signature(model.forward).parameters.keys():
+        return some
+    call = {**some, "labels": labels}
+    encoded = {_ENCODED: BaseModelOutput(last_hidden_state=torch.zeros(len(labels), 1, 1))}
+    # An encoder may not run without values, so the first call has what one returns already.
+    for more in (encoded, {}):
+        read = _read_by_decoder(model, {**call, **more})
+        if read is not None:
+            return {**some, _TAKEN: read}
+    return some
+
+
+@torch.no_grad()
+def _read_by_decoder(model: PreTrainedModel, call: Mapping[str, Any]) -> Tensor | None:
+    """The tokens that the decoder is called with, [examples, tokens]; None if they depend on weights."""
+    found: list[Tensor] = []
+    decoder = _decoder(model)
+
+    def note(module: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        read = given.get(_TAKEN)
+        if module is decoder and read is None:
+            read = given.get("input_ids", args[0] if args else None)
+        if isinstance(read, Tensor) and not isinstance(read, FakeTensor) and not read.is_floating_point():
+            found.append(read)
+            raise _ReadError
+
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()
+             if module is not model]  # fmt: skip
+    with quiet(), suppress(Exception):  # models refuse what they cannot read in as many ways as there are models
+        model(**call)
+    for hook in hooks:
+        hook.remove()
+    return found[0] if found else None
+
+
+def _decoder(model: PreTrainedModel) -> nn.Module | None:
+    with suppress(Exception):  # some have none, and say so in an error
+        return model.get_decoder()
+    return None
