@@ -303,6 +303,7 @@ call("col2im", lambda x: aten.col2im(x, [3, 3], [2, 2], [1, 1], [0, 0], [1, 1]),
 call("pixel_shuffle", lambda x: aten.pixel_shuffle(x, 2), data(2, 12, 2, 2))
 call("_weight_norm", lambda v, g: aten._weight_norm(v, g, 0), weight(3, 4, 2), weight(3, 1, 1))
 call("_weight_norm", lambda v, g: aten._weight_norm(v, g, 2), weight(3, 4, 2), weight(1, 1, 2), label="along the last")
+call("_weight_norm", lambda v, g: aten._weight_norm(v, g, -1), weight(3, 4, 2), weight(), label="of all")
 
 # Views --------------------------------------------------------------------------------------------------------------
 

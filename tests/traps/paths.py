@@ -238,6 +238,14 @@ class Normed(MLP):
         parametrizations.weight_norm(self.down)
 
 
+class NormedAtOnce(MLP):
+    """A weight of length one as a whole, by one gain."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__(config, index)
+        parametrizations.weight_norm(self.up, dim=None)
+
+
 class Spectral(MLP):
     def __init__(self, config: Any, index: int) -> None:
         super().__init__(config, index)
@@ -325,6 +333,7 @@ globals().update(towers(
     ExportingTower=Exporting, AssertingTower=Asserting, TracingTower=Tracing,
     TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
+    NormedAtOnceTower=NormedAtOnce,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,
     StandardisedTower=Standardised, LargestTower=Largest, ChosenTower=Chosen, CrowdTower=Crowd,
 ))  # fmt: skip

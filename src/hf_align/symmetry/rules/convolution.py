@@ -168,10 +168,12 @@ def pixel_shuffle(call: Call) -> Value:
 
 @rule("_weight_norm", traits=Trait.NORMALISES)
 def weight_norm(call: Call) -> Value:
-    """W_o = g_o v_o / |v_o|."""
+    """W_o = g_o v_o / |v_o|; W = g v / |v| where the norm is of all v, and g one number."""
     direction, length = call.value(call.argument(0)), call.value(call.argument(1))
-    dim = call.argument("dim", 0) % len(direction.axes)
+    dim = call.argument("dim", 0)
+    own = dim % len(direction.axes) if length.axes else None
     for i, axis in enumerate(direction.axes):
-        call.lower(axis, PERMUTATION if i == dim else monomial(Scalars.SIGN), "norm")
-    call.unify(direction.axes[dim], length.axes[dim], "batch")
+        call.lower(axis, PERMUTATION if i == own else monomial(Scalars.SIGN), "norm")
+    if own is not None:
+        call.unify(direction.axes[own], length.axes[own], "batch")
     return Value(direction.axes)
