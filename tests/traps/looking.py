@@ -64,6 +64,7 @@ SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
     "HalfMask": lambda self, x: _is_of(self.call["mask"], torch.float16, torch.float64),
     "ShortTokens": lambda self, x: self.call["ids"].dtype == torch.int32,
     "Double": lambda self, x: x.dtype == torch.float64,
+    "SaidDouble": lambda self, x: self.config.dtype == torch.float64,
     "Training": lambda self, x: self.training,
     "TrainedInTraining": lambda self, x: self.training and torch.is_grad_enabled(),
     "HasGradients": lambda self, x: x.grad_fn is not None,

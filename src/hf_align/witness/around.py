@@ -14,15 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hf_align.tracing.fields import parts
+
 _DEVICES = ("cpu", "cuda")
 
 
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
-    """The model with all its numbers in float64; `doubled` does the same to what it is given."""
+    """The model with all its numbers in float64, and a config that says so, as a model has that was loaded in it;
+    `doubled` does the same to what it is given."""
     made = dict[int, Tensor]()  # of what several modules have, one
     before = list[tuple[dict[str, Any], dict[str, Any]]]()
+    said = [(part, part.dtype) for part in parts(model.config) if hasattr(part, "dtype")]  # type: ignore[arg-type]
     try:
+        for part, _ in said:
+            part.dtype = torch.float64
         for held in (held for m in model.modules() for held in (m._parameters, m._buffers)):
             before.append((held, {**held}))
             for name, value in before[-1][1].items():
@@ -32,6 +38,8 @@ def in_float64(model: nn.Module) -> Iterator[None]:
     finally:
         for changed, values in before:
             changed.update(values)
+        for part, dtype in said:
+            part.dtype = dtype
 
 
 def doubled(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
