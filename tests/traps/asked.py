@@ -302,6 +302,15 @@ class LeftPadded(_Bending):
         return self.called(left, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
+class FarOut(_Bending):
+    """The largest position decides, far behind those that the config knows."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        far = position_ids is not None and int(position_ids.max()) > 500
+        return self.called(far, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class Detached(MLP):
     """Weights are read through `.data`."""
 

@@ -109,6 +109,7 @@ BESIDE = {
     "MaskedAndGoesOnTower": going_on(attention_mask=_ones),
     "PlacedAndGoesOnTower": going_on(position_ids=_places),
     "SeveralAndGoesOnTower": going_on(3),
+    "FarOut": once(position_ids=lambda model, ids: _places(model, ids) + 600),
     "NamedAndMaskedTower": once(named=True, attention_mask=_left_padded),
     "HeadsAndStatesTower": once(output_attentions=True, output_hidden_states=True),
     "LabelsAndGoesOnTower": going_on(labels=_same),

@@ -23,6 +23,7 @@ from hf_align.tracing.given import GivenCall
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
 from hf_align.tracing.modules import ModuleModel
+from hf_align.tracing.own_code import numbers_compared
 from hf_align.tracing.returned import returned
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.steps import asking_for_a_cache, handed_on
@@ -37,6 +38,8 @@ _ROWS = 2
 """Three of odd lengths, one of long ones: code may depend on how many there are."""
 _STRIDES = (1, 100, 2000)
 """Between positions: what turns with them slowly shows at long distances alone."""
+_NAMED, _FARTHEST = 8, 2**20
+"""Numbers that code compares something with around which positions are tried, and what none of them reaches."""
 _PROMPT = 7
 """Tokens before those that are generated, and of models that have room for few."""
 _BEHIND_MANY = 3
@@ -202,7 +205,8 @@ def _lengths_computed(rows: int, lengths: list[int]) -> Iterator[None]:
 
 
 def _strides(model: PreTrainedModel, mode: Mode) -> Iterator[Mode]:
-    """A mode with positions once for each of some distances between neighbours."""
+    """A mode with positions once for each of some distances between neighbours, and on both sides of numbers that the
+    code compares something with: it may ask for the largest one."""
     given = next((n for n in mode.example.arguments if mode.name.endswith(f"with {n}") and "position_ids" in n), None)
     if given is None:
         yield mode
@@ -210,10 +214,13 @@ def _strides(model: PreTrainedModel, mode: Mode) -> Iterator[Mode]:
     rows, length = extent(mode.example)
     last = positions(model.config)
     most = max(_STRIDES) if last is None else max(1, (last - 1) // (length - 1))
-    for stride in dict.fromkeys(min(stride, most) for stride in _STRIDES):
-        places = (torch.arange(length) * stride).expand(rows, length).contiguous()
-        example = replace(mode.example, arguments={**mode.example.arguments, given: places})
-        yield replace(mode, name=f"{mode.name} {stride} apart", example=example)
+    along = torch.arange(length)
+    ways = {f"{stride} apart": along * stride for stride in (min(stride, most) for stride in _STRIDES)}
+    named = sorted(number for number in numbers_compared(model) if length < number < _FARTHEST)
+    ways |= {f"around {number}": along + number - length // 2 for number in named[:_NAMED]}
+    for said, places in ways.items():
+        held = {**mode.example.arguments, given: places.expand(rows, length).contiguous()}
+        yield replace(mode, name=f"{mode.name} {said}", example=replace(mode.example, arguments=held))
 
 
 def cases(mode: Mode, lengths: tuple[int, ...] | None, config: PretrainedConfig, seed: int = 0) -> Iterator[Case]:
