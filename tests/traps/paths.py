@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -246,6 +247,18 @@ class NormedAtOnce(MLP):
         parametrizations.weight_norm(self.up, dim=None)
 
 
+class Fused(MLP):
+    """Two weights are joined once, and kept where no module knows of it."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        gate, up = nn.functional.linear(x, self.joined()).chunk(2, -1)
+        return self.activate(gate) * up
+
+    @lru_cache  # noqa: B019
+    def joined(self) -> Tensor:
+        return torch.cat([self.gate.weight, self.up.weight])
+
+
 class Spectral(MLP):
     def __init__(self, config: Any, index: int) -> None:
         super().__init__(config, index)
@@ -333,7 +346,7 @@ globals().update(towers(
     ExportingTower=Exporting, AssertingTower=Asserting, TracingTower=Tracing,
     TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
-    NormedAtOnceTower=NormedAtOnce,
+    NormedAtOnceTower=NormedAtOnce, FusedTower=Fused,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,
     StandardisedTower=Standardised, LargestTower=Largest, ChosenTower=Chosen, CrowdTower=Crowd,
 ))  # fmt: skip

@@ -84,6 +84,7 @@ TRAPS = [
     replace(of("Asserting"), may_refuse=False),
     replace(of("Early", early), may_refuse=False),
     of("Normed"),
+    of("Fused"),
     replace(of("NormedAtOnce"), may_refuse=False),
     of("Spectral"),
     of("Positive"),

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, StaticCache
 
-from hf_align.errors import first_line
+from hf_align.errors import IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU, drawing
 from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
 from hf_align.tracing.example import Example
@@ -193,6 +194,11 @@ class SmallCopy:
         self._plain = next(iter(_answers(plain, self._name)), None)
 
     @property
+    def answers_without_values(self) -> bool:
+        """Whether it goes by what it was given while it was traced, and kept."""
+        return isinstance(self._plain, FakeTensor)
+
+    @property
     def is_steady(self) -> bool:
         """Whether it answers twice alike, in numbers."""
         is_number = self._plain is not None and bool(self._plain.isfinite().all())
@@ -241,6 +247,9 @@ def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -
     Args:
         candidate: the number of the model's first call among `inputs.examples`.
         rows, length: of that call.
+
+    Raises:
+        IncompatibleModels: it goes by what other calls have computed of other weights.
     """
     for copied in _copies(model):
         try:
@@ -248,6 +257,9 @@ def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -
         except Exception as error:  # sizes that do not go together fail in their own way
             logger.info("%s: no copy to run (%s)", model.config.model_type, first_line(error))
             continue
+        if copy.answers_without_values:
+            raise IncompatibleModels(f"{type(model).__name__} keeps what it computed of its weights outside of its "
+                                     "modules, and answers by it when these weights are others")  # fmt: skip
         if copy.is_steady:
             return copy
     return None
