@@ -140,6 +140,29 @@ def test_code_that_computes_something_else_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("other", [0, 1])
+def test_code_that_computes_something_else_where_it_is_asked_for_is_refused(
+    other: int, with_code: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first call is the same; so are all, where one of them has a function more that nobody calls."""
+    for number, folder in enumerate(with_code):
+        bends = "labels is not None" if number == other else "False"
+        text = (folder / "oddball.py").read_text() + "def unused() -> int:\n    return 1\n" * (number == other)
+        text = text.replace("input_ids: Tensor, **kwargs", "input_ids: Tensor, labels=None, **kwargs")
+        (folder / "oddball.py").write_text(text)
+        text = text.replace(
+            "for block in self.blocks", f"x = x * x if {bends} else x\n        for block in self.blocks"
+        )
+        (folder / "bent.py").write_text(text)
+    common = ("merge", *with_code, "--effort", "quick", "--trust-remote-code", "--quiet")
+    assert run(*common, "-o", tmp_path / "unused") == 0
+    for folder in with_code:
+        (folder / "bent.py").replace(folder / "oddball.py")
+    capsys.readouterr()
+    assert run(*common, "-o", tmp_path / "out") == 2
+    assert "compute differently: their modelling code is not the same" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [

@@ -13,6 +13,7 @@ from hf_align.tracing.fields import Path, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew
+from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace_call
 from hf_align.tracing.ways import owners_of, try_media, try_parts, try_ways
 
@@ -87,6 +88,14 @@ class Variant:
 
         try_media(self.model, attempt)
         return found
+
+    def calls_in_all_modes(self) -> list[Call]:
+        """A call of every mode that tracing finds.
+
+        Raises:
+            IncompatibleModels: the model cannot be traced.
+        """
+        return [Call(mode.example, mode=mode) for mode, _ in find_modes(self.model)]
 
     def calls_that_read(self, unread: Iterable[str], calls: Iterable[Call]) -> list[Call]:
         """Calls with an argument more, of the model or of a module in it, that read weights which none of some does."""
