@@ -259,6 +259,24 @@ class Fused(MLP):
         return torch.cat([self.gate.weight, self.up.weight])
 
 
+class JoinedInFiles(MLP):
+    """Two weights are saved as one."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__(config, index)
+        self._register_state_dict_hook(self.join)
+        self.register_load_state_dict_pre_hook(self.part)
+
+    @staticmethod
+    def join(module: Any, saved: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        saved[f"{prefix}both.weight"] = torch.cat([saved.pop(f"{prefix}{name}.weight") for name in ("gate", "up")])
+
+    @staticmethod
+    def part(module: Any, saved: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        if (both := saved.pop(f"{prefix}both.weight", None)) is not None:
+            saved[f"{prefix}gate.weight"], saved[f"{prefix}up.weight"] = both.chunk(2)
+
+
 class Spectral(MLP):
     def __init__(self, config: Any, index: int) -> None:
         super().__init__(config, index)
@@ -346,7 +364,7 @@ globals().update(towers(
     ExportingTower=Exporting, AssertingTower=Asserting, TracingTower=Tracing,
     TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
-    NormedAtOnceTower=NormedAtOnce, FusedTower=Fused,
+    NormedAtOnceTower=NormedAtOnce, FusedTower=Fused, JoinedInFilesTower=JoinedInFiles,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,
     StandardisedTower=Standardised, LargestTower=Largest, ChosenTower=Chosen, CrowdTower=Crowd,
 ))  # fmt: skip

@@ -85,6 +85,7 @@ TRAPS = [
     replace(of("Early", early), may_refuse=False),
     of("Normed"),
     of("Fused"),
+    of("JoinedInFiles"),
     replace(of("NormedAtOnce"), may_refuse=False),
     of("Spectral"),
     of("Positive"),

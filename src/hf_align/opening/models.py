@@ -207,6 +207,9 @@ def _require_tied(ref: str, checkpoint: Checkpoint, names: Names, ties: Mapping[
 
 def _require_shapes(ref: str, weights: NamedWeights | RespelledWeights, spec: SymmetrySpec) -> None:
     for name in spec.parameters:
+        if name not in weights:
+            raise CheckpointError(f"{ref} holds no {name}, with which its architecture computes; code that renames or "
+                                  "joins weights where it saves them is not followed")  # fmt: skip
         stored, expected = weights.stored(name), spec.shape(name)
         if not stored.dtype.is_floating_point:
             raise CheckpointError(f"{name} is stored as {stored.dtype} in {ref}, but its architecture computes with it")
