@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -64,6 +65,7 @@ SEEN: dict[str, Callable[[Any, Tensor], bool]] = {
     "HalfMask": lambda self, x: _is_of(self.call["mask"], torch.float16, torch.float64),
     "ShortTokens": lambda self, x: self.call["ids"].dtype == torch.int32,
     "Double": lambda self, x: x.dtype == torch.float64,
+    "ByPlace": lambda self, x: Path(self.config._name_or_path).name in "ab",
     "SaidDouble": lambda self, x: self.config.dtype == torch.float64,
     "Training": lambda self, x: self.training,
     "TrainedInTraining": lambda self, x: self.training and torch.is_grad_enabled(),

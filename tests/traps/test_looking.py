@@ -68,6 +68,7 @@ CALLS: dict[str, Call] = {
     "HalfMask": read(mask=torch.float16),
     "ShortTokens": read(tokens=torch.int32),
     "Double": read(),
+    "ByPlace": read(),
     "SaidDouble": read(within=lambda model: patch.object(model.config, "dtype", torch.float64)),
     "Training": read(within=training),
     "TrainedInTraining": read(within=trained_in_training),

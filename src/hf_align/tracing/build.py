@@ -34,6 +34,8 @@ from hf_align.tracing.stored import load_stored
 
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
+ELSEWHERE = "where it will be"
+"""Stands for the folder from which what is written will be loaded: no file that code may read lies there."""
 
 
 class _WeightsOnMeta(TorchFunctionMode):
@@ -189,19 +191,23 @@ def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     return _with_fake_weights(model, config)
 
 
-def build_as_loaded(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def build_as_loaded(
+    config: PretrainedConfig, dtype: torch.dtype = torch.float32, place: str | None = None
+) -> PreTrainedModel:
     """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice, whatever
     kernels its config asks for. Experts run one after the other: grouped products do not take every size and dtype.
 
     Args:
         dtype: of the weights, and of buffers that follow it.
+        place: where it is loaded from, by default where the config was read.
     """
-    config = copy.deepcopy(config)
+    config, kind = copy.deepcopy(config), model_class(config)
+    config._name_or_path = config._name_or_path if place is None else place
     for part in parts(config):
         part._attn_implementation = None
         part._experts_implementation = "eager"
     with quiet(), _WeightsOnMeta() as made, no_init_weights():
-        model = made.fill(model_class(config)(config, dtype=dtype).eval())
+        model = made.fill(kind(config, dtype=dtype).eval())
     return _with_fake_weights(model, config)
 
 

@@ -28,7 +28,7 @@ from hf_align.runtime.first_at_home import first_at_home
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.build import build_as_loaded, build_without_weights
+from hf_align.tracing.build import ELSEWHERE, build_as_loaded, build_without_weights
 from hf_align.tracing.measured import LARGEST, lists_of_data, parameters_of
 from hf_align.tracing.mode import Mode, extent
 from hf_align.witness.as_loaded import dtypes_of_fewer_bits, excess
@@ -142,7 +142,8 @@ class _Trial:
         self._offloaded = offload
         how = partial(network_for, device=device, offload=offload, copies=COPIES, dtype=moved.dtype)
         as_loaded = partial(build_as_loaded, dtype=moved.dtype)
-        self._own, self._written = how(moved.config, build=as_loaded), how(moved.written, build=as_loaded)
+        self._own = how(moved.config, build=as_loaded)
+        self._written = how(moved.written, build=partial(as_loaded, place=ELSEWHERE))
         self._written_out = how(moved.config, build=build_without_weights)
         self._folder = folder
         self._before = Computed(moved.names, lambda name: moved.weights[name].contiguous())
@@ -311,7 +312,7 @@ class _Trial:
             noise = torch.maximum(*(rows[drawn] / FAR for rows in both))
             change = self._changes(before, self._written, self._after)[drawn]
             decided = self._decided(drawn, before[drawn], plain, most)
-            noise, change = noise[decided], change[decided]
+            noise, change = (rows[decided] if decided.any() else rows for rows in (noise, change))
             still = calm(noise, typical)
             if not bool(still.any()):  # then it may be no more than rounding makes of it
                 still, most = torch.ones_like(still), float(noise.max()) * FAR
