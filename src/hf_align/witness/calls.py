@@ -217,10 +217,22 @@ def _strides(model: PreTrainedModel, mode: Mode) -> Iterator[Mode]:
     along = torch.arange(length)
     ways = {f"{stride} apart": along * stride for stride in (min(stride, most) for stride in _STRIDES)}
     named = sorted(number for number in numbers_compared(model) if length < number < _FARTHEST)
-    ways |= {f"around {number}": along + number - length // 2 for number in named[:_NAMED]}
+    around = {f"around {number}": along + number - length // 2 for number in named[:_NAMED]}
+    ways |= {
+        said: places for said, places in around.items() if not _leaves_a_table(model, last or 1, int(places.max()))
+    }
     for said, places in ways.items():
         held = {**mode.example.arguments, given: places.expand(rows, length).contiguous()}
         yield replace(mode, name=f"{mode.name} {said}", example=replace(mode.example, arguments=held))
+
+
+def _leaves_a_table(model: PreTrainedModel, known: int, farthest: int) -> bool:
+    """Whether a position may lie outside of some table with a row for each that is known: on a GPU, the process can ask
+    nothing more after that."""
+    held = (value for module in model.modules()
+            for value in (*vars(module).values(), *module._parameters.values(), *module._buffers.values()))  # fmt: skip
+    sizes = (size for value in held if isinstance(value, Tensor) for size in value.shape)
+    return any(known <= size <= farthest for size in sizes)
 
 
 def cases(mode: Mode, lengths: tuple[int, ...] | None, config: PretrainedConfig, seed: int = 0) -> Iterator[Case]:
