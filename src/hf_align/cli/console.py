@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -78,19 +78,21 @@ def wrapped(sentence: str) -> list[str]:
 
 
 def comparison_lines(comparison: dict[str, Any]) -> list[str]:
-    """Barriers as they are and aligned, from the JSON of a comparison."""
+    """Barriers as they are and, if anything was aligned, aligned, from the JSON of a comparison."""
     rows = [f"{'':10}{'barrier':>10}{'over mean':>12}{'at 1/2':>10}"]
-    for name in ("naive", "aligned"):
+    ways = ("naive",) if comparison["helps"] is None else ("naive", "aligned")
+    for name in ways:
         path = comparison[name]
         middle = path["losses"][len(path["losses"]) // 2]
         rows.append(f"{name:10}{path['barrier']:10.4f}{path['barrier_over_mean']:12.4f}{middle:10.4f}")
-    return [f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}", *rows, *_features(comparison)]
+    ends = f"loss of A {comparison['loss_a']:.4f}, of B {comparison['loss_b']:.4f}"
+    return [ends, *rows, *_features(comparison, ways)]
 
 
-def _features(comparison: dict[str, Any]) -> list[str]:
+def _features(comparison: dict[str, Any], ways: Sequence[str]) -> list[str]:
     """The mean over all weights of how what they read correlates."""
     found = comparison["features"].values()
     if not found:
         return []
-    naive, aligned = (sum(f[side] for f in found) / len(found) for side in ("naive", "aligned"))
-    return [f"what weights read correlates {naive:.3f} naive, {aligned:.3f} aligned (each: --json)"]
+    means = ", ".join(f"{sum(f[way] for f in found) / len(found):.3f} {way}" for way in ways)
+    return [f"what weights read correlates {means} (each: --json)"]

@@ -56,6 +56,9 @@ def verdict(comparison: Comparison) -> str:
     naive, aligned = comparison.naive.barrier, comparison.aligned.barrier
     if not comparison.is_aligned:
         return f"not aligned, the models have a barrier of {naive:.3f}"
+    if comparison.helps and not comparison.has_barrier:
+        means = f"{comparison.naive.mean:.3f} to {comparison.aligned.mean:.3f}"
+        return f"there is no barrier; alignment lowers the mean loss between the models from {means}"
     if comparison.helps:
         return f"alignment lowers the barrier from {naive:.3f} to {aligned:.3f}"
     return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"

@@ -44,6 +44,11 @@ class Path1D:
         """The largest rise over the mean of the endpoint losses."""
         return max(self.losses) - (self.losses[0] + self.losses[-1]) / 2
 
+    @property
+    def mean(self) -> float:
+        """Of the losses."""
+        return sum(self.losses) / len(self.losses)
+
     def as_json(self) -> dict[str, Any]:
         return {"losses": list(self.losses), "barrier": self.barrier, "barrier_over_mean": self.barrier_over_mean}
 
@@ -64,11 +69,21 @@ class Comparison:
 
     @property
     def helps(self) -> bool | None:
-        """Whether alignment lowered the barrier, by more than rounding changes a loss; None if nothing was aligned."""
+        """Whether alignment lowered the barrier, or the mean loss on the way where there is none, by more than rounding
+        changes a loss; None if nothing was aligned."""
         if not self.is_aligned:
             return None
-        rounding = ROUNDING * (abs(self.naive.losses[0]) + abs(self.naive.losses[-1])) / 2
-        return self.naive.barrier - self.aligned.barrier > rounding
+        lower = self.naive.barrier - self.aligned.barrier if self.has_barrier else self.naive.mean - self.aligned.mean
+        return lower > self._rounding
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether the loss on one of the paths rises over the line between its ends, by more than rounding."""
+        return max(self.naive.barrier, self.aligned.barrier) > self._rounding
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING * (abs(self.naive.losses[0]) + abs(self.naive.losses[-1])) / 2
 
     def plot(self, axes: Any = None) -> Any:
         """Draw both paths with matplotlib, into these axes or new ones, which are returned.
