@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -224,12 +225,26 @@ def test_several_models() -> None:
     models = [built(tiny_llama(), 0)] + [hf_align.randomize(built(tiny_llama(), 0), seed=s) for s in (1, 2)]
     alignments = hf_align.align(models[1:], to=models[0])
     assert len(alignments) == 2
-    merged = hf_align.merge(models, align=alignments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # they are of these weights
+        merged = hf_align.merge(models, align=alignments)
     torch.testing.assert_close(answers(merged), answers(models[0]), rtol=1e-2, atol=1e-3)
     weighted = hf_align.merge(models, align="none", weights=[0.5, 0.25, 0.25])
     name = "model.layers.0.mlp.up_proj.weight"
     expected = sum(w * m.get_parameter(name) for w, m in zip((0.5, 0.25, 0.25), models, strict=True))
     torch.testing.assert_close(weighted.get_parameter(name), expected)
+
+
+def test_an_alignment_of_other_weights_is_told_from_one_of_these() -> None:
+    """Of the same two in the other order, say."""
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    alignment = hf_align.align(b, to=a)
+    with pytest.warns(UserWarning, match="the alignment of model 2 was found for other weights") as warned:
+        hf_align.merge([b, a], align=alignment)
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        hf_align.merge([a, b], align=alignment)
 
 
 def test_a_loss_and_a_loader_of_the_callers_own() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import require_path
 from hf_align.jobs import pipeline
 from hf_align.jobs.outcome import Report
+from hf_align.matching.match import are_same
 from hf_align.merging.aligned import Aligned
 from hf_align.merging.methods import FROM_SAMPLES, REGRESSION, mix_of
 from hf_align.merging.regression import regression_of
@@ -31,6 +34,7 @@ from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked, finite
 from hf_align.settings.options import Options
+from hf_align.symmetry.alignment import squared_distance
 from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.tracing.module_calls import Inputs
 
@@ -87,6 +91,9 @@ def merge(
     Raises:
         ValueError: an option has no such choice, or does not go with the others.
         HfAlignError: models that do not merge.
+
+    Warns:
+        UserWarning: alignments that were found before were found for other weights.
     """
     checked("method", method, Method)
     if not isinstance(align, (Alignment, list, tuple)):
@@ -113,6 +120,8 @@ def merge(
         named = [(m, f"model {i}") for i, m in enumerate(models, start=1)]
         if alignments:
             given = [alignments[0].taken(m, config, called=name) for m, name in named]
+            if not isinstance(align, str):
+                _warn_of_others(alignments, given)
         else:
             given = [take(m, config, inputs=inputs, called=name) for m, name in named]
         return _in_memory(given, alignments, shares, method, examples(data, given[0], tokenizer), device)
@@ -168,6 +177,20 @@ def _alignments(models: list[Model], align: Align, data: Data | None, inputs: In
     if len(found) != len(models) - 1:
         raise ValueError(f"{len(found)} alignments for {len(models)} models: one for each but the first is needed")
     return found
+
+
+def _warn_of_others(alignments: list[Alignment], given: list[Given]) -> None:
+    """Warn if alignments were found for other models, or for the same in another order: means of what they move are of
+    weights that are far apart."""
+    first = alignments[0].weights_of(given[0], alignments[0].reference)
+    for alignment, other in zip(alignments, given[1:], strict=True):
+        if alignment.distance is not None:
+            moved = alignment.weights_of(other, alignment.elements)
+            here = math.sqrt(sum(squared_distance(first, moved, name) for name in alignment.spec.parameters))
+            before, found = alignment.distance
+            if not are_same(found, here, before):
+                warnings.warn(f"the alignment of {other.called} was found for other weights: it brought those to a "
+                              f"distance of {found:.4g}, and brings these to {here:.4g}", stacklevel=4)  # fmt: skip
 
 
 def _in_memory(

@@ -79,6 +79,15 @@ class Match:
         return cls(a, b, **about)
 
 
+def are_same(one: float, other: float, before: float) -> bool:
+    """Whether two distances may be of the same weights.
+
+    Args:
+        before: their distance unmatched: beside it, that of copies is nothing once they are matched.
+    """
+    return math.isclose(one, other, rel_tol=_SAME, abs_tol=_SAME * before)
+
+
 def of_others(found: Match, here: Match) -> list[str]:
     """A sentence if a match was found for other weights than those that it is used for.
 
@@ -88,7 +97,7 @@ def of_others(found: Match, here: Match) -> list[str]:
     """
     if found.before is None or found.after is None or here.before is None or here.after is None:
         return []
-    if math.isclose(found.before, here.before, rel_tol=_SAME) and math.isclose(found.after, here.after, rel_tol=_SAME):
+    if are_same(found.before, here.before, found.before) and are_same(found.after, here.after, found.before):
         return []
     return [f"--alignment was found for other weights: the distance of those went from {found.before:.4g} to "
             f"{found.after:.4g}, and that of these goes from {here.before:.4g} to {here.after:.4g}"]  # fmt: skip
