@@ -70,6 +70,8 @@ def test_rounding_is_no_help() -> None:
     still, better = (Comparison(naive, Path1D(naive.lambdas, (2.8, middle, 2.8))) for middle in (2.8000001, 2.79))
     assert not still.helps and "does NOT help" in verdict(still)
     assert better.helps and verdict(better).startswith("there is no barrier; alignment lowers the mean loss")
+    worse = Comparison(Path1D(naive.lambdas, (2.8, 2.5, 2.8)), Path1D(naive.lambdas, (2.8, 2.7, 2.8)))
+    assert "does NOT help here: mean loss between the models 2.767 aligned, 2.700 without" in verdict(worse)
     high = Path1D(naive.lambdas, (2.8, 2.81, 2.8))
     assert Comparison(high, naive).helps and "lowers the barrier" in verdict(Comparison(high, naive))
 

@@ -56,12 +56,13 @@ def verdict(comparison: Comparison) -> str:
     naive, aligned = comparison.naive.barrier, comparison.aligned.barrier
     if not comparison.is_aligned:
         return f"not aligned, the models have a barrier of {naive:.3f}"
-    if comparison.helps and not comparison.has_barrier:
-        means = f"{comparison.naive.mean:.3f} to {comparison.aligned.mean:.3f}"
-        return f"there is no barrier; alignment lowers the mean loss between the models from {means}"
-    if comparison.helps:
-        return f"alignment lowers the barrier from {naive:.3f} to {aligned:.3f}"
-    return f"alignment does NOT help here: barrier {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
+    called = "barrier"
+    if not comparison.has_barrier:
+        naive, aligned, called = comparison.naive.mean, comparison.aligned.mean, "mean loss between the models"
+    if not comparison.helps:
+        return f"alignment does NOT help here: {called} {aligned:.3f} aligned, {naive:.3f} without; prefer --match none"
+    without = "" if comparison.has_barrier else "there is no barrier; "
+    return f"{without}alignment lowers the {called} from {naive:.3f} to {aligned:.3f}"
 
 
 def beside_the_others(
