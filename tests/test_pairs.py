@@ -11,12 +11,15 @@ import transformers
 from conftest import Tiny, run, save, tiny_bert, tiny_gpt2, tiny_llama, tiny_t5, tiny_vit
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
+from hf_align.opening import variant
 from hf_align.opening.agreement import require_alike, require_same_function
 from hf_align.opening.dropout import differ_in_dropout_alone
 from hf_align.tracing.fields import Readers
+from hf_align.tracing.mode import Mode
+from hf_align.tracing.program import Program
 
 Change = dict[str, object]
 
@@ -336,3 +339,18 @@ def test_double_precision_merges_with_single(double: int, method: str, tmp_path:
     for name, tensor in found.items():
         assert tensor.dtype == (torch.float32, torch.float64)[double == 0]
         assert torch.allclose(tensor.double(), single[name].double(), rtol=1e-3, atol=1e-4), name
+
+
+def test_modes_are_found_in_few_layers_and_called_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    depths: list[int] = []
+    find = variant.find_modes
+
+    def noted(model: PreTrainedModel) -> list[tuple[Mode, Program]]:
+        depths.append(len(model.get_submodule("model.layers")))
+        return find(model)
+
+    monkeypatch.setattr(variant, "find_modes", noted)
+    deep = variant.Variant(tiny_llama(num_hidden_layers=9))
+    fingerprints = [deep.fingerprint(call) for call in deep.calls_in_all_modes()]
+    assert depths[0] < 5
+    assert all(f is not None and any("layers.8" in name for name in f.weights) for f in fingerprints)

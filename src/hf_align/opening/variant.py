@@ -8,10 +8,12 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.errors import IncompatibleModels
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fields import Path, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
 from hf_align.tracing.inputs import examples
+from hf_align.tracing.layers import find_stacks, shorten
 from hf_align.tracing.mode import Mode, NothingNew
 from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace_call
@@ -90,12 +92,20 @@ class Variant:
         return found
 
     def calls_in_all_modes(self) -> list[Call]:
-        """A call of every mode that tracing finds.
+        """A call of every mode that tracing finds, at the cost of two layers of each kind.
 
         Raises:
             IncompatibleModels: the model cannot be traced.
         """
-        return [Call(mode.example, mode=mode) for mode, _ in find_modes(self.model)]
+        short = build_without_weights(self.config)
+        try:
+            shorten(short, find_stacks(short))
+            modes = find_modes(short)
+        except IncompatibleModels:  # its layers cannot be cut alike, or it counts on all of them
+            short, modes = self.model, find_modes(self.model)
+        if self.model.config._attn_implementation != short.config._attn_implementation:
+            self.model.set_attn_implementation(short.config._attn_implementation)
+        return [Call(mode.example, mode=mode) for mode, _ in modes]
 
     def calls_that_read(self, unread: Iterable[str], calls: Iterable[Call]) -> list[Call]:
         """Calls with an argument more, of the model or of a module in it, that read weights which none of some does."""
