@@ -245,6 +245,9 @@ def test_an_alignment_of_other_weights_is_told_from_one_of_these() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         hf_align.merge([a, b], align=alignment)
+        copy = hf_align.randomize(a, seed=3)
+        alignment = hf_align.align(copy, to=a)
+        hf_align.merge([a.bfloat16(), copy.bfloat16()], align=alignment)
 
 
 def test_a_loss_and_a_loader_of_the_callers_own() -> None:
