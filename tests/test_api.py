@@ -241,7 +241,8 @@ def test_an_alignment_of_other_weights_is_told_from_one_of_these() -> None:
     alignment = hf_align.align(b, to=a)
     with pytest.warns(UserWarning, match="the alignment of model 2 was found for other weights") as warned:
         hf_align.merge([b, a], align=alignment)
-    assert warned[0].filename == __file__
+        hf_align.interpolate(b, a, 0.3, align=alignment)
+    assert [w.filename for w in warned if w.category is UserWarning] == [__file__] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         hf_align.merge([a, b], align=alignment)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, Literal
 
 import torch
@@ -190,7 +193,14 @@ def _warn_of_others(alignments: list[Alignment], given: list[Given]) -> None:
             before, found = alignment.distance
             if not are_same(found, here, before):
                 warnings.warn(f"the alignment of {other.called} was found for other weights: it brought those to a "
-                              f"distance of {found:.4g}, and brings these to {here:.4g}", stacklevel=4)  # fmt: skip
+                              f"distance of {found:.4g}, and brings these to {here:.4g}",
+                              stacklevel=_outside())  # fmt: skip
+
+
+def _outside() -> int:
+    """How many frames the caller of this package is above the one that asks."""
+    inside = (str(frame.f_globals.get("__name__")).startswith("hf_align.") for frame, _ in walk_stack(sys._getframe(1)))
+    return 1 + sum(takewhile(bool, inside))
 
 
 def _in_memory(
