@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from inspect import isabstract
 
 import pytest
 import torch
@@ -38,6 +39,14 @@ GROUPS = [
 SCALING = g.Scaling(6, (0, 1, 2, 0, 1, 2), (Scalars.NONZERO, Scalars.SIGN))
 TURNS = [g.QuarterTurns(5, classes, (Scalars.NONZERO, Scalars.SIGN), Rotations(5, (((0, 2),), ((1, 3),)), (4,)))
          for classes in ((0, 1, 0, 1, 4), (0, 1, 2, 3, 4))]  # fmt: skip
+
+
+def kinds_of(kind: type[g.Group]) -> set[type[g.Group]]:
+    return {kind}.union(*map(kinds_of, kind.__subclasses__()))
+
+
+def test_no_group_is_left_out() -> None:
+    assert {type(x) for x in (*GROUPS, SCALING, *TURNS)} == {k for k in kinds_of(g.Group) if not isabstract(k)}
 
 
 def rng(seed: int) -> torch.Generator:
