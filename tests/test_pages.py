@@ -107,6 +107,15 @@ def test_every_block_is_run() -> None:
     assert [name for name, kind in languages if kind == "python"] == ["README.md", "index.md", "modules.md"]
 
 
+def test_the_certificate_that_is_shown_is_printed() -> None:
+    page = (ROOT / "docs" / "certificate.md").read_text()
+    ((command, block),) = re.findall(r"^    \$ hf-align (.*)\n((?:    .*\n)+)", page, re.M)
+    shown = re.sub(r"^    ", "", block, flags=re.M)
+    ran = forked(hf_align, *command.split(), cwd=ROOT)
+    printed, expected = (re.sub(r"change \S+", "change", text).strip() for text in (ran.stdout, shown))
+    assert printed == expected, ran.stdout
+
+
 def test_the_python_of_the_readme_runs() -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     tokens = torch.arange(32).reshape(4, 8) % 11
