@@ -40,8 +40,9 @@ NO_FUNCTION = {
         for kind in ("bilinear", "bicubic")
         for scale in ("scales_h", "scales_w")
     },
+    ("_weight_norm of all", "dim"): "along an axis, it reads memory behind the one number that its gain has",
 }
-"""Arguments with which an op's result is not defined."""
+"""Arguments with which an op's result is not defined, by the op or an example of it."""
 
 
 def other_values(argument: Any, now: Any, program: Program, node: fx.Node) -> Iterator[Any]:
@@ -166,7 +167,7 @@ def largest_change(example: OpExample, program: Program, spec: SymmetrySpec) -> 
 def test_an_argument_is_read_or_the_op_is_unknown(op: str) -> None:
     for example in [e for e in EXAMPLES if e.op == op and op != "getitem"]:
         for name, value, program in mutants(example):
-            if (op, name) in NO_FUNCTION:
+            if {(op, name), (example.name, name)} & NO_FUNCTION.keys():
                 continue
             spec = derive(program)
             if not any(unknown.split(" with ")[0] == op for unknown in spec.unknown_ops):
