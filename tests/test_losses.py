@@ -87,6 +87,13 @@ OF_TEXT = {
     "bart": tiny_bart,
     "m2m100": lambda: hf.M2M100Config(**SEQ2SEQ, architectures=["M2M100ForConditionalGeneration"]),
     "blenderbot": lambda: hf.BlenderbotConfig(**SEQ2SEQ, architectures=["BlenderbotForConditionalGeneration"]),
+    "a mask of what starts a text": lambda: hf.EncoderDecoderConfig(
+        encoder=tiny_bert().to_dict(),
+        decoder=tiny_bert(add_cross_attention=True, is_decoder=True).to_dict(),
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        architectures=["EncoderDecoderModel"],
+    ),
 }
 OF_OTHERS = {
     "whisper": lambda: hf.WhisperConfig(

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_align.running.network import Batch
 from hf_align.tracing.build import build_without_weights, quiet
 
-_TAKEN, _ENCODED = "decoder_input_ids", "encoder_outputs"
+_TAKEN, _MASK, _ENCODED = "decoder_input_ids", "decoder_attention_mask", "encoder_outputs"
 _OF_DECODER = (_TAKEN, "decoder_inputs_embeds")
 
 
@@ -39,30 +39,33 @@ def unlabelled(data: Batch, config: PretrainedConfig, most: int | None = None) -
     if labels is None or any(name in some for name in _OF_DECODER) or not getattr(config, "is_encoder_decoder", False):
         return some
     model = build_without_weights(config)
-    if not {"labels", _TAKEN} <= inspect.signature(model.forward).parameters.keys():
+    asked = inspect.signature(model.forward).parameters
+    if not {"labels", _TAKEN} <= asked.keys():
         return some
     call = {**some, "labels": labels}
     encoded = {_ENCODED: BaseModelOutput(last_hidden_state=torch.zeros(len(labels), 1, 1))}
     # An encoder may not run without values, so the first call has what one returns already.
     for more in (encoded, {}):
         read = _read_by_decoder(model, {**call, **more})
-        if read is not None:
-            return {**some, _TAKEN: read}
+        if read:
+            return {**{name: value for name, value in read.items() if name in asked}, **some}
     return some
 
 
 @torch.no_grad()
-def _read_by_decoder(model: PreTrainedModel, call: Mapping[str, Any]) -> Tensor | None:
-    """The tokens that the decoder is called with, [examples, tokens]; None if they depend on weights."""
-    found: list[Tensor] = []
+def _read_by_decoder(model: PreTrainedModel, call: Mapping[str, Any]) -> Batch:
+    """The tokens that the decoder is called with, [examples, tokens], and their mask if there is one; nothing if they
+    depend on weights."""
+    found = dict[str, Tensor]()
     decoder = _decoder(model)
 
     def note(module: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-        read = given.get(_TAKEN)
-        if module is decoder and read is None:
-            read = given.get("input_ids", args[0] if args else None)
-        if isinstance(read, Tensor) and not isinstance(read, FakeTensor) and not read.is_floating_point():
-            found.append(read)
+        read: dict[str, Any] = {_TAKEN: given.get(_TAKEN), _MASK: given.get(_MASK)}
+        if module is decoder and read[_TAKEN] is None:
+            read = {_TAKEN: given.get("input_ids", args[0] if args else None), _MASK: given.get("attention_mask")}
+        known = {name: value for name, value in read.items() if _is_known(value)}
+        if _TAKEN in known:
+            found.update(known)
             raise _ReadError
 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()
@@ -71,7 +74,12 @@ def _read_by_decoder(model: PreTrainedModel, call: Mapping[str, Any]) -> Tensor 
         model(**call)
     for hook in hooks:
         hook.remove()
-    return found[0] if found else None
+    return found
+
+
+def _is_known(value: Any) -> bool:
+    """Whether it is whole numbers, or a mask, that no weight had a part in."""
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not value.is_floating_point()
 
 
 def _decoder(model: PreTrainedModel) -> nn.Module | None:
