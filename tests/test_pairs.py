@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
 from hf_align.opening import variant
-from hf_align.opening.agreement import require_alike, require_same_function
+from hf_align.opening.agreement import _is_same_code, require_alike, require_same_function
 from hf_align.opening.dropout import differ_in_dropout_alone
 from hf_align.tracing.fields import Readers
 from hf_align.tracing.mode import Mode
@@ -354,3 +354,10 @@ def test_modes_are_found_in_few_layers_and_called_in_all(monkeypatch: pytest.Mon
     fingerprints = [deep.fingerprint(call) for call in deep.calls_in_all_modes()]
     assert depths[0] < 5
     assert all(f is not None and any("layers.8" in name for name in f.weights) for f in fingerprints)
+
+
+def test_code_is_parsed_only_where_it_differs_and_need_not_be_of_this_python() -> None:
+    remarked, old = b"x = 1  # one\n", b"print 1\n"
+    assert _is_same_code({"model.py": remarked, "tool.py": old}, {"model.py": b"x = 1\n", "tool.py": old})
+    assert not _is_same_code({"tool.py": old}, {"tool.py": b"print 2\n"})
+    assert not _is_same_code({"model.py": remarked}, {"model.py": b"x = 2  # one\n"})
