@@ -200,12 +200,8 @@ class TransportAdapter(Transport):
     def _carried(self, match: Basis) -> Carried:
         onto, base, finetuned = self.models.weights
         if match.matches:
-            device, spec, elements = (
-                Devices.choose(self.options.device).running,
-                self.models.spec,
-                self._elements(match),
-            )
-            base, finetuned = (AlignedWeights(w, spec, elements, device) for w in (base, finetuned))
+            device, elements = Devices.choose(self.options.device).running, self._elements(match)
+            base, finetuned = (AlignedWeights(w, self.models.spec, elements, device) for w in (base, finetuned))
         return self._among((onto, base, finetuned))
 
     def _with(self, solved: Mapping[str, Tensor], others: Weights) -> Weights:

@@ -33,8 +33,9 @@ def require_runs(network: Network, weights: Weights, data: Sequence[Batch], call
 
 def _require_runs(network: Network, placed: Weights, batch: Batch, called: object) -> None:
     rows = sorted({0, *(row for tensor in batch.values() for row in _ends(tensor))})
-    some = batch if "labels" in batch else unlabelled(batch, network.config)
-    few = {name: tensor[rows].to(network.device) for name, tensor in some.items()}
+    some = {name: tensor[rows] for name, tensor in batch.items()}
+    some = some if "labels" in batch else unlabelled(some, network.config)
+    few = {name: tensor.to(network.device) for name, tensor in some.items()}
     try:
         with first_at_home(network.device):
             output = network(placed, few)

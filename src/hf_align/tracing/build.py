@@ -192,17 +192,17 @@ def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def build_as_loaded(
-    config: PretrainedConfig, dtype: torch.dtype = torch.float32, place: str | None = None
+    config: PretrainedConfig, dtype: torch.dtype = torch.float32, folder: str | None = None
 ) -> PreTrainedModel:
     """As `build_without_weights`, but as `from_pretrained` builds it: attention and caches of its own choice, whatever
     kernels its config asks for. Experts run one after the other: grouped products do not take every size and dtype.
 
     Args:
         dtype: of the weights, and of buffers that follow it.
-        place: where it is loaded from, by default where the config was read.
+        folder: where it is loaded from, by default where the config was read.
     """
     config, kind = copy.deepcopy(config), model_class(config)
-    config._name_or_path = config._name_or_path if place is None else place
+    config._name_or_path = config._name_or_path if folder is None else folder
     for part in parts(config):
         part._attn_implementation = None
         part._experts_implementation = "eager"

@@ -143,7 +143,7 @@ class _Trial:
         how = partial(network_for, device=device, offload=offload, copies=COPIES, dtype=moved.dtype)
         as_loaded = partial(build_as_loaded, dtype=moved.dtype)
         self._own = how(moved.config, build=as_loaded)
-        self._written = how(moved.written, build=partial(as_loaded, place=ELSEWHERE))
+        self._written = how(moved.written, build=partial(as_loaded, folder=ELSEWHERE))
         self._written_out = how(moved.config, build=build_without_weights)
         self._folder = folder
         self._before = Computed(moved.names, lambda name: moved.weights[name].contiguous())
