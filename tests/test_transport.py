@@ -62,8 +62,9 @@ def test_a_base_that_the_fine_tune_was_not_tuned_from_is_doubted(
     for base, onto, doubted in (("a", "b", False), ("b", "a", True), ("a", "a", False)):
         assert run(*asked, "--base", tmp_path / base, "--onto", tmp_path / onto) == 0
         assert ("the fine-tune do not look as if they came from" in capsys.readouterr().out) == doubted
-    with pytest.warns(UserWarning, match="the fine-tune do not look as if they came from its base"):
+    with pytest.warns(UserWarning, match="the fine-tune do not look as if they came from its base") as warned:
         hf_align.transport(models["f"], base=b, onto=a, method="task_arithmetic", witness=False)
+    assert warned[0].filename == __file__
 
 
 def test_a_model_that_answers_nothing_takes_a_fine_tune() -> None:

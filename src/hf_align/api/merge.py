@@ -5,12 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
-from traceback import walk_stack
 from typing import Any, Literal
 
 import torch
@@ -33,7 +29,7 @@ from hf_align.merging.regression import regression_of
 from hf_align.merging.samples import MORE, MOST, Samples
 from hf_align.publishing import push
 from hf_align.running.offload import network_for
-from hf_align.runtime.alone import alone
+from hf_align.runtime.alone import alone, warn_the_caller
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import OF_MANY, AnyMatch, Dtype, Match, Method, checked, finite
 from hf_align.settings.options import Options
@@ -192,15 +188,8 @@ def _warn_of_others(alignments: list[Alignment], given: list[Given]) -> None:
             here = math.sqrt(sum(squared_distance(first, moved, name) for name in alignment.spec.parameters))
             before, found = alignment.distance
             if not are_same(found, here, before):
-                warnings.warn(f"the alignment of {other.called} was found for other weights: it brought those to a "
-                              f"distance of {found:.4g}, and brings these to {here:.4g}",
-                              stacklevel=_outside())  # fmt: skip
-
-
-def _outside() -> int:
-    """How many frames the caller of this package is above the one that asks."""
-    inside = (str(frame.f_globals.get("__name__")).startswith("hf_align.") for frame, _ in walk_stack(sys._getframe(1)))
-    return 1 + sum(takewhile(bool, inside))
+                warn_the_caller(f"the alignment of {other.called} was found for other weights: it brought those to a "
+                                f"distance of {found:.4g}, and brings these to {here:.4g}")  # fmt: skip
 
 
 def _in_memory(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from hf_align.merging.distil import distilled
 from hf_align.merging.methods import DISTIL, REGRESSION
 from hf_align.merging.transport import Carried, Change, descent_towards, samples_of
 from hf_align.running.offload import network_for
-from hf_align.runtime.alone import alone
+from hf_align.runtime.alone import alone, warn_the_caller
 from hf_align.runtime.devices import Devices
 from hf_align.settings.choices import KEEP, Match, TransportMethod, checked, share, whole
 from hf_align.settings.choices import strength as checked_strength
@@ -113,7 +112,7 @@ def transport(
     for number in range(len(given)):
         if not as_given.is_tuned(number):
             called = f"fine-tune {number + 1}" if len(given) > 1 else "the fine-tune"
-            warnings.warn(f"the weights of {called} do not look as if they came from its base", stacklevel=2)
+            warn_the_caller(f"the weights of {called} do not look as if they came from its base")
     solved: dict[str, Tensor] = {}
     start = carried.by_vector
     made = Computed(found.spec.parameters, lambda n: solved[n] if n in solved else start[n])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import takewhile
+from traceback import walk_stack
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -28,6 +32,13 @@ def alone(call: Callable[_P, _T]) -> Callable[_P, _T]:
             return call(*args, **kwargs)
 
     return locked
+
+
+def warn_the_caller(message: str) -> None:
+    """Warn at the line outside of this package from which it was called, whatever lies between."""
+    names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_stack(sys._getframe()))
+    inside = takewhile(lambda name: name.startswith("hf_align."), names)
+    warnings.warn(message, stacklevel=1 + sum(1 for _ in inside))
 
 
 @contextmanager
