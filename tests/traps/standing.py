@@ -17,6 +17,7 @@ QUICK = frozenset((
     "random: bias of a convolution", "random: a map of each half of a token",
     "looking: EightTexts", "looking: Training", "looking: Computed",
     "asked: AWordOrNone", "asked: Labelled", "asked: Nameless",
+    "closed: Closed", "closed: Early",
     "pairs: activation", "pairs: heads", "pairs: theta", "pairs: names",
 ))  # fmt: skip
 BROKEN: dict[str, str] = {}

@@ -7,6 +7,7 @@ the inputs; a value is held until everything that reads it has run, and each wei
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from hf_align.running.network import Batch, Network, Weights, batches, in_dtype,
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program, upstream
+from hf_align.tracing.tokens import end_of_text
 from hf_align.tracing.trace import trace_call
 
 ROWS = 32
@@ -218,17 +220,27 @@ def divided(inputs: Batch, rows: int = ROWS) -> list[Batch]:
 
 
 def program_of(network: Network, part: Batch) -> Program:
-    """The graph of a call with one part of the inputs, in which every argument is free.
+    """The graph of a call with one part of the inputs, in which every argument is free, but for what ends its texts.
 
     Raises:
         CannotRun: there is none.
     """
     tokens = {k: torch.unique(t) for k, t in part.items() if not t.is_floating_point()}
     model = build_without_weights(network.config)
+    call, end = Example(dict(part), tokens), end_of_text(network.config)
+    ended = [k for k in tokens if end is not None and _ends_all(part[k], end)]
     try:
-        return trace_call(model, Example(dict(part), tokens))
+        if end is not None and ended:
+            with suppress(Exception):  # few models ask where a text ends
+                return trace_call(model, call.ended_by(end, ended))
+        return trace_call(model, call)
     except Exception as error:  # tracing fails in as many ways as there are models
         raise CannotRun(f"{type(model).__name__} has no graph for {', '.join(part)}: {error}") from error
+
+
+def _ends_all(ids: Tensor, end: int) -> bool:
+    """Whether a token ends each text, [texts, tokens], and stands nowhere else in it."""
+    return ids.dim() > 1 and bool(((ids == end).sum(1) == 1).all() and (ids[:, -1] == end).all())
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ class Ask:
 
     def modes(self, base: Example) -> Iterator[Mode]:
         """The calls that ask for it."""
-        main = " and ".join(base.arguments)
+        main = base.said
         for way in self.ways:
             example = replace(base, arguments={**base.arguments, **way}, held=base.held | way.keys())
             yield Mode(f"{main} with {self.said}", example, asks=self.said, turned=self.turned)

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleModel
-from hf_align.tracing.tokens import text_tokens
+from hf_align.tracing.tokens import end_of_text, text_tokens
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Reader:
 
 
 def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Example]:
-    """Candidate arguments, likely ones first.
+    """Candidate arguments, likely ones first; in the end, texts that a token ends which stands nowhere else in them.
 
     Args:
         batch, length: token ids are [batch, length] (or shorter, where the config has fewer positions).
@@ -68,6 +68,16 @@ def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Exampl
     if isinstance(model, ModuleModel):
         yield from model.examples(batch)
         return
+    end, texts = end_of_text(model.config), list[Example]()
+    for example in _examples(model, batch, length):
+        yield example
+        if example.tokens and not any(map(Tensor.is_floating_point, example.arguments.values())):
+            texts.append(example)
+    if end is not None:
+        yield from (text.ended_by(end, text.tokens.keys()) for text in texts)
+
+
+def _examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Example]:
     signature = inspect.signature(model.forward).parameters
     needed = {n for n, p in signature.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     positions = [getattr(c, n, None) for c in parts(model.config) for n in ("max_position_embeddings", "n_positions")]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch import Tensor, fx
 
+from hf_align.tracing.answers import value_shown
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.example import Example
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
-from hf_align.tracing.record import value_shown
 
 
 def looks_outside(program: Program) -> bool:
@@ -40,7 +40,7 @@ def within_tables(example: Example, graph: fx.Graph, arguments: Mapping[fx.Node,
                 tokens[name] = tokens[name][tokens[name] < table.meta["val"].shape[0]]
     fewer = {name: allowed for name, allowed in tokens.items() if len(allowed) < len(example.tokens[name])}
     given = {n: fewer[n][t % len(fewer[n])] if n in fewer else t for n, t in example.arguments.items()}
-    return replace(example, arguments=given, tokens=tokens) if fewer else example
+    return replace(example, arguments=given, tokens=tokens).ended() if fewer else example
 
 
 def _lookups(node: fx.Node) -> Iterator[tuple[int, object]]:

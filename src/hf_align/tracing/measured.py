@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,12 +57,14 @@ class Measured:
         refuted: those where a program gave something else than a run; another call does not make them good.
         met: how many rows some expert got, by how many experts there are and how many a row chooses.
         announcing: whether some list got shorter only where tokens that announce other data stood in a text.
+        needs_ends: whether texts are refused that the token does not end which ends those of the call.
     """
 
     places: set[str] = field(default_factory=set)
     refuted: set[str] = field(default_factory=set)
     met: dict[Kind, set[int]] = field(default_factory=dict)
     announcing: bool = False
+    needs_ends: bool = False
 
 
 class _Lengths(TorchDispatchMode):
@@ -168,6 +171,33 @@ def agrees_with_runs(model: PreTrainedModel, program: Program, places: Collectio
     return before.places >= set(places)
 
 
+def needs_ends(model: PreTrainedModel, program: Program) -> bool:
+    """Whether a model refuses texts without the token that ends those of a program, and where that stands in other
+    places, too, refuses them or answers as the program does."""
+    rng = Generator().manual_seed(0)
+    weights, free = random_weights(model, rng), program.example.drawn(rng)
+    ends = program.example.ends
+
+    def answer(places: Callable[[str, Tensor], Tensor]) -> bool | None:
+        with suppress(Exception):  # models refuse texts in as many ways as there are models
+            return bool(_agrees(model, program, weights, {**free, **{n: places(n, free[n]) for n in ends}}))
+        return None
+
+    def more(count: int, rows: int | None) -> Callable[[str, Tensor], Tensor]:
+        """The first texts, or all, with so many more of these tokens."""
+
+        def places(name: str, ids: Tensor) -> Tensor:
+            every = torch.full_like(ids[:rows, -1 - count :], ends[name])
+            return torch.cat([torch.cat([ids[:rows, : -1 - count], every], 1), ids[rows:] if rows else ids[:0]])
+
+        return places
+
+    if answer(lambda name, ids: ids[:, :1].expand(ids.shape)) is not None:
+        return False
+    length = min(free[name].shape[1] for name in ends)
+    return all(answer(more(count, rows)) is not False for count in (1, 2, length) for rows in (None, 1))
+
+
 def _agrees(
     model: PreTrainedModel, program: Program, weights: dict[str, Tensor], free: dict[str, Tensor]
 ) -> bool | None:
@@ -212,7 +242,7 @@ def _free(program: Program, rng: Generator, number: int) -> dict[str, Tensor]:
         free[name] = torch.full_like(free[name], int(one))
         if number % 3 == 0:
             free[name].flatten()[-1 - number // 3 :] = other
-    return free
+    return {name: program.example.at_end(name, value) for name, value in free.items()}
 
 
 def parameters_of(model: PreTrainedModel) -> int:

@@ -139,7 +139,7 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
                 return None
             arguments[name] = kept.expand(sizes) if value.numel() else value
     made = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in arguments.items()}
-    return replace(example, arguments=made)
+    return replace(example, arguments=made).ended()
 
 
 def cut(example: Example, length: int) -> Example | None:
@@ -149,7 +149,7 @@ def cut(example: Example, length: int) -> Example | None:
         return None
     masks = [v for v in example.arguments.values() if isinstance(v, Tensor) and not v.is_floating_point()]
     kept = _kept(masks, whole, length)
-    return replace(example, arguments={n: _cut(v, whole, kept) for n, v in example.arguments.items()})
+    return replace(example, arguments={n: _cut(v, whole, kept) for n, v in example.arguments.items()}).ended()
 
 
 def _kept(masks: Sequence[Tensor], whole: int, length: int) -> Tensor:

@@ -97,7 +97,7 @@ def find_modes(
         return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
     with _called(model) as called:
         base = trace_first_call(model, length=length)
-    plain = at_its_length(Mode(_main(base.example), base.example))
+    plain = at_its_length(Mode(base.example.said, base.example))
     found = [(plain, base)]
     extents, idle = base.extents, list[Found]()
     copy, untraced = small_copy(model, base.candidate, plain.extent[0], length), dict[str, Exception]()
@@ -247,10 +247,6 @@ def _reads(program: Program) -> set[tuple[str, bool]]:
     return uses | {(name, False) for name in program.parameters.values()}
 
 
-def _main(example: Example) -> str:
-    return " and ".join(example.arguments)
-
-
 def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
     """The first call's arguments with more tokens, beyond each number that the code may compare with how many there
     are; by two tokens, so that one less is beyond it, too."""
@@ -265,7 +261,7 @@ def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
     for i, length in enumerate(_spread(lengths[1:])):
         example = at_length(base, length, _ROWS[i % len(_ROWS)])
         if example is not None:
-            yield at_its_length(Mode(_main(example), example))
+            yield at_its_length(Mode(example.said, example))
 
 
 def _spread(lengths: list[int]) -> list[int]:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, treespec_dumps
 
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.tracing.alike import is_part_of
+from hf_align.tracing.answers import value_shown
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fingerprint import Call, CannotRecord, digest_of
@@ -29,7 +30,6 @@ from hf_align.tracing.modes import TRACED, numbers_in_code
 from hf_align.tracing.modules import ModuleConfig, ModuleModel, remember, without_weights, written
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
-from hf_align.tracing.record import value_shown
 from hf_align.tracing.trace import trace_module
 
 Inputs = Any

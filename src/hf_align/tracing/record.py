@@ -34,6 +34,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.runtime.devices import CPU
+from hf_align.tracing.answers import ANSWER, value_shown
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
@@ -45,11 +46,8 @@ from hf_align.tracing.results import Made, behaviour_of, blank_like, described, 
 from hf_align.tracing.returned import returned
 from hf_align.tracing.state import left_as_found
 
-_SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 _TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
 """Several names of a matrix whose axes change places, if it is real."""
-ANSWER = "answer"
-"""Under which the node of a result notes that it is an answer by its name."""
 LISTED_AT = "listed at"
 """Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
@@ -73,6 +71,7 @@ def record(
     free: Sequence[str],
     *,
     generic: bool = False,
+    ends: Mapping[str, int] | None = None,
 ) -> fx.GraphModule:
     """The graph of `model(**arguments)`: placeholders are the free arguments, by name, attributes the weights, by name.
 
@@ -82,6 +81,7 @@ def record(
         free: the arguments that have no value.
         generic: whether no entry of a free argument that is a real number equals a constant that it is compared with:
             where models look for padding, they are given none.
+        ends: by the name of a free argument of token ids, the one that the last of each row has, and no other.
 
     Raises:
         Exception: whatever the forward pass raises, also where it asks for the value of what has none.
@@ -89,7 +89,7 @@ def record(
     read_families()  # imports are no part of the pass
     guessed = mixed = _MIXED.get(type(model), frozenset())
     while True:
-        recorder = _Recorder(mixed, generic)
+        recorder = _Recorder(mixed, generic, ends or {})
         try:
             with left_as_found(model):
                 graph = recorder.run(model, arguments, weights, free)
@@ -122,9 +122,9 @@ class _Recorder(ProxyTorchDispatchMode):
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
 
-    def __init__(self, mixed: frozenset[Hashable], generic: bool) -> None:
+    def __init__(self, mixed: frozenset[Hashable], generic: bool, ends: Mapping[str, int]) -> None:
         self.writer = PythonKeyTracer()
-        self.generic = generic
+        self.generic, self.ends = generic, ends
         super().__init__(self.writer, "real", pre_dispatch=True)
         self.writer.root = nn.Module()
         self.writer.graph = fx.Graph()
@@ -181,8 +181,8 @@ class _Recorder(ProxyTorchDispatchMode):
         if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
             func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
         op = behaviour_of(func)
-        if self.generic and op.compares_with_number and self._is_given(args[0]):
-            return self._born(func, torch.full(args[0].shape, Trait.UNEQUAL in op.traits))
+        if op.compares_with_number and (equal := self._where_equal(*args)) is not None:
+            return self._born(func, equal ^ (Trait.UNEQUAL in op.traits))
         if Trait.ANY in op.traits and len(args) == 1 and self._is_nan(args[0]):
             return self._born(func, torch.tensor(False))
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
@@ -227,11 +227,14 @@ class _Recorder(ProxyTorchDispatchMode):
             node.meta["val"] = mapped(Tensor, described, result)
         return result
 
-    def _is_given(self, value: Any) -> bool:
-        """Whether it is a free argument of real numbers, perhaps in another shape."""
-        if not isinstance(value, FakeTensor) or not value.is_floating_point():
-            return False
-        return value_shown(self.nodes[value]).op == "placeholder"
+    def _where_equal(self, value: Any, number: Any) -> Tensor | None:
+        """Where a free argument equals a number, as far as that is known of all values that it may have."""
+        node = self.nodes[value] if isinstance(value, FakeTensor) else None
+        if node is not None and self.generic and value.is_floating_point() and value_shown(node).op == "placeholder":
+            return torch.zeros(value.shape, dtype=torch.bool)
+        if node is not None and node.op == "placeholder" and self.ends.get(str(node.target)) == number:
+            return torch.eye(value.shape[-1], dtype=torch.bool)[-1].expand(value.shape).contiguous()
+        return None
 
     def _is_nan(self, value: Any) -> bool:
         """Whether it says which entries are no numbers: none is that a model computes, and code that asks whether there
@@ -373,13 +376,6 @@ def _handed_on(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         return _HANDLE(mode, func, *args, **kwargs)
     with no_python_dispatcher():  # what an op is made of concerns nobody here
         return mode.seen(func, args, kwargs)
-
-
-def value_shown(node: fx.Node) -> fx.Node:
-    """The value that a result shows in another shape."""
-    while does(node, _SHOW):
-        node = node.all_input_nodes[0]
-    return node
 
 
 @cache

@@ -28,6 +28,12 @@ def announcing_tokens(config: PretrainedConfig) -> Tensor:
     return torch.tensor([i for i in range(_table(config)) if i in announcing], dtype=torch.long)
 
 
+def end_of_text(config: PretrainedConfig) -> int | None:
+    """The id that ends a text, if there is one, and one that does not, and every table has them."""
+    token = getattr(config, "eos_token_id", None)
+    return token if isinstance(token, int) and {*text_tokens(config).tolist()} > {token} else None
+
+
 def _other_names(config: PretrainedConfig) -> dict[str, Any]:
     """The fields that a config has another name for, by that name."""
     return {name: getattr(config, field, None) for name, field in (config.attribute_map or {}).items()}

@@ -15,25 +15,26 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import IncompatibleModels, first_line
+from hf_align.tracing.answers import return_answers
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.lookups import within_tables
-from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
+from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, needs_ends, parameters_of
 from hf_align.tracing.memory import with_reshapes
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, needs_numbers, reason
-from hf_align.tracing.record import ANSWER, LISTED_AT, SwallowedQuestionError, record, value_shown
+from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import left_as_found
@@ -211,11 +212,13 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     """As the forward pass runs, with all that is neither a weight nor free at its value."""
     free = {name: value for name, value in example.arguments.items() if example.is_free(name)}
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
-    recorded = record(model, example.arguments, weights, list(free), generic=generic)
+    recorded = record(model, example.arguments, weights, list(free), generic=generic, ends=example.ends)
     if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
         program = _of_export(model, torch.export.export(with_reshapes(recorded), (), free, strict=False), example)
     else:
         program = _of_record(model, recorded, weights, example)
+    if example.ends:
+        _hold_ends(model, program)
     return _hold_lists(model, program, recorded.meta[LISTED_AT])
 
 
@@ -243,17 +246,37 @@ def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> P
     """
     if not places:
         return program
+    before = _measured(model)
     if parameters_of(model) > LARGEST:
-        before = _measured_on_a_copy(model.config)
-        measured = before.places
-    else:
-        before = _MEASURED.setdefault(model, Measured())
-        measured = places if agrees_with_runs(model, program, places, before) else set[str]()
-    if places - measured:
-        raise needs_numbers(min(places - measured))
+        places = places - before.places
+    elif agrees_with_runs(model, program, places, before):
+        places = set()
+    if places:
+        raise needs_numbers(min(places))
     if not before.announcing:
         return program
     return replace(program, example=program.example.with_tokens(announcing_tokens(model.config)))
+
+
+def _hold_ends(model: PreTrainedModel, program: Program) -> None:
+    """Hold a program of texts that end with a token of their own against runs with other texts.
+
+    Raises:
+        IncompatibleModels: the model answers some of them, and not as the program would.
+    """
+    measured = _measured(model)
+    if parameters_of(model) <= LARGEST:
+        measured.needs_ends = needs_ends(model, program)
+    if not measured.needs_ends:
+        token = min(program.example.ends.values())
+        raise IncompatibleModels(f"what it computes depends on where token {token} stands in a text")
+
+
+def _measured(model: PreTrainedModel) -> Measured:
+    """What runs have shown of a model, or of a small copy of it."""
+    if parameters_of(model) > LARGEST:
+        return _measured_on_a_copy(model.config)
+    return _MEASURED.setdefault(model, Measured())
 
 
 def _measured_on_a_copy(config: PretrainedConfig) -> Measured:
@@ -341,7 +364,7 @@ def _program(
     for node in list(graph.nodes):
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
-    _return_answers(model, graph)
+    return_answers(model, graph)
     opened = frozenset(parameters[n] for n in parameters if n.users)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))  # also of dropout, which does nothing
     alive = set(graph.nodes)
@@ -357,27 +380,6 @@ def _program(
     example = within_tables(example, graph, arguments)
     return Program(model.config, graph, {n: parameters[n] for n in read}, arguments, saved.shapes, saved.ties,
                    saved.buffers, constants, example, opened=opened)  # fmt: skip
-
-
-def _return_answers(model: nn.Module, graph: fx.Graph) -> None:
-    """Return the floating point results that are answers, and all whole numbers, which are in no basis."""
-    end = next(n for n in graph.nodes if n.op == "output")
-    returned = [n for n in end.all_input_nodes if isinstance(n.meta["val"], Tensor)]
-    floating = [n for n in returned if n.meta["val"].is_floating_point()]
-    answers = floating if isinstance(model, ModuleModel) else _without_stages(floating)
-    end.args = ((*answers, *(n for n in returned if n not in floating and answers)),)
-
-
-def _without_stages(results: list[fx.Node]) -> list[fx.Node]:
-    """The first result, by which a model of transformers is judged, those that are no stage on the way to it, nor show
-    one in another shape, and those that are asked for by name: any other stage that is returned is free to change."""
-    stages, stack = set[fx.Node](), results[:1]
-    while stack:
-        before = [n for n in stack.pop().all_input_nodes if n not in stages]
-        stages.update(before)
-        stack.extend(before)
-    return [n for n in results if n is results[0] or value_shown(n) not in stages
-            or (ANSWER in n.meta and value_shown(n) is not value_shown(results[0]))]  # fmt: skip
 
 
 def _writes_in_place(node: fx.Node) -> bool:

@@ -48,7 +48,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     """
     if base.tokens:
         attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
-    main, has_text = " and ".join(base.arguments), "input_ids" in base.arguments
+    main, has_text = base.said, "input_ids" in base.arguments
     in_texts = (
         {name for _, _, given in announced_media(model) for name in given}.difference(OF_TEXT) if has_text else set()
     )
@@ -115,7 +115,7 @@ def together(
             given.update((name, value) for value in itertools.islice(values, chosen[name], chosen[name] + 1))
     if not given:
         return None
-    main = f"{' and '.join(plain.example.arguments)} with " if plain.announced is None else f"{plain.name} and "
+    main = f"{plain.example.said} with " if plain.announced is None else f"{plain.name} and "
     return replace(plain, name=main + " and ".join(given), example=_with(model, plain.example, given),
                    adds=tuple((n, chosen[n]) for n in given))  # fmt: skip
 
@@ -142,7 +142,7 @@ def try_parts(
     Args:
         paths: of modules.
     """
-    main = " and ".join(base.arguments)
+    main = base.said
     own = inspect.signature(model.forward).parameters
     refused = set[tuple[Hashable, str]]()
     for path in paths:

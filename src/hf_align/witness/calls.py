@@ -130,7 +130,7 @@ def modes(
         break
     if first is None:
         return [], failed
-    found = [Mode(" and ".join(example.arguments), example)]
+    found = [Mode(example.said, example)]
     failed = {}
 
     def attempt(mode: Mode) -> Exception | None:
@@ -170,7 +170,7 @@ def _first_calls(model: PreTrainedModel, traced: Collection[str]) -> Iterator[Ex
     known = {without_length(name) for name in traced}
     for is_known, rows, length in itertools.product((True, False), (_ROWS, 1), (_SHORT, _PROMPT)):
         for example in examples(model, rows, length):
-            if (" and ".join(example.arguments) in known) is is_known:
+            if (example.said in known) is is_known:
                 yield example
 
 
@@ -270,7 +270,12 @@ def _case(mode: Mode, config: PretrainedConfig) -> Case:
 
 
 def _drawn(example: Example, rng: Generator) -> Batch:
-    return {**example.arguments, **example.drawn(rng)}
+    """Values of all arguments; what ends the text is anywhere in it where that has an odd length."""
+    given, length = {**example.arguments, **example.drawn(rng)}, extent(example)[1]
+    if example.ends and length % 2:
+        behind = int(torch.randint(length, (), generator=rng))
+        given |= {name: given[name].roll(-behind, -1) for name in example.ends}
+    return given
 
 
 def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:

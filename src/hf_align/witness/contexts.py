@@ -80,7 +80,7 @@ class Context:
                     stack.enter_context(surrounds(model))
                 yield
 
-        name = f"{' and '.join(base.arguments)} with {said}"
+        name = f"{base.said} with {said}"
         return Mode(name, example, sure=True, asks=said, turned=turned, within=within, sized=self.tokens > 0)
 
     def goes_with(self, ask: Ask) -> bool:
