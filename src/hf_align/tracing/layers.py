@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
@@ -172,8 +173,9 @@ def _plain(value: Any) -> Hashable:
 
 
 def _digest(buffer: Tensor) -> Hashable:
-    """Buffers are tables that the model computed for itself: compared by value."""
-    if buffer.device.type == "meta":
+    """Buffers are tables that the model computed for itself: compared by value, where that is not computed from
+    weights."""
+    if buffer.device.type == "meta" or isinstance(buffer, FakeTensor):
         return tuple(buffer.shape)
     return tuple(buffer.shape), hashlib.sha256(buffer.detach().contiguous().flatten().numpy().tobytes()).hexdigest()
 
