@@ -19,7 +19,7 @@ _OUTPUTS_MIXED = 4
 """Combinations of the outputs at one position that the count looks at: more of them see less that is new than others of
 another context do, and cost as much."""
 _FEW = 4
-"""Contexts after which it is asked whether some weights are still unread."""
+"""Contexts after which it is first asked whether some weights are still unread; then after twice as many, and so on."""
 _CLEAR = 1e-10
 """Far above the rounding of zero, relative to the largest of the spectrum."""
 _LEAST = 1e-17
@@ -76,7 +76,9 @@ def looks(
             seen = contexts
 
 
-def telling_looks(program: Program, share: float, *, spare: int = 0, most: int) -> Iterator[Look]:
+def telling_looks(
+    program: Program, share: float, *, spare: int = 0, most: int, read: Mapping[Node, frozenset[str]] | None = None
+) -> Iterator[Look]:
     """Looks at a few results that depend on all parameters that any result depends on: of several calls that see the
     same, at the one that shows most for what it costs; at others for what that one does not see.
 
@@ -84,9 +86,10 @@ def telling_looks(program: Program, share: float, *, spare: int = 0, most: int) 
         share: outputs for each direction.
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most.
+        read: the parameters that each result depends on, if it is known better than by the graph (`moving`).
     """
     results = [result for result in program.interface if result.meta["val"].is_floating_point()]
-    read = {result: _read(program, [result]) for result in results}
+    read = read or {result: _read(program, [result]) for result in results}
     price = {result: _numbers(upstream([result], program)) / max(1, _rows(result)) for result in results}
     left = frozenset[str]().union(*read.values())
     while left:
@@ -94,6 +97,17 @@ def telling_looks(program: Program, share: float, *, spare: int = 0, most: int) 
         wanted = share * min(most, _entries(program, read[result] & left))
         yield Look((result,), math.ceil(wanted / max(1, _rows(result, wanted))) + spare, wanted)
         left -= read[result]
+
+
+def moving(program: Program, weights: Weights, rng: Generator) -> dict[Node, frozenset[str]]:
+    """The parameters that each result depends on in some of a few contexts: where a mask hides all of the input, what
+    reads the input changes nothing."""
+    found = dict[Node, frozenset[str]]()
+    for result in (r for r in program.interface if r.meta["val"].is_floating_point()):
+        rows = _jacobian(program, weights, result, Look((result,), _FEW, 1), rng)
+        parts = rows.split([w.numel() for w in weights.values()], dim=1)
+        found[result] = frozenset(n for n, part in zip(weights, parts, strict=True) if part.any())
+    return found
 
 
 def _entries(program: Program, names: Iterable[str]) -> int:
@@ -193,11 +207,11 @@ def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -
         gradients = pull_back(torch.ones_like(shown))[0]
         return torch.cat([gradients[name].reshape(-1) for name in weights])
 
-    at_once = 1 + _NUMBERS // _numbers(program.graph.nodes)
+    at_once, count = 1 + _NUMBERS // _numbers(program.graph.nodes), _FEW
     while contexts > 0 and not found[able].all():
-        few = [random_inputs(program, rng) for _ in range(min(contexts, _FEW))]
+        few = [random_inputs(program, rng) for _ in range(min(contexts, count))]
         found |= torch.stack([*in_each(at, few, (), at_once)]).ne(0).any(0)
-        contexts -= _FEW
+        contexts, count = contexts - count, 2 * count
     return found & able
 
 

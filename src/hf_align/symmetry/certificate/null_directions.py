@@ -20,6 +20,7 @@ from hf_align.symmetry.certificate.count import (
     jacobian,
     looks,
     missing_directions,
+    moving,
     null_space,
     reached,
     telling_looks,
@@ -130,7 +131,7 @@ def _beyond(
     """
     sizes = {name: weight.numel() for name, weight in weights.items()}
     most = max(1, int(read.sum()) - len(known))
-    telling = [*telling_looks(program, _SHARE, spare=1, most=most)]
+    telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(program, weights, rng))]
     derivatives = _of_read(jacobian(program, weights, [*telling, *looks(program, sizes, 1, most=1)], rng), read)
     rest, before = _others(derivatives, known), None
     if len(rest):
