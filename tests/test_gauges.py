@@ -34,7 +34,7 @@ from hf_align.symmetry.gauges.free_scores import FreeScores
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
 from hf_align.symmetry.gauges.kept_norms import FreeReader
 from hf_align.symmetry.gauges.kernels import ChannelWriter, LevelKernels
-from hf_align.symmetry.gauges.lengths import LevelLength
+from hf_align.symmetry.gauges.lengths import LevelDirection, LevelLength
 from hf_align.symmetry.gauges.linked_gains import LinkedGain
 from hf_align.symmetry.gauges.masked_readers import MaskedReader
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
@@ -50,7 +50,7 @@ from hf_align.tracing.trace import trace
 _TRAPS = [
     import_module(f"traps.{name}")
     for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "idle", "learned", "linked",
-                 "masked", "means", "normed", "pooled", "scales", "stored", "streams")
+                 "masked", "means", "normed", "paths", "pooled", "scales", "stored", "streams")
 ]  # fmt: skip
 
 
@@ -306,6 +306,16 @@ def test_what_is_divided_by_its_length_has_one_only_where_nothing_sees_it(part: 
     """By weight, how many sets of its rows have a length of their own."""
     found = [g for g in gauges(part) if isinstance(g, LevelLength)]
     assert {g.weight.split(".")[-2]: len(g.rows) for g in found} == weights
+
+
+@pytest.mark.parametrize(
+    ("part", "weights"),
+    [("Normed", {"up": 10, "down": 12}), ("NormedAtOnce", {"up": 1}), ("NormedShown", {"down": 12})],
+)
+def test_what_is_stored_as_a_direction_has_no_length_where_nothing_sees_it(part: str, weights: dict[str, int]) -> None:
+    """By weight, how many of its slices are directions."""
+    found = [g for g in gauges(part) if isinstance(g, LevelDirection)]
+    assert {g.weight.split(".")[3]: len(g.rows) for g in found} == weights
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from conftest import tiny_bert
 from test_symmetries import CASES, derived, traced
 
 from hf_align.symmetry.certificate import count
 from hf_align.symmetry.certificate import null_directions as counting
-from hf_align.symmetry.certificate.count import Look, looks, telling_looks
+from hf_align.symmetry.certificate.count import Look, looks, moving, telling_looks, without_effect
 from hf_align.symmetry.certificate.kinks import within_reach
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
 from hf_align.symmetry.certificate.random_copy import random_weights, with_tokens
@@ -21,6 +22,9 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.gauges.lengths import LevelLength
 from hf_align.symmetry.gauges.moves import MoveConstant
 from hf_align.symmetry.gauges.row_means import CentreWriter
+from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.join import join
+from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace
 
 _OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit", "starcoder2", "heads beside windows",
@@ -126,6 +130,30 @@ def test_what_was_not_read_is_not_seen_either(monkeypatch: pytest.MonkeyPatch) -
     assert int((~found.reached).sum()) == int(rare.sum())
     assert len(found.moved) == 74 and not len(found.open)
     assert float((found.derivatives @ found.found.T).norm()) < 1e-9 * float(found.derivatives.norm())
+
+
+@pytest.mark.parametrize(("sizes", "null"), [((1.0, 1e-4, 1e-8, 1e-12), 0), ((1.0, 1e-4, 1e-8, 0.0), 1)])
+def test_small_effects_are_effects(sizes: tuple[float, ...], null: int) -> None:
+    """Also where no direction is without any: else the smallest would be taken for rounding."""
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=rng()).double())[0]
+    assert len(without_effect(torch.eye(4).double(), [torch.tensor(sizes).double()[:, None] * turn])) == null
+
+
+def test_a_result_that_no_input_changes_is_not_looked_at_first() -> None:
+    """A mask that hides all sounds leaves what reads them without an effect, which the graph does not show."""
+    config = transformers.HubertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, conv_dim=(8, 8),
+        conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2, num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, mask_time_length=1, architectures=["HubertModel"],
+    )  # fmt: skip
+    program = join({mode.name: program for mode, program in find_modes(build_without_weights(config))})
+    spec = derive(program)
+    sizes = {name: math.prod(spec.shape(name)) for name in spec.parameters}
+    moved = moving(program, canonical_weights(program, spec, rng()), rng())
+    blind = {result for result, names in moved.items() if not any("conv_layers" in name for name in names)}
+    first, *_ = telling_looks(program, 1.0, most=sum(sizes.values()))
+    best, *_ = telling_looks(program, 1.0, most=sum(sizes.values()), read=moved)
+    assert blind.issuperset(first.results) and blind.isdisjoint(best.results)
 
 
 def test_a_first_look_sees_every_parameter_once() -> None:

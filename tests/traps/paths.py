@@ -247,6 +247,14 @@ class NormedAtOnce(MLP):
         parametrizations.weight_norm(self.up, dim=None)
 
 
+class NormedShown(Normed):
+    """What is stored as a direction is longer or shorter, and that is seen."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        direction = self.up.parametrizations.weight.original1
+        return super().hidden(x) * (1 + direction.square().mean())
+
+
 class Fused(MLP):
     """Two weights are joined once, and kept where no module knows of it."""
 
@@ -364,6 +372,7 @@ globals().update(towers(
     ExportingTower=Exporting, AssertingTower=Asserting, TracingTower=Tracing,
     TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
+    NormedShownTower=NormedShown,
     NormedAtOnceTower=NormedAtOnce, FusedTower=Fused, JoinedInFilesTower=JoinedInFiles,
     PositiveTower=Positive, SymmetricMapTower=SymmetricMap, QuantisedTower=Quantised,
     StandardisedTower=Standardised, LargestTower=Largest, ChosenTower=Chosen, CrowdTower=Crowd,

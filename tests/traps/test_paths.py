@@ -87,6 +87,7 @@ TRAPS = [
     of("Fused"),
     of("JoinedInFiles"),
     replace(of("NormedAtOnce"), may_refuse=False),
+    of("NormedShown"),
     of("Spectral"),
     of("Positive"),
     of("SymmetricMap"),

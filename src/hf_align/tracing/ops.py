@@ -103,6 +103,8 @@ class Trait(Flag):
     """A convolution that spreads each place over several."""
     NORMALISES = auto()
     """Divides by a length, with an ε."""
+    SETS_LENGTHS = auto()
+    """Its first operand, made as long along one axis, or as a whole, as the second says."""
     CENTRES = auto()
     """Normalises, and subtracts the mean of, the last axes."""
     ALONG_CHANNELS = auto()

@@ -289,12 +289,15 @@ def are_null(directions: Tensor, jacobian: Tensor) -> bool:
 def without_effect(directions: Tensor, effects: Sequence[Tensor]) -> Tensor:
     """What of some orthonormal directions moves no output.
 
+    Zero is counted among the sizes of their effects: where all have one, the widest gap is the one above zero.
+
     Args:
         effects: Jacobians, at one point or at several, [outputs, parameters].
     """
     seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
     sizes, basis = _singular(torch.linalg.qr(seen, mode="r")[1])
-    return basis[rank(torch.cat([torch.ones(1).to(sizes), sizes])) - 1 :] @ directions
+    ends = torch.tensor([1.0, _LEAST]).to(sizes)
+    return basis[rank(torch.cat([ends[:1], sizes, ends[1:]])) - 1 :] @ directions
 
 
 def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,8 @@ def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | No
             return powers.get(operand, torch.zeros(_shape(operand), dtype=torch.long))
         return torch.zeros((), dtype=torch.long)
 
+    if does(node, Trait.SETS_LENGTHS):
+        return _made_as_long(node, *map(of, node.args[:2]))
     if only_moves(node, carried, found):
         labels = {a: powers[a] + _SHIFT for a in carried}
         return {n: torch.where(p < 0, 0, p - _SHIFT) for n, p in moved(node, labels, found)}
@@ -91,7 +93,9 @@ def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | No
 
 def _loses_sign(node: fx.Node) -> bool:
     """Whether an op makes the same of factors of either sign."""
-    return does(node, Trait.MEASURES) or (exponent_of(node) is not None and exponent_of_any(node) is None)
+    return does(node, Trait.MEASURES | Trait.SETS_LENGTHS) or (
+        exponent_of(node) is not None and exponent_of_any(node) is None
+    )
 
 
 def _are_even(node: fx.Node, powers: Powers) -> bool:
@@ -108,6 +112,20 @@ def _alike(node: fx.Node, first: Tensor, second: Tensor) -> Powers | None:
     """Of a sum, or of what is chosen from two values: both have one factor."""
     first, second = torch.broadcast_tensors(first, second)
     return {node: first.expand(_shape(node))} if torch.equal(first, second) else None
+
+
+def _made_as_long(node: fx.Node, direction: Tensor, length: Tensor) -> Powers | None:
+    """Of what is made as long as another value says: its own factors are lost where all of a slice has one."""
+    own = sliced_along(node)
+    axes = [i for i in range(direction.dim()) if i != own]
+    same = torch.equal(direction.amin(axes, keepdim=True), direction.amax(axes, keepdim=True))
+    return {node: length.expand(_shape(node))} if same else None
+
+
+def sliced_along(node: fx.Node) -> int | None:
+    """The axis along which each slice is made as long as something says; None if that is all at once."""
+    dim: int = Arguments(node).ask("dim", 0)
+    return None if dim == -1 else dim % len(_shape(node))
 
 
 def _reduced(node: fx.Node, powers: Tensor) -> Powers | None:

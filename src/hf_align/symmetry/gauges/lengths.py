@@ -1,7 +1,8 @@
 """Lengths that are divided out: of v = Wx + b only v/|v| is seen, so that W and b have a factor that nothing sees.
 
 So it is with queries and keys of which a model takes the cosine, with what attention mixes before it is normalised, and
-with projections into a space in which texts are held against images.
+with projections into a space in which texts are held against images. And so it is with weights that are stored as a
+direction and a length (Salimans and Kingma, arXiv 1602.07868, equation 2).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices, along
-from hf_align.symmetry.gauges.degrees import cancels, drawn_powers
+from hf_align.symmetry.gauges.degrees import cancels, drawn_powers, sliced_along
 from hf_align.symmetry.gauges.index_provenance import only_moves, rows_shown, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.links import is_length_of
@@ -65,8 +66,16 @@ class LevelLength(Gauge):
         return along(get(name).double(), self.axis if name == self.weight else 0, factors).to(get(name).dtype)
 
 
+class LevelDirection(LevelLength):
+    """v/l replaces slices of v, which is made as long as another weight says before anything reads it."""
+
+    def seen_sizes(self, shape: Shape) -> Collection[int]:
+        return ()
+
+
 def level_lengths(found: Interpretation) -> Iterator[LevelLength]:
     """The gauges of all that is divided by its own length, as far as one weight writes it."""
+    yield from _directions(found)
     done = set[str]()
     for value in _normalised(found):
         for use, rows in _writers(value, found, _STEPS):
@@ -75,6 +84,20 @@ def level_lengths(found: Interpretation) -> Iterator[LevelLength]:
                 if done.isdisjoint(gauge.targets) and _are_unseen(gauge, found):
                     done |= set(gauge.targets)
                     yield gauge
+
+
+def _directions(found: Interpretation) -> Iterator[LevelDirection]:
+    """Weights that are stored as directions."""
+    done = set[str]()
+    for node in found.program.graph.nodes:
+        weight = found.program.parameters.get(node.args[0]) if does(node, Trait.SETS_LENGTHS) else None
+        if weight is not None and weight not in done:
+            axis, shape = sliced_along(node), node.args[0].meta["val"].shape
+            slices = [(0, shape[0])] if axis is None else [(i, i + 1) for i in range(shape[axis])]
+            gauge = LevelDirection(weight, axis or 0, None, tuple((run,) for run in slices))
+            if _are_unseen(gauge, found):
+                done.add(weight)
+                yield gauge
 
 
 def _normalised(found: Interpretation) -> Iterator[fx.Node]:

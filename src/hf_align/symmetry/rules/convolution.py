@@ -166,7 +166,7 @@ def pixel_shuffle(call: Call) -> Value:
     return Value((*axes[:-3], channels, *(fresh(n, FIXED) for n in call.shape[-2:])))
 
 
-@rule("_weight_norm", traits=Trait.NORMALISES)
+@rule("_weight_norm", traits=Trait.NORMALISES | Trait.SETS_LENGTHS)
 def weight_norm(call: Call) -> Value:
     """W_o = g_o v_o / |v_o|; W = g v / |v| where the norm is of all v, and g one number."""
     direction, length = call.value(call.argument(0)), call.value(call.argument(1))
