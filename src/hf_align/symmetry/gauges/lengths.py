@@ -66,14 +66,38 @@ class LevelLength(Gauge):
         return along(get(name).double(), self.axis if name == self.weight else 0, factors).to(get(name).dtype)
 
 
-class LevelDirection(LevelLength):
-    """v/l replaces slices of v, which is made as long as another weight says before anything reads it."""
+@dataclass(frozen=True)
+class LevelDirection(Gauge):
+    """v/l replaces each slice of v, which is made as long as another weight says before anything reads it.
+
+    Attributes:
+        axis: along which the slices lie; None if all of v is one.
+    """
+
+    weight: str
+    axis: int | None
+
+    said = "made as long as nothing that reads it can tell"
+    counts_on_others = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.weight,)
 
     def seen_sizes(self, shape: Shape) -> Collection[int]:
         return ()
 
+    def fix(self, name: str, get: Get) -> Tensor:
+        weight = get(name)
+        wide = weight.double()
+        slices = wide.reshape(1, -1) if self.axis is None else wide.movedim(self.axis, 0).flatten(1)
+        largest = slices.detach().abs().amax(1)
+        none = largest == 0
+        length = largest * (slices / largest.masked_fill(none, 1)[:, None]).square().mean(1).sqrt()
+        return along(wide, self.axis or 0, 1 / torch.where(none, 1.0, length)).to(weight.dtype)
 
-def level_lengths(found: Interpretation) -> Iterator[LevelLength]:
+
+def level_lengths(found: Interpretation) -> Iterator[Gauge]:
     """The gauges of all that is divided by its own length, as far as one weight writes it."""
     yield from _directions(found)
     done = set[str]()
@@ -87,17 +111,17 @@ def level_lengths(found: Interpretation) -> Iterator[LevelLength]:
 
 
 def _directions(found: Interpretation) -> Iterator[LevelDirection]:
-    """Weights that are stored as directions."""
+    """Weights that are stored as directions, if no output changes with any of their lengths."""
     done = set[str]()
     for node in found.program.graph.nodes:
         weight = found.program.parameters.get(node.args[0]) if does(node, Trait.SETS_LENGTHS) else None
         if weight is not None and weight not in done:
             axis, shape = sliced_along(node), node.args[0].meta["val"].shape
-            slices = [(0, shape[0])] if axis is None else [(i, i + 1) for i in range(shape[axis])]
-            gauge = LevelDirection(weight, axis or 0, None, tuple((run,) for run in slices))
-            if _are_unseen(gauge, found):
+            powers = 2 * drawn_powers(1 if axis is None else shape[axis])
+            start = along(torch.ones(shape, dtype=torch.long), axis or 0, powers)
+            if cancels({n: start for n, name in found.program.parameters.items() if name == weight}, found):
                 done.add(weight)
-                yield gauge
+                yield LevelDirection(weight, axis)
 
 
 def _normalised(found: Interpretation) -> Iterator[fx.Node]:
