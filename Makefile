@@ -16,7 +16,7 @@ test: .venv/installed  ## the quick tests: less than five minutes on two cores
 	$(TEST)
 
 test-slow: .venv/installed  ## all tests, those that take minutes each too
-	$(TEST) -m "" --timeout 1800
+	$(TEST) --no-loadscope-reorder -m "" --timeout 1800
 
 lint: .venv/installed
 	$(BIN)/ruff check .
