@@ -83,14 +83,14 @@ def test_without_float64_what_is_solved_stays_on_the_cpu(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_a_whole_merge_with_a_device_has_the_same_bytes(tmp_path: Path) -> None:
-    """Transforms in float32 there, and the file is written from the CPU."""
+    """Transforms in float32 there, the distances of balanced weights, too, and the file is written from the CPU."""
     models, out = (MODELS / "gpt2" / "0", MODELS / "gpt2" / "1"), tmp_path / "there"
     assert run("merge", *models, "-o", tmp_path / "here", "--device", "cpu", "--quiet") == 0
     alignment = tmp_path / "here" / "hf-align" / "alignment.safetensors"
     with Elsewhere() as there:
         there_alone = ("--device", NAME, "--alignment", alignment, "--no-witness")
         assert run("merge", *models, "-o", out, *there_alone, "--quiet") == 0
-    assert products(there) == {torch.float32}
+    assert products(there) == {torch.float32, torch.float64}  # moves, and what balances
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()
 
 
