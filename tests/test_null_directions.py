@@ -132,11 +132,15 @@ def test_what_was_not_read_is_not_seen_either(monkeypatch: pytest.MonkeyPatch) -
     assert float((found.derivatives @ found.found.T).norm()) < 1e-9 * float(found.derivatives.norm())
 
 
-@pytest.mark.parametrize(("sizes", "null"), [((1.0, 1e-4, 1e-8, 1e-12), 0), ((1.0, 1e-4, 1e-8, 0.0), 1)])
+@pytest.mark.parametrize(
+    ("sizes", "null"),
+    [((1.0, 1e-3, 1e-6, 1e-8), 0), ((1.0, 1e-3, 1e-6, 1e-13), 1), ((1.0, 1e-3, 1e-13, 1e-16), 2)],
+)
 def test_small_effects_are_effects(sizes: tuple[float, ...], null: int) -> None:
     """Also where no direction is without any: else the smallest would be taken for rounding."""
     turn = torch.linalg.qr(torch.randn(4, 4, generator=rng()).double())[0]
-    assert len(without_effect(torch.eye(4).double(), [torch.tensor(sizes).double()[:, None] * turn])) == null
+    effects = torch.tensor(sizes).double()[:, None] * turn
+    assert len(without_effect(torch.eye(4).double(), [effects], zero=1e-12)) == null
 
 
 def test_a_result_that_no_input_changes_is_not_looked_at_first() -> None:

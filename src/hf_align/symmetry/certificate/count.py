@@ -286,18 +286,19 @@ def are_null(directions: Tensor, jacobian: Tensor) -> bool:
     return float((jacobian @ directions.T).norm()) < _CLEAR * float(jacobian.norm())
 
 
-def without_effect(directions: Tensor, effects: Sequence[Tensor]) -> Tensor:
+def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float | None = None) -> Tensor:
     """What of some orthonormal directions moves no output.
-
-    Zero is counted among the sizes of their effects: where all have one, the widest gap is the one above zero.
 
     Args:
         effects: Jacobians, at one point or at several, [outputs, parameters].
+        zero: what rounding may leave of an effect that is none, relative to the largest; counted among the sizes of the
+            effects, for where all directions have one, the widest gap is the one above zero.
     """
     seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
     sizes, basis = _singular(torch.linalg.qr(seen, mode="r")[1])
-    ends = torch.tensor([1.0, _LEAST]).to(sizes)
-    return basis[rank(torch.cat([ends[:1], sizes, ends[1:]])) - 1 :] @ directions
+    one = torch.ones(1).to(sizes)
+    sizes = sizes if zero is None else torch.cat([sizes.clamp_min(zero), zero * one])
+    return basis[rank(torch.cat([one, sizes])) - 1 :] @ directions
 
 
 def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:
