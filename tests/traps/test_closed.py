@@ -19,6 +19,11 @@ _SIZES = dict(vocab_size=23, d_model=8, max_position_embeddings=48, encoder_laye
               num_labels=3)  # fmt: skip
 
 
+def t5(end: int) -> t.T5Config:
+    return t.T5Config(vocab_size=23, d_model=8, d_kv=4, d_ff=10, num_layers=1, num_heads=2, num_labels=3,
+                      decoder_start_token_id=0, eos_token_id=end)  # fmt: skip
+
+
 def ended(*places: int) -> Calls:
     """Texts of some lengths that end at some places."""
 
@@ -40,9 +45,9 @@ TRAPS = [
     Trap("Early", custom(code.EarlyTower, eos_token_id=_END), ended(0), may_refuse=True),
     Trap("Nowhere", custom(code.NowhereTower, eos_token_id=_END), ended(), may_refuse=True),
     Trap("bart", native("BartForSequenceClassification", t.BartConfig(**_SIZES)), ended(1)),
-    Trap("t5", native("T5ForSequenceClassification", t.T5Config(vocab_size=23, d_model=8, d_kv=4, d_ff=10, num_layers=1,
-         num_heads=2, num_labels=3, eos_token_id=_END, decoder_start_token_id=0)), ended(-1)),
-]  # fmt: skip
+    Trap("t5", native("T5ForSequenceClassification", t5(_END)), ended(-1)),
+    Trap("t5 of two ends", native("T5ForSequenceClassification", t5(_END), t5(_END + 1)), ended(-1), may_refuse=True),
+]
 
 
 @pytest.mark.parametrize("trap", cases("closed", TRAPS))
