@@ -7,7 +7,6 @@ the inputs; a value is held until everything that reads it has run, and each wei
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,17 +224,22 @@ def program_of(network: Network, part: Batch) -> Program:
     Raises:
         CannotRun: there is none.
     """
+    model, errors = build_without_weights(network.config), list[Exception]()
+    for example in _examples(part, end_of_text(network.config)):
+        try:
+            return trace_call(model, example)
+        except Exception as error:  # tracing fails in as many ways as there are models
+            errors.append(error)
+    raise CannotRun(f"{type(model).__name__} has no graph for {', '.join(part)}: {errors[0]}") from errors[0]
+
+
+def _examples(part: Batch, end: int | None) -> Iterator[Example]:
+    """A call with one part of the inputs; if a token ends all texts, then also one that knows this."""
     tokens = {k: torch.unique(t) for k, t in part.items() if not t.is_floating_point()}
-    model = build_without_weights(network.config)
-    call, end = Example(dict(part), tokens), end_of_text(network.config)
-    ended = [k for k in tokens if end is not None and _ends_all(part[k], end)]
-    try:
-        if end is not None and ended:
-            with suppress(Exception):  # few models ask where a text ends
-                return trace_call(model, call.ended_by(end, ended))
-        return trace_call(model, call)
-    except Exception as error:  # tracing fails in as many ways as there are models
-        raise CannotRun(f"{type(model).__name__} has no graph for {', '.join(part)}: {error}") from error
+    example = Example(dict(part), tokens)
+    yield example
+    if end is not None and (ended := [k for k in tokens if _ends_all(part[k], end)]):
+        yield example.ended_by(end, ended)
 
 
 def _ends_all(ids: Tensor, end: int) -> bool:

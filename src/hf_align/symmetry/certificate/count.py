@@ -61,7 +61,7 @@ def looks(
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most, if not in all.
     """
-    results = [result for result in program.interface if result.meta["val"].is_floating_point()]
+    results = _real(program)
     wanted = share * min(sum(sizes.values()), most or math.inf)
     rows = {result: _rows(result, wanted) for result in results}
     read = {result: _read(program, [result]) for result in rows}
@@ -88,7 +88,7 @@ def telling_looks(
         most: in how many directions the parameters can move at most.
         read: the parameters that each result depends on, if it is known better than by the graph (`moving`).
     """
-    results = [result for result in program.interface if result.meta["val"].is_floating_point()]
+    results = _real(program)
     read = read or {result: _read(program, [result]) for result in results}
     price = {result: _numbers(upstream([result], program)) / max(1, _rows(result)) for result in results}
     left = frozenset[str]().union(*read.values())
@@ -103,11 +103,16 @@ def moving(program: Program, weights: Weights, rng: Generator) -> dict[Node, fro
     """The parameters that each result depends on in some of a few contexts: where a mask hides all of the input, what
     reads the input changes nothing."""
     found = dict[Node, frozenset[str]]()
-    for result in (r for r in program.interface if r.meta["val"].is_floating_point()):
+    for result in _real(program):
         rows = _jacobian(program, weights, result, Look((result,), _FEW, 1), rng)
         parts = rows.split([w.numel() for w in weights.values()], dim=1)
         found[result] = frozenset(n for n, part in zip(weights, parts, strict=True) if part.any())
     return found
+
+
+def _real(program: Program) -> list[Node]:
+    """The results that have a derivative."""
+    return [result for result in program.interface if result.meta["val"].is_floating_point()]
 
 
 def _entries(program: Program, names: Iterable[str]) -> int:

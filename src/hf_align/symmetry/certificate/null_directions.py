@@ -7,7 +7,7 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -136,20 +136,17 @@ def _beyond(
     telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(program, weights, rng))]
     derivatives = _of_read(jacobian(program, weights, [*telling, *looks(program, sizes, 1, most=1)], rng), read)
     rest, before = _others(derivatives, known), None
+
+    def also_at(look: Iterable[Look]) -> tuple[Tensor, Tensor]:
+        """The derivatives with more of them, and what has no effect there either."""
+        more = jacobian(program, weights, look, rng)
+        return torch.cat([derivatives, _of_read(more, read)]), without_effect(rest, [more[:, read]], zero=_ZERO)
+
     if len(rest):
-        wide = [Look(look.results, contexts, _IN_MANY) for look in telling]
-        more = jacobian(program, weights, wide, rng)
-        derivatives, rest = (
-            torch.cat([derivatives, _of_read(more, read)]),
-            without_effect(rest, [more[:, read]], zero=_ZERO),
-        )
+        derivatives, rest = also_at(Look(look.results, contexts, _IN_MANY) for look in telling)
     while len(rest) and len(rest) != before:
-        again = looks(program, sizes, _AGAIN, spare=1, most=len(rest))
-        more, before = jacobian(program, weights, again, rng), len(rest)
-        derivatives, rest = (
-            torch.cat([derivatives, _of_read(more, read)]),
-            without_effect(rest, [more[:, read]], zero=_ZERO),
-        )
+        before = len(rest)
+        derivatives, rest = also_at(looks(program, sizes, _AGAIN, spare=1, most=len(rest)))
     return derivatives, rest
 
 

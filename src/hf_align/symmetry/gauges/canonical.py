@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from hf_align.checkpoints.ondemand import OnDemand
@@ -67,6 +68,15 @@ def along(tensor: Tensor, axis: int, factors: Tensor) -> Tensor:
     shape = [1] * tensor.dim()
     shape[axis] = -1
     return tensor * factors.reshape(shape)
+
+
+def root_mean_squares(tensor: Tensor) -> Tensor:
+    """The root mean square of each row."""
+    rows = tensor.double().flatten(1)
+    largest = rows.detach().abs().amax(1)
+    unit = torch.where(largest > 0, largest, 1.0)
+    squares = (rows / unit[:, None]).square().mean(1)
+    return torch.where(largest > 0, unit * torch.where(largest > 0, squares, 1.0).sqrt(), 0.0)
 
 
 class CanonicalWeights(OnDemand):

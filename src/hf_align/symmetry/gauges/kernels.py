@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get, along
+from hf_align.symmetry.gauges.canonical import Gauge, Get, along, root_mean_squares
 from hf_align.symmetry.gauges.degrees import cancels, drawn_powers
 from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, numbered
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -63,10 +63,10 @@ class LevelKernels(Gauge):
         return (self.kernel, *(n for w in self.writers for n in (w.weight, w.bias) if n is not None))
 
     def fix(self, name: str, get: Get) -> Tensor:
-        kernels = _sizes(get(self.kernel))
+        kernels = root_mean_squares(get(self.kernel))
         rows = torch.zeros_like(kernels)
         for writer in self.writers:
-            rows = rows + writer.shown(_sizes(get(writer.weight).movedim(writer.axis, 0)))
+            rows = rows + writer.shown(root_mean_squares(get(writer.weight).movedim(writer.axis, 0)))
         level = (kernels > 0) & (rows > 0)
         lengths = torch.where(level, kernels, 1.0).sqrt() / torch.where(level, rows, 1.0).sqrt()
         if name == self.kernel:
@@ -74,15 +74,6 @@ class LevelKernels(Gauge):
         (writer,) = (w for w in self.writers if name in (w.weight, w.bias))
         axis = writer.axis if name == writer.weight else 0
         return along(get(name).double(), axis, writer.spread(lengths, get(name).shape[axis])).to(get(name).dtype)
-
-
-def _sizes(tensor: Tensor) -> Tensor:
-    """The root mean square of each row."""
-    rows = tensor.double().flatten(1)
-    largest = rows.detach().abs().amax(1)
-    unit = torch.where(largest > 0, largest, 1.0)
-    squares = (rows / unit[:, None]).square().mean(1)
-    return torch.where(largest > 0, unit * torch.where(largest > 0, squares, 1.0).sqrt(), 0.0)
 
 
 def _written(writers: tuple[ChannelWriter, ...]) -> list[bool]:

@@ -7,13 +7,13 @@ direction and a length (Salimans and Kingma, arXiv 1602.07868, equation 2).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices, along
+from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices, along, root_mean_squares
 from hf_align.symmetry.gauges.degrees import cancels, drawn_powers, sliced_along
 from hf_align.symmetry.gauges.index_provenance import only_moves, rows_shown, slices_of
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
@@ -59,10 +59,8 @@ class LevelLength(Gauge):
         for slices in self.rows:
             rows = torch.cat([torch.arange(start, stop, device=every.device) for start, stop in slices])
             chosen = every[rows]
-            largest = chosen.detach().abs().max()
-            if bool(largest > _SHORT):
-                length = largest * (chosen / largest).square().mean().sqrt()
-                factors = factors.index_copy(0, rows, (1 / length).expand(len(rows)))
+            if bool(chosen.detach().abs().max() > _SHORT):
+                factors = factors.index_copy(0, rows, (1 / root_mean_squares(chosen.reshape(1, -1))).expand(len(rows)))
         return along(get(name).double(), self.axis if name == self.weight else 0, factors).to(get(name).dtype)
 
 
@@ -89,12 +87,9 @@ class LevelDirection(Gauge):
 
     def fix(self, name: str, get: Get) -> Tensor:
         weight = get(name)
-        wide = weight.double()
-        slices = wide.reshape(1, -1) if self.axis is None else wide.movedim(self.axis, 0).flatten(1)
-        largest = slices.detach().abs().amax(1)
-        none = largest == 0
-        length = largest * (slices / largest.masked_fill(none, 1)[:, None]).square().mean(1).sqrt()
-        return along(wide, self.axis or 0, 1 / torch.where(none, 1.0, length)).to(weight.dtype)
+        slices = weight.reshape(1, -1) if self.axis is None else weight.movedim(self.axis, 0)
+        lengths = root_mean_squares(slices)
+        return along(weight.double(), self.axis or 0, 1 / torch.where(lengths > 0, lengths, 1.0)).to(weight.dtype)
 
 
 def level_lengths(found: Interpretation) -> Iterator[Gauge]:
@@ -105,7 +100,7 @@ def level_lengths(found: Interpretation) -> Iterator[Gauge]:
         for use, rows in _writers(value, found, _STEPS):
             for apart in (rows, [torch.cat(rows).sort().values])[: len(rows)]:
                 gauge = LevelLength(use.weight, 1 - use.in_axis, use.bias, tuple(map(slices_of, apart)))
-                if done.isdisjoint(gauge.targets) and _are_unseen(gauge, found):
+                if done.isdisjoint(gauge.targets) and _has_lengths_of_its_own(gauge, found):
                     done |= set(gauge.targets)
                     yield gauge
 
@@ -118,8 +113,7 @@ def _directions(found: Interpretation) -> Iterator[LevelDirection]:
         if weight is not None and weight not in done:
             axis, shape = sliced_along(node), node.args[0].meta["val"].shape
             powers = 2 * drawn_powers(1 if axis is None else shape[axis])
-            start = along(torch.ones(shape, dtype=torch.long), axis or 0, powers)
-            if cancels({n: start for n, name in found.program.parameters.items() if name == weight}, found):
+            if _are_unseen({weight: (axis or 0, powers)}, found):
                 done.add(weight)
                 yield LevelDirection(weight, axis)
 
@@ -162,17 +156,20 @@ def _together(labels: Tensor) -> list[Tensor]:
     return [torch.tensor(sorted(s)) for s in sorted(sets, key=min)]
 
 
-def _are_unseen(gauge: LevelLength, found: Interpretation) -> bool:
-    """Whether no output changes with any of the lengths, followed as powers that are drawn."""
-    drawn = 2 * drawn_powers(len(gauge.rows))
+def _has_lengths_of_its_own(gauge: LevelLength, found: Interpretation) -> bool:
+    """Whether no output changes with any of the lengths that a gauge fixes."""
+    shape = next(n.meta["val"].shape for n, name in found.program.parameters.items() if name == gauge.weight)
+    powers = torch.zeros(shape[gauge.axis], dtype=torch.long)
+    for slices, power in zip(gauge.rows, (2 * drawn_powers(len(gauge.rows))).tolist(), strict=True):
+        for start, stop in slices:
+            powers[start:stop] = power
+    return _are_unseen({name: (gauge.axis if name == gauge.weight else 0, powers) for name in gauge.targets}, found)
+
+
+def _are_unseen(powers: Mapping[str, tuple[int, Tensor]], found: Interpretation) -> bool:
+    """Whether no output changes if weights, by name, are multiplied along an axis by powers that are drawn."""
     starts = {}
     for node, name in found.program.parameters.items():
-        if name in gauge.targets:
-            shape = node.meta["val"].shape
-            axis = gauge.axis if name == gauge.weight else 0
-            powers = torch.zeros(shape[axis], dtype=torch.long)
-            for slices, power in zip(gauge.rows, drawn.tolist(), strict=True):
-                for start, stop in slices:
-                    powers[start:stop] = power
-            starts[node] = along(torch.ones(shape, dtype=torch.long), axis, powers)
+        if name in powers:
+            starts[node] = along(torch.ones(node.meta["val"].shape, dtype=torch.long), *powers[name])
     return cancels(starts, found)
