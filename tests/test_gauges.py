@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -13,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from conftest import tiny_llama
+from torch import Tensor
 from traps import biases
 from traps.tower import TowerConfig
 
@@ -63,7 +65,7 @@ def program(part: str, **sizes: int) -> Program:
     kind = type(part, (base,), {"config_class": config_class})
     hf.AutoConfig.register(names["model_type"], config_class)
     hf.AutoModelForCausalLM.register(config_class, kind)
-    return trace(config_class(architectures=[part], num_hidden_layers=1, **sizes), length=10)
+    return trace(config_class(architectures=[part], **{"num_hidden_layers": 1} | sizes), length=10)
 
 
 def gauges(part: str, **sizes: int) -> tuple[Gauge, ...]:
@@ -75,13 +77,19 @@ def gauges(part: str, **sizes: int) -> tuple[Gauge, ...]:
     return spec.gauges
 
 
+def is_canonical(weights: Mapping[str, Tensor], gauges: tuple[Gauge, ...]) -> bool:
+    """Whether the gauges leave weights as they are."""
+    once = dict(weights)
+    again = CanonicalWeights(once, gauges)
+    return all(torch.allclose(again[name], once[name], atol=1e-10) for name in once)
+
+
 def one(kind: type[Gauge], part: str, **sizes: int) -> Gauge | None:
     """The one gauge of a kind of a decoder with some part, if it has one, and if what is canonical stays as it is."""
     found = [gauge for gauge in gauges(part, **sizes) if isinstance(gauge, kind)]
     spec = derive(program(part, **sizes))
-    once = dict(CanonicalWeights(random_weights(spec, torch.Generator().manual_seed(1)), spec.gauges))
-    again = CanonicalWeights(once, spec.gauges)
-    assert all(torch.allclose(again[name], once[name], atol=1e-10) for name in once)
+    weights = random_weights(spec, torch.Generator().manual_seed(1))
+    assert is_canonical(CanonicalWeights(weights, spec.gauges), spec.gauges)
     assert len(found) < 2
     return found[0] if found else None
 
@@ -415,6 +423,16 @@ def test_the_mean_of_a_constant_goes_into_the_bias_of_a_head_that_alone_sees_it(
     found = [g for g in gauges(part) if isinstance(g, MoveMean)]
     assert bool(found) == moves
     assert all([t.bias for t in g.taken] == ["head.bias"] for g in found)
+
+
+def test_a_mean_goes_into_a_bias_that_moves_on_once_more() -> None:
+    """Keys have lost their bias by the time that the norm before them adds to it."""
+    found = gauges("MeansReused", num_hidden_layers=2)
+    assert [g for g in found if isinstance(g, MoveMean) and "layers.1.attn.k.bias" in g.targets]
+    weights = random_weights(derive(program("MeansReused", num_hidden_layers=2)), torch.Generator().manual_seed(1))
+    once = CanonicalWeights(weights, found)
+    assert once["layers.1.attn.k.bias"].abs().max() < 1e-12
+    assert is_canonical(once, found)
 
 
 @pytest.mark.parametrize(

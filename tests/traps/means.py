@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .biases import BiasedTower
+from .biases import BiasedTower, Layer
 from .tower import RMSNorm, TowerConfig
 
 
@@ -95,6 +95,20 @@ class MeansFactorTower(MeansTower):
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         x = super().run(x, positions, seen, cache)
         return x * (1 + torch.tanh(x.mean(-1, keepdim=True)))
+
+
+class Reused(Layer):
+    """A norm behind attention that the layer reads once more, as an adapter does."""
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.attn_norm(self.join(x, self.attn(x, positions, seen, cache)))
+        return self.join(x, self.mlp(self.attn_norm(x)))
+
+
+class MeansReusedTower(BiasedTower):
+    """Keys read the mean of a norm's bias, and nothing is left of what their own bias takes up."""
+
+    block = Reused
 
 
 class Narrow(nn.Module):

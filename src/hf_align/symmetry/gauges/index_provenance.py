@@ -112,13 +112,15 @@ def follow(
     labelled = cache(lambda node: bool((_without_copies(labels[node]) >= 0).any()))
     waiting = [(order[user], user) for node in starts for user in node.users]
     heapify(waiting)
-    seen = set(starts)
+    seen = set[fx.Node]()
     while waiting:
         _, user = heappop(waiting)
         if user in seen or not (carried := [a for a in user.all_input_nodes if a in labels and labelled(a)]):
             continue
         seen.add(user)
-        if only_moves(user, carried, found):
+        if user in starts:  # its result has labels of its own: what it reads of others shows in them
+            yield from (Use(user, a, labels[a]) for a in carried)
+        elif only_moves(user, carried, found):
             for after, part in moved(user, labels, found):
                 labels[after] = part
                 for later in after.users:

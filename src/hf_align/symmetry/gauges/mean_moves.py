@@ -3,14 +3,14 @@ the stream as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import fx
 
 from hf_align.symmetry.gauges.constants import Starts, passed_on, sources
 from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, follow, row_of
-from hf_align.symmetry.gauges.moves import Constant, MoveMean, Taken
+from hf_align.symmetry.gauges.moves import Constant, MoveConstant, MoveMean, Taken
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import used_only_by
 
@@ -24,13 +24,22 @@ def moved_means(
     """The gauges of all such constants.
 
     Args:
-        kept, gone: as for `moved_constants`.
+        kept: as for `moved_constants`.
+        gone: biases of norms whose readers have taken them up, and constants that move as a whole.
     """
     for source, starts in sources(found, kept, gone):
         taken = _taken(starts, found, loses_mean)
-        # A bias that has moved on already would have to do so once more.
-        if taken and not {t.bias for t in taken} & {source.parameter, *gone}:
+        if taken and source.parameter not in {t.bias for t in taken}:
             yield MoveMean(source, taken)
+
+
+def moved_again(constants: Iterable[MoveConstant], mean_moves: Iterable[MoveMean]) -> Iterator[MoveConstant]:
+    """The moves of all biases that means have gone into since they were moved, as of keys, which a softmax loses."""
+    changed = {t.bias for gauge in mean_moves for t in gauge.taken}
+    for gauge in constants:
+        if not changed.isdisjoint(c.parameter for c in (gauge.source, *gauge.alike)):
+            changed |= {t.bias for t in gauge.taken}
+            yield gauge
 
 
 def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tuple[Taken, ...] | None:
