@@ -122,9 +122,15 @@ class Attention(nn.Module):
             self.talk = nn.Parameter(torch.zeros(plan["heads"], plan["heads"]))
         if plan["gate"] != "none":
             self.gate = nn.Linear(width, inner if plan["gate"] == "channels" else plan["heads"])
+        if plan.get("differential", False):
+            self.less = nn.Parameter(torch.ones(plan["heads"]))
+        if plan.get("values of words", False):
+            self.words, self.share = nn.Linear(width, shared, bias=plan["bias"]), nn.Parameter(torch.ones(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x)
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        q, k, v = self.project(x, words)
+        if self.plan.get("values of words", False):
+            v = v + self.share * self.words(words).unflatten(-1, (-1, self.plan["head"])).transpose(1, 2)
         q, k = rotate(q, self.plan["rotary"]), rotate(k, self.plan["rotary"])
         repeats = self.plan["heads"] // k.shape[1]
         if self.plan["copies"] == "side by side":
@@ -135,7 +141,11 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-1, -2)
         if self.plan["talking"]:
             scores = torch.einsum("bhij,hg->bgij", scores, self.talk)
-        mixed = self.shares(scores) @ v
+        shares = self.shares(scores)
+        if self.plan.get("differential", False):
+            first, second = shares.unflatten(1, (-1, 2)).unbind(2)
+            shares = shares - self.less[:, None, None] * torch.stack((second, first), 2).flatten(1, 2)
+        mixed = shares @ v
         if self.plan["gate"] == "heads":
             mixed = mixed * self.gate(x).sigmoid().transpose(1, 2)[..., None]
         joined = {"heads first": mixed.transpose(1, 2), "channels first": mixed.permute(0, 2, 3, 1)}
@@ -144,10 +154,11 @@ class Attention(nn.Module):
             joined = joined * self.gate(x).sigmoid()
         return self.o(joined)
 
-    def project(self, x: Tensor) -> list[Tensor]:
+    def project(self, x: Tensor, words: Tensor) -> list[Tensor]:
         heads, size = self.plan["heads"], self.plan["head"]
         if self.plan["fused"] == "none":
-            read = self.down_norm(self.down(x)) if self.plan.get("latent", 0) else x
+            read = words if self.plan.get("keys of words", False) else x
+            read = self.down_norm(self.down(read)) if self.plan.get("latent", 0) else read
             q, k = self.q(x), self.k(read)
             v = k if self.plan["keys are values"] else self.v(read)
             if self.plan["qk norm"] == "all":
@@ -403,31 +414,48 @@ PARTS: dict[str, Any] = {
 
 
 class Step(nn.Module):
-    """Norm, part, norm, and how the result joins the stream."""
+    """Norm, part, norm, and how the result joins the stream.
 
-    def __init__(self, width: int, plan: Plan) -> None:
+    Args:
+        norm: that of a step before, which this one may read once more.
+    """
+
+    def __init__(self, width: int, plan: Plan, norm: Norm | None) -> None:
         super().__init__()
         self.plan = plan
-        self.before = None if plan["before"] is None else Norm(width, plan["before"])
+        shares = plan.get("norms", "apart")
+        self.norms: dict[str, Norm] = {}
+        for place in ("before", "after", "last"):
+            if plan[place] is not None:
+                if norm is None or shares == "apart" or (shares == "of the step" and not self.norms):
+                    norm = Norm(width, plan[place])
+                    setattr(self, place, norm)
+                self.norms[place] = norm
         self.part = PARTS[plan["part"]["is"]](width, plan["part"])
-        self.after = None if plan["after"] is None else Norm(width, plan["after"])
-        self.last = None if plan["last"] is None else Norm(width, plan["last"])
+        self.beside = PARTS[plan["beside"]["is"]](width, plan["beside"]) if plan.get("beside") else None
         if plan["join"] == "gate":
             self.gate = nn.Linear(width, width)
         if plan["join"] == "gain":
             self.gain = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor, ids: Tensor, number: int, count: int) -> Tensor:
-        """In the layer of this number among so many."""
+    def forward(self, x: Tensor, ids: Tensor, words: Tensor, number: int, count: int) -> Tensor:
+        """In the layer of this number among so many.
+
+        Args:
+            words: the embedded text.
+        """
         limit, parity = self.plan["above"], self.plan["parity"]
         runs = {"all": True, "not first": number > 0, "not last": number < count - 1, "odd": number % 2 == 1}
         if x.shape[1] <= limit or (parity and x.shape[1] % 2) or not runs[self.plan["at"]]:
             return x
-        y = x if self.before is None else self.before(x)
-        y = self.part(y, ids) if isinstance(self.part, Lookup) else self.part(y)
-        y = y if self.after is None else self.after(y)
+        y = x
+        for _ in range(self.plan.get("times", 1)):
+            y = self.norms["before"](y) if "before" in self.norms else y
+            parts = [p for p in (self.part, self.beside) if p is not None]
+            y = sum(_run(part, y, ids, words) for part in parts)
+        y = self.norms["after"](y) if "after" in self.norms else y
         y = self.joined(x, y)
-        return y if self.last is None else self.last(y)
+        return self.norms["last"](y) if "last" in self.norms else y
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
         how = self.plan["join"]
@@ -438,6 +466,19 @@ class Step(nn.Module):
             return x + self.gain * y
         return {"add": lambda: x + y, "alone": lambda: y, "half": lambda: torch.add(x, y, alpha=0.5),
                 "subtract": lambda: x - y, "product": lambda: x * y}[how]()  # fmt: skip
+
+
+def _run(part: nn.Module, y: Tensor, ids: Tensor, words: Tensor) -> Tensor:
+    more = {Lookup: (ids,), Attention: (words,)}.get(type(part), ())
+    return part(y, *more)
+
+
+def _layer(width: int, plans: list[Plan]) -> nn.ModuleList:
+    steps = nn.ModuleList()
+    for plan in plans:
+        first = next((norm for step in steps for norm in step.norms.values()), None)
+        steps.append(Step(width, plan, first))
+    return steps
 
 
 class AssembledForCausalLM(PreTrainedModel):
@@ -453,8 +494,9 @@ class AssembledForCausalLM(PreTrainedModel):
             self.positions = nn.Embedding(config.max_position_embeddings, width)
         if plan["segments"]:
             self.segments = nn.Embedding(2, width)
+        self.first = Norm(width, plan["first"]) if plan.get("first") else None
         layers = [plan["layers"][i] for i in plan["order"]] if plan["apart"] else plan["layers"]
-        self.layers = nn.ModuleList(nn.ModuleList(Step(width, step) for step in layer) for layer in layers)
+        self.layers = nn.ModuleList(_layer(width, steps) for steps in layers)
         if plan["mixture"]:
             self.shares = nn.Parameter(torch.zeros(len(plan["order"]) + 1))
         self.norm = None if plan["norm"] is None else Norm(width, plan["norm"])
@@ -474,10 +516,11 @@ class AssembledForCausalLM(PreTrainedModel):
             x = x + self.positions(torch.arange(input_ids.shape[1]))
         if plan["segments"] and token_type_ids is not None:
             x = x + self.segments(token_type_ids)
+        words = x = x if self.first is None else self.first(x)
         stages = [x]
         for number, chosen in enumerate(plan["order"]):
             for step in self.layers[number if plan["apart"] else chosen]:
-                x = step(x, input_ids, number, len(plan["order"]))
+                x = step(x, input_ids, words, number, len(plan["order"]))
             back = plan["skips"].get(str(number))
             if back is not None:
                 x = x + ACTIVATIONS[back["through"]](stages[back["from"]])

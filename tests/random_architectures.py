@@ -71,6 +71,9 @@ def attentions(draw: Any) -> Plan:
         "window": _rarely(draw, draw(st.sampled_from((3, 5, 10))), 0),
         "shares": draw(st.sampled_from(("softmax", "softmax", "softmax", "sigmoid", "relu", "linear"))),
         "latent": draw(st.sampled_from((0, 0, 3, 5))) if fused == "none" else 0,
+        "keys of words": _rarely(draw, fused == "none", False),
+        "values of words": _rarely(draw, True, False),
+        "differential": _rarely(draw, heads > 1, False),
     }  # fmt: skip
 
 
@@ -127,9 +130,9 @@ def others(draw: Any) -> Plan:
 
 @st.composite
 def steps(draw: Any) -> Plan:
-    part = draw(st.one_of(mlps(), attentions(), mlps(), attentions(), experts(), others()))
+    parts = st.one_of(mlps(), attentions(), mlps(), attentions(), experts(), others())
     return {
-        "part": part,
+        "part": draw(parts), "beside": _rarely(draw, draw(parts), None),
         "before": draw(st.one_of(norms(("rms", "layer")), norms(), st.none())),
         "after": _rarely(draw, draw(norms()), None), "last": _rarely(draw, draw(norms()), None),
         "join": draw(st.sampled_from(("add", "add", "add", "add", "add", "half", "gain", "gate", "alone", "subtract",
@@ -137,6 +140,8 @@ def steps(draw: Any) -> Plan:
         "above": _rarely(draw, draw(st.sampled_from((8, 16))), 0) if draw(st.booleans()) else 0,
         "parity": _rarely(draw, True, False) if draw(st.booleans()) else False,
         "at": _rarely(draw, draw(st.sampled_from(("not first", "not last", "odd"))), "all"),
+        "norms": _rarely(draw, draw(st.sampled_from(("of the step", "of the layer"))), "apart"),
+        "times": _rarely(draw, 2, 1),
     }  # fmt: skip
 
 
@@ -163,6 +168,7 @@ def plans(draw: Any, depth: int = 3, by_length: bool = True) -> Plan:
                 step.update(above=0, parity=False)
     return {
         "width": draw(st.sampled_from((8, 6, 12))), "layers": layers, "order": order, "apart": apart, "skips": skips,
+        "first": _rarely(draw, draw(norms()), None),
         "positions": draw(st.booleans()), "segments": _rarely(draw, True, False),
         "scale": draw(st.sampled_from((1.0, 1.0, 2.0))),
         "mixture": _rarely(draw, True, False), "norm": draw(st.one_of(norms(("rms", "layer")), norms(), st.none())),
