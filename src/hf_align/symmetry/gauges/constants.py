@@ -87,7 +87,7 @@ def moved_constants(
     waiting += _moved_together(left, ways)
     waiting += _moved_onward(left, waiting, ways)
     while waiting:
-        given = {t.bias for gauge in waiting for t in gauge.taken}
+        given = {name for gauge in waiting for name in gauge.given}
         first = next((g for g in waiting if g.source.parameter not in given), waiting[0])
         waiting.remove(first)
         yield first
@@ -125,7 +125,7 @@ def _moved_onward(left: list[_Left], moving: list[MoveConstant], ways: Ways) -> 
     known = {c.parameter for gauge in moving for c in (gauge.source, *gauge.alike)}
     for item in left:
         name = item.source.parameter
-        onward = {g.source.parameter for g in moving if name not in {t.bias for t in g.taken}}
+        onward = {g.source.parameter for g in moving if name not in g.given}
         if name not in known and any(taken.bias in onward for taken in item.taken):
             moved = _moved(item.source, _size(item.starts), list(ways.fates(item.starts, {name})), ways, onward)
             if moved is not None and all(taken.bias in onward for taken in moved.taken):

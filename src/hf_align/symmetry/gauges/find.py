@@ -25,7 +25,7 @@ from hf_align.symmetry.gauges.lengths import level_lengths
 from hf_align.symmetry.gauges.level_norms import level_norms
 from hf_align.symmetry.gauges.linked_gains import linked_gains
 from hf_align.symmetry.gauges.masked_readers import masked_readers
-from hf_align.symmetry.gauges.mean_moves import moved_again, moved_means
+from hf_align.symmetry.gauges.mean_moves import moved_means, with_constants
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
 from hf_align.symmetry.gauges.parts import on_wholes, taken_apart
@@ -106,7 +106,6 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     streams = Streams(found, means.is_lost_by)
     without_mean = {(w.parameter, w.axis) for w in writers}
     read = tuple(read_constants(found))
-    mean_moves = tuple(moved_means(found, kept, taken | moved, means.is_lost_by))
     return (
         *statistics,
         *read,
@@ -127,8 +126,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *sheared_streams(streams, {name for g in (*narrow, *shears) for name in g.targets}),
         *writers,
         *centred_rows(found),
-        *mean_moves,
-        *moved_again(constants, mean_moves),
+        *with_constants(moved_means(found, kept, taken | moved, means.is_lost_by), constants),
         *shortened_constants(found, kept, taken | moved, without_mean),
         *shortened_writers(streams, without_mean),
         *level_kernels(found),

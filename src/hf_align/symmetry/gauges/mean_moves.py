@@ -3,11 +3,12 @@ the stream as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
 
+from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.constants import Starts, passed_on, sources
 from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, follow, row_of
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, MoveMean, Taken
@@ -29,16 +30,31 @@ def moved_means(
     """
     for source, starts in sources(found, kept, gone):
         taken = _taken(starts, found, loses_mean)
-        if taken and source.parameter not in {t.bias for t in taken}:
-            yield MoveMean(source, taken)
+        if taken and source.parameter not in (gauge := MoveMean(source, taken)).given:
+            yield gauge
 
 
-def moved_again(constants: Iterable[MoveConstant], mean_moves: Iterable[MoveMean]) -> Iterator[MoveConstant]:
-    """The moves of all biases that means have gone into since they were moved, as of keys, which a softmax loses."""
-    changed = {t.bias for gauge in mean_moves for t in gauge.taken}
+def with_constants(mean_moves: Iterable[MoveMean], constants: Sequence[MoveConstant]) -> Iterator[Gauge]:
+    """Moves of means, and once more those of constants that have taken one up since: a softmax loses the bias of keys.
+
+    Constants that go into the source of a mean move before it does.
+    """
+    changed = set[str]()
+    for gauge in mean_moves:
+        giving = [i for i, c in enumerate(constants) if gauge.source.parameter in c.given]
+        yield from _again(constants[: max(giving, default=-1) + 1], changed)
+        yield gauge
+        changed |= gauge.given
+    yield from _again(constants, changed)
+
+
+def _again(constants: Iterable[MoveConstant], changed: set[str]) -> Iterator[MoveConstant]:
+    """Those of which a source has changed; they change others in turn."""
     for gauge in constants:
-        if not changed.isdisjoint(c.parameter for c in (gauge.source, *gauge.alike)):
-            changed |= {t.bias for t in gauge.taken}
+        sources = {c.parameter for c in (gauge.source, *gauge.alike)}
+        if not changed.isdisjoint(sources):
+            changed -= sources
+            changed |= gauge.given
             yield gauge
 
 

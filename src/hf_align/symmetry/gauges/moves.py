@@ -96,6 +96,11 @@ class MoveConstant(Gauge):
     def targets(self) -> tuple[str, ...]:
         return (*(c.parameter for c in (self.source, *self.alike)), *(t.bias for t in self.taken))
 
+    @property
+    def given(self) -> set[str]:
+        """The biases that take something up."""
+        return {t.bias for t in self.taken}
+
     def seen_sizes(self, shape: Shape) -> Collection[int]:
         return {shape(self.source.parameter)[-1]}
 
@@ -124,6 +129,11 @@ class MoveMean(Gauge):
     @property
     def targets(self) -> tuple[str, ...]:
         return (self.source.parameter, *(t.bias for t in self.taken))
+
+    @property
+    def given(self) -> set[str]:
+        """The biases that take something up."""
+        return {t.bias for t in self.taken}
 
     def seen_sizes(self, shape: Shape) -> Collection[int]:
         return {shape(self.source.parameter)[-1]}
