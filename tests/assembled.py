@@ -263,16 +263,31 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.zeros(plan["experts"], plan["hidden"], width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every expert is asked; those that are not chosen have a share of zero."""
-        logits = self.router(x)
+        """Every expert is asked, and those that are not chosen have a share of zero; or the chosen are looked up."""
+        logits, act = self.router(x), ACTIVATIONS[self.plan["activation"]]
         shares = logits.softmax(-1) if self.plan["router"] == "softmax" else logits.sigmoid()
+        if self.plan.get("asked", "all") == "by number":
+            return self.chosen(x, shares)
         if self.plan["chosen"] < self.plan["experts"]:
             bound = shares.topk(self.plan["chosen"], -1).values[..., -1:]
             shares = shares * (shares >= bound)
         if self.plan["renormalised"]:
             shares = shares / shares.sum(-1, keepdim=True)
-        h = ACTIVATIONS[self.plan["activation"]](torch.einsum("btw,ewh->bteh", x, self.up))
+        if self.plan.get("asked", "all") == "in turn":
+            each = [act(x @ self.up[e]) @ self.down[e] * shares[..., e, None] for e in range(self.plan["experts"])]
+            return torch.stack(each).sum(0)
+        h = act(torch.einsum("btw,ewh->bteh", x, self.up))
         return torch.einsum("bteh,ehw,bte->btw", h, self.down, shares)
+
+    def chosen(self, x: Tensor, shares: Tensor) -> Tensor:
+        if self.plan["chosen"] == 1:
+            shares, chosen = shares.max(-1, keepdim=True)
+        else:
+            shares, chosen = shares.topk(self.plan["chosen"], -1)
+        if self.plan["renormalised"]:
+            shares = shares / shares.sum(-1, keepdim=True)
+        h = ACTIVATIONS[self.plan["activation"]](torch.einsum("btw,btcwh->btch", x, self.up[chosen]))
+        return torch.einsum("btch,btchw,btc->btw", h, self.down[chosen], shares)
 
 
 class Convolution(nn.Module):

@@ -95,6 +95,7 @@ def experts(draw: Any) -> Plan:
     count = draw(st.sampled_from((2, 3, 4)))
     return {"is": "experts", "experts": count, "chosen": draw(st.sampled_from((count, 1, 2))), "hidden": 4,
             "activation": draw(st.sampled_from(_ACTIVATIONS)), "bias": draw(st.booleans()),
+            "asked": draw(st.sampled_from(("all", "by number", "in turn"))),
             "router": draw(st.sampled_from(("softmax", "sigmoid"))), "renormalised": draw(st.booleans())}  # fmt: skip
 
 

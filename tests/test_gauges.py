@@ -52,7 +52,7 @@ from hf_align.tracing.trace import trace
 _TRAPS = [
     import_module(f"traps.{name}")
     for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "idle", "learned", "linked",
-                 "masked", "means", "normed", "paths", "pooled", "scales", "stored", "streams")
+                 "looked_up", "masked", "means", "normed", "paths", "pooled", "scales", "stored", "streams")
 ]  # fmt: skip
 
 

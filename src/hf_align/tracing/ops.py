@@ -96,6 +96,8 @@ class Trait(Flag):
     """One matrix for each of a batch."""
     AFFINE = auto()
     """x W + b."""
+    NAMES_AXES = auto()
+    """Says by letters which axes of its operands and its result run together."""
     OUTPUTS_FIRST = auto()
     """Its weight is [outputs, inputs]."""
     CONVOLVES = auto()

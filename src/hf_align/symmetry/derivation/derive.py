@@ -5,30 +5,29 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import and_
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 
 import hf_align.symmetry.rules  # noqa: F401  (fills the registry of rules)
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.derivation.domains import positive_parameters
 from hf_align.symmetry.derivation.gains import between_streams, resolve_gains
+from hf_align.symmetry.derivation.index_sets import AtomClass, IndexSets
 from hf_align.symmetry.derivation.nested_scales import without_repeated_scales
 from hf_align.symmetry.derivation.torus import AtomicRelation, Torus, torus
 from hf_align.symmetry.derivation.unread_parts import pin_unread_parts
-from hf_align.symmetry.elements import PRIMAL, Power, dual
+from hf_align.symmetry.elements import PRIMAL, dual
 from hf_align.symmetry.gauges.find import find_gauges
-from hf_align.symmetry.groups import Group, QuarterTurns, ScaledPermutation, Scaling, TorusPermutation, group_of
+from hf_align.symmetry.groups import Group, QuarterTurns, Scaling, TorusPermutation, group_of
 from hf_align.symmetry.interpreter.bounds import Scalars, monomial
 from hf_align.symmetry.interpreter.call import refine
 from hf_align.symmetry.interpreter.interpret import interpret
 from hf_align.symmetry.interpreter.rotations import Rotations
 from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, pair_atoms
-from hf_align.symmetry.interpreter.values import Interpretation, Product, Value, members
+from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
-from hf_align.tracing.program import Evidence, Program
+from hf_align.tracing.program import Program
 
 
 def derive(program: Program) -> SymmetrySpec:
@@ -71,27 +70,6 @@ def _derive(program: Program) -> SymmetrySpec:
     return without_repeated_scales(spec)
 
 
-@dataclass(eq=False)
-class _Class:
-    """Atoms that share one permutation (or one atom alone).
-
-    Attributes:
-        exponents: by atom, the power of each of the class's scales.
-        weights: the parameters that carry it.
-        outer: the classes over which its element may differ, outermost first.
-        beside: another class that moves the same atoms, and by which power each.
-    """
-
-    size: int
-    group: Group | None
-    evidence: list[Evidence]
-    exponents: Mapping[int, Power] = field(default_factory=dict)
-    weights: list[str] = field(default_factory=list)
-    outer: tuple[_Class, ...] = ()
-    beside: tuple[_Class, Mapping[int, Power]] | None = None
-    name: str = ""
-
-
 class _Classes:
     """The atoms of an interpretation, by class."""
 
@@ -99,19 +77,19 @@ class _Classes:
         self.found = found
         refine(found.relations)
         self.relations = list(_atomic_relations(found))
-        self.of_atom: dict[int, _Class] = {}
-        self._leaves_of: dict[tuple[int, bool], list[Counter[_Class]]] = {}
+        self.of_atom: dict[int, AtomClass] = {}
         for connected in self._connected():
             for atoms, klass in self._parted(connected):
                 self.of_atom.update((a.space.serial, klass) for a in atoms)
         self._collect_weights()
-        self._find_outer()
+        for klass, outer in IndexSets(found, self.of_atom).outer().items():
+            klass.outer = outer
         self._join_what_differs_alike()
         self._name()
 
     def _connected(self) -> Iterable[list[Axis]]:
         """Groups of atoms that relations join."""
-        atoms = {a.space.serial: a.root for v in self._all_values() for x in v.axes for a in x.atoms}
+        atoms = {a.space.serial: a.root for v in self.found.every_value for x in v.axes for a in x.atoms}
         for relation in self.relations:
             atoms.update((a.root.space.serial, a.root) for a in relation)
         label = {serial: serial for serial in atoms}
@@ -129,28 +107,17 @@ class _Classes:
             groups[top(serial)].append(atom)
         return groups.values()
 
-    def _all_values(self) -> Iterable[Value]:
-        yield from self.found.weights.values()
-        for value in self.found.values.values():
-            for v in members(value):
-                if isinstance(v, Product):
-                    yield from (v.left, v.right)
-                elif isinstance(v, Value):
-                    yield v
-        yield from self.found.resolved.values()
-        yield from self.found.inner
-
-    def _class(self, atoms: list[Axis]) -> _Class:
+    def _class(self, atoms: list[Axis]) -> AtomClass:
         evidence = list(dict.fromkeys(e for a in atoms for e in a.space.evidence))
         size = atoms[0].size
         if len(atoms) == 1 and not any(atoms[0].space is r[0].space for r in self.relations):
-            return _Class(size, group_of(atoms[0].space.bound, size), evidence, {atoms[0].space.serial: PRIMAL})
+            return AtomClass(size, group_of(atoms[0].space.bound, size), evidence, {atoms[0].space.serial: PRIMAL})
         serials = {a.space.serial for a in atoms}
         relations = [r for r in self.relations if r[0].space.serial in serials]
         scales = _apart_from_what_turns(atoms, torus(atoms, relations))
-        return _Class(size, _monomial_group(atoms, scales), evidence, scales.exponents)
+        return AtomClass(size, _monomial_group(atoms, scales), evidence, scales.exponents)
 
-    def _parted(self, atoms: list[Axis]) -> Iterable[tuple[list[Axis], _Class]]:
+    def _parted(self, atoms: list[Axis]) -> Iterable[tuple[list[Axis], AtomClass]]:
         """One class; two where nothing moves but scales, for these need not be shared: gains with theirs, and what they
         multiply with signs, which then may differ over the heads that share the gains. Both are turned together where
         that is possible. (That the sign of a gain may go into what it multiplies is left out: gains are positive.)"""
@@ -175,36 +142,13 @@ class _Classes:
             own_signs.beside = between, {n: (*(0 for _ in kinds), *sign) for n, sign in signs.exponents.items()}
         return [([a for a in atoms if a.space.serial in gains], between), (rest, own_signs)]
 
-    def _all(self) -> list[_Class]:
+    def _all(self) -> list[AtomClass]:
         return list(dict.fromkeys(self.of_atom.values()))
 
     def _collect_weights(self) -> None:
         for name, value in self.found.weights.items():
             for klass in dict.fromkeys(self.of_atom[a.space.serial] for x in value.axes for a in x.atoms):
                 klass.weights.append(name)
-
-    def _find_outer(self) -> None:
-        """The spaces that accompany a space in every tensor: over these its element may differ.
-
-        Of a space that occurs several times, the one in the same product is meant. Where several are, or none is,
-        nothing says which, and the element must be the same all along it.
-        """
-        company: dict[_Class, set[_Class]] = {}
-        stored = {id(v) for v in self.found.weights.values()}
-        for value in self._all_values():
-            leaves = [self._leaves(axis.root, id(value) not in stored) for axis in value.axes]
-            always = [reduce(and_, counts) if counts else Counter() for counts in leaves]
-            for i, counts in enumerate(leaves):
-                beside = sum((a for j, a in enumerate(always) if j != i), Counter[_Class]())
-                for present in counts:
-                    together = {o for o in present | beside if (present[o] or beside[o]) == 1}
-                    for klass in {k for p in present for k in (p, p.beside[0] if p.beside else p)}:
-                        company[klass] = company.get(klass, together) & together
-        repeated = self._repeated()
-        for klass in self._all():
-            around = [o for o in company.get(klass, set()) - {klass} if o.weights and _is_discrete(o)]
-            outer = [o for o in around if klass not in company[o] or (klass in repeated and o not in repeated)]
-            klass.outer = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
 
     def _join_what_differs_alike(self) -> None:
         """Where the gains are a head's own too, all of it is one class: turned twice, a plane has the other sign."""
@@ -215,36 +159,6 @@ class _Classes:
             joined.exponents = {**joined.exponents, **powers}
             joined.weights += [name for name in klass.weights if name not in joined.weights]
             self.of_atom.update(dict.fromkeys(powers, joined))
-
-    def _repeated(self) -> set[_Class]:
-        """The classes that meet themselves in one tensor. Of two that only come together, one that does has an element
-        for each entry of one that does not: a matrix for each block."""
-        found = set[_Class]()
-        for value in self._all_values():
-            together = [[self._of(x) for x in value.axes]]
-            together += [[self._of(f) for f in s.factors] for x in value.axes for s in x.segments]
-            found.update(*(x & y for parts in together for x, y in itertools.combinations(parts, 2)))
-        return found
-
-    def _of(self, axis: Axis) -> set[_Class]:
-        return {self.of_atom[a.space.serial] for a in axis.atoms}
-
-    def _leaves(self, axis: Axis, chosen_too: bool) -> list[Counter[_Class]]:
-        """How often each class occurs in each segment of an axis, and those from which an axis of it was chosen (a
-        weight along such an axis does not know what was)."""
-        axis = axis.root
-        key = (axis.space.serial, chosen_too)
-        if key not in self._leaves_of:
-            if axis.space.kind is Kind.ATOM:
-                chosen = axis.space.selects.atoms if chosen_too and axis.space.selects is not None else ()
-                serials = [a.space.serial for a in (axis, *chosen)]
-                self._leaves_of[key] = [Counter({self.of_atom[n] for n in serials if n in self.of_atom})]
-            elif axis.space.kind is Kind.PRODUCT:
-                parts = [self._leaves(f, chosen_too) for f in axis.factors]
-                self._leaves_of[key] = [sum(grid, Counter()) for grid in itertools.product(*parts)]
-            else:
-                self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s, chosen_too)]
-        return self._leaves_of[key]
 
     def _name(self) -> None:
         """Label classes by where their weights live; labels decide nothing."""
@@ -259,7 +173,7 @@ class _Classes:
             taken.add(name)
             klass.name = name
 
-    def _indexing(self) -> set[_Class]:
+    def _indexing(self) -> set[AtomClass]:
         return {o for k in self._all() if k.weights and k.group is not None for o in k.outer}
 
     def spaces(self) -> dict[str, SpaceSpec]:
@@ -313,10 +227,6 @@ def _stretched(factor: Factor, behind: int) -> Factor:
     if factor.within is None:
         return factor
     return replace(factor, within=(factor.within[0] * behind, factor.within[1] * behind))
-
-
-def _is_discrete(klass: _Class) -> bool:
-    return klass.group is None or isinstance(klass.group, ScaledPermutation)
 
 
 def _apart_from_what_turns(atoms: list[Axis], scales: Torus) -> Torus:
@@ -394,7 +304,7 @@ _ROLES = {
 }
 
 
-def _role(klass: _Class) -> str:
+def _role(klass: AtomClass) -> str:
     roles = {e.role for e in klass.evidence}
     label = "signs" if klass.beside else next((label for role, label in _ROLES.items() if role in roles), "space")
     return f"sub{label}" if label == "heads" and klass.outer else label

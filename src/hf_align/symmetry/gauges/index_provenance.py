@@ -63,13 +63,13 @@ def present(labels: Tensor) -> Tensor:
     """The entries that occur, in order."""
     if not labels.numel():
         return labels.reshape(-1)
-    labels = _without_copies(labels)
+    labels = without_copies(labels)
     seen = torch.zeros(int(labels.max()) + 2, dtype=torch.bool)  # a sort of all takes ten times as long
     seen[labels + 1] = True
     return seen[1:].nonzero().squeeze(1)
 
 
-def _without_copies(labels: Tensor) -> Tensor:
+def without_copies(labels: Tensor) -> Tensor:
     """Without what expanding an axis repeats."""
     return labels[tuple(slice(1) if stride == 0 else slice(None) for stride in labels.stride())]
 
@@ -109,7 +109,7 @@ def follow(
     """
     order = found.program.order
     labels = dict(starts)
-    labelled = cache(lambda node: bool((_without_copies(labels[node]) >= 0).any()))
+    labelled = cache(lambda node: bool((without_copies(labels[node]) >= 0).any()))
     waiting = [(order[user], user) for node in starts for user in node.users]
     heapify(waiting)
     seen = set[fx.Node]()

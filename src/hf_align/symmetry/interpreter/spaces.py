@@ -35,10 +35,7 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Space:
-    """A vector space of `size` dimensions; atoms carry a bound, products (row-major) and sums carry parts.
-
-    `selects` is set where the entries are a choice of those of another axis.
-    """
+    """A vector space of `size` dimensions; atoms carry a bound, products (row-major) and sums carry parts."""
 
     size: int
     kind: Kind = Kind.ATOM
@@ -46,7 +43,6 @@ class Space:
     bound: Bound = FREE
     evidence: list[Evidence] = field(default_factory=list)
     link: Axis | None = None
-    selects: Axis | None = None
     serial: int = field(default_factory=lambda: next(_serial))
 
 
@@ -164,7 +160,6 @@ def bind(axis: Axis, target: Axis) -> None:
     axis.space.link = plain.dual if axis.is_dual else plain
     bound = axis.space.bound if target.space.kind is Kind.ATOM else axis.space.bound.of_parts
     for atom in target.atoms:
-        atom.space.selects = atom.space.selects or (axis.space.selects if atom.size == axis.size else None)
         atom.space.bound = atom.space.bound.meet(bound)
         atom.space.evidence.extend(axis.space.evidence)
 

@@ -122,8 +122,17 @@ class Interpretation:
     grouped_uses: dict[fx.Node, LinearUse] = field(default_factory=dict)
     unknown_ops: dict[str, str] = field(default_factory=dict)
     resolved: dict[int, Value] = field(default_factory=dict)
-    inner: list[Value] = field(default_factory=list)
+    mixed: list[tuple[Value, Value]] = field(default_factory=list)
     regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
+
+    @property
+    def every_value(self) -> Iterable[Value]:
+        """Of weights, of activations, and of what is left where entries meet."""
+        yield from self.weights.values()
+        for value in self.values.values():
+            yield from values_of(value)
+        yield from self.resolved.values()
+        yield from (rest for _, rest in self.mixed)
 
     def reading(self, user: fx.Node, value: fx.Node) -> LinearUse | None:
         """How an op maps a value linearly by a weight, if it does."""
@@ -155,3 +164,12 @@ def members(found: Any) -> Iterable[Any]:
     if isinstance(found, Rows):
         return found.pieces
     return found if isinstance(found, tuple) else (found,)
+
+
+def values_of(found: Any) -> Iterable[Value]:
+    """The same, and the factors of open products."""
+    for part in members(found):
+        if isinstance(part, Product):
+            yield from (part.left, part.right)
+        elif isinstance(part, Value):
+            yield part

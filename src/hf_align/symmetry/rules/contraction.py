@@ -10,7 +10,7 @@ from hf_align.symmetry.interpreter.call import Call, rule
 from hf_align.symmetry.interpreter.spaces import Axis, product
 from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.patterns import stored_matrix
-from hf_align.tracing.ops import Trait
+from hf_align.tracing.ops import Trait, does, factors_of
 
 
 @rule("linear", traits=Trait.AFFINE | Trait.OUTPUTS_FIRST, factors=(0, 1, 2))
@@ -121,27 +121,56 @@ def solve_triangular(call: Call) -> Value:
     return _multiplied(call, triangle, value) if from_left else _multiplied(call, value, triangle)
 
 
-@rule("einsum", harmless="path")
+@rule("einsum", harmless="path", traits=Trait.NAMES_AXES)
 def einsum(call: Call) -> Value:
     """y = Σ over the labels that the result lacks: a contraction where two operands share one, a sum where one has it.
 
     A label that two operands and the result share is a batch.
     """
-    terms, arrow, result = call.argument(0).replace(" ", "").partition("->")
-    if not arrow:
-        result = "..." * ("..." in terms) + "".join(c for c in sorted(set(terms) - set(".,")) if terms.count(c) == 1)
     operands = [call.value(o) for o in call.argument(1)]
+    terms, wanted = _letters(call.argument(0), [len(o.axes) for o in operands], len(call.shape))
     carriers: dict[str, list[Axis]] = {}
-    for term, operand in zip(terms.split(","), operands, strict=True):
-        for label, axis in zip(_labels(term, len(operand.axes)), operand.axes, strict=True):
+    for term, operand in zip(terms, operands, strict=True):
+        for label, axis in zip(term, operand.axes, strict=True):
             carriers.setdefault(label, []).append(axis)
-    wanted = _labels(result, len(call.shape))
     for label, axes in carriers.items():
         _share(call, [a for a in axes if a.size > 1], label in wanted)
-    for term, operand in zip(terms.split(","), operands, strict=True):
-        labels = _labels(term, len(operand.axes))
-        call.mixes(operand, [i for i, label in enumerate(labels) if label not in wanted])
+    for term, operand in zip(terms, operands, strict=True):
+        call.mixes(operand, [i for i, label in enumerate(term) if label not in wanted])
     return Value(tuple(max(carriers[label], key=lambda a: a.size) for label in wanted))
+
+
+def _letters(equation: str, ranks: list[int], rank: int) -> tuple[list[list[str]], list[str]]:
+    """Those of the axes of each operand, and of the result."""
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        result = "..." * ("..." in terms) + "".join(c for c in sorted(set(terms) - set(".,")) if terms.count(c) == 1)
+    operands = [_labels(term, n) for term, n in zip(terms.split(","), ranks, strict=True)]
+    return operands, _labels(result, rank)
+
+
+def axes_in_step(node: fx.Node) -> tuple[list[tuple[fx.Node, list[str]]], list[str]] | None:
+    """Names of the axes of what a product of matrices reads, and of its result: axes of one name run together."""
+    result = node.meta["val"]
+    if does(node, Trait.NAMES_AXES):
+        operands: list[fx.Node] = list(node.args[1])  # type: ignore[arg-type]
+        terms, wanted = _letters(str(node.args[0]), [o.meta["val"].dim() for o in operands], result.dim())
+        return list(zip(operands, terms, strict=True)), wanted
+    factors = factors_of(node)
+    if (
+        factors is None
+        or not does(node, Trait.AFFINE | Trait.CONTRACTS)
+        or does(node, Trait.CONVOLVES)
+        or result.dim() < 2
+    ):
+        return None
+    names = [str(i) for i in range(-result.dim(), 0)]
+    left, right = (node.args[i] for i in factors[:2])
+    matrix = ["-1", "inner"] if does(node, Trait.OUTPUTS_FIRST) else ["inner", "-1"]
+    by_place = [*names[:-1], "inner"], [*names[:-2], *matrix]
+    added = [node.args[i] for i in factors[2:] if i is not None and i < len(node.args)]
+    pairs = zip((left, right, *added), (*by_place, names), strict=False)
+    return [(o, axes[-o.meta["val"].dim() :]) for o, axes in pairs if isinstance(o, fx.Node)], names
 
 
 def _labels(term: str, rank: int) -> list[str]:

@@ -1,7 +1,6 @@
 """Ops that choose entries by number. A number may be computed from the weights: it then points to an axis.
 
-What `topk` over a router's scores returns numbers the experts; whatever is looked up with it carries their axis, and
-the axis of the choices stands for theirs (`Space.selects`).
+What `topk` over a router's scores returns numbers the experts; whatever is looked up with it carries their axis.
 """
 
 from __future__ import annotations
@@ -80,9 +79,7 @@ def topk(call: Call) -> object:
     dim = call.argument("dim", -1) % len(axes)
     call.mixes(value, [dim])
     call.lower_all(axes, PERMUTATION, "topk")
-    chosen = fresh(call.shape[dim], FIXED)
-    chosen.space.selects = axes[dim]
-    after = (*axes[:dim], chosen, *axes[dim + 1 :])
+    after = (*axes[:dim], fresh(call.shape[dim], FIXED), *axes[dim + 1 :])
     numbers = Value(after, points_to=axes[dim])
     return numbers if isinstance(call.node.meta["val"], Tensor) else (Value(after), numbers)
 

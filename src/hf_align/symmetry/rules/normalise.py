@@ -144,10 +144,11 @@ def reduction(call: Call) -> object:
     if "arg" in op_name(call.node) and len(reduced) != 1:
         call.lower_all(value.axes, FIXED, "number read")
     results, kept = call.node.meta["val"], _without(value.axes, reduced, len(call.shape))
-    indices = Value(kept, points_to=value.axes[reduced[0]] if len(reduced) == 1 else None)
-    if isinstance(results, Tensor):
-        return indices if not results.is_floating_point() else Value(kept)
-    return Value(kept), indices
+    if len(reduced) != 1 or not ("arg" in op_name(call.node) or not isinstance(results, Tensor)):
+        return Value(kept)
+    (dim,) = reduced
+    numbers = Value(kept, points_to=value.axes[dim])
+    return numbers if isinstance(results, Tensor) else (Value(kept), numbers)
 
 
 @rule("cumsum", harmless="dtype", traits=Trait.SUMS_PLACES | Trait.RUNNING_SUM)

@@ -23,10 +23,15 @@ _MERGED = -1
 
 
 def runs_along(node: fx.Node, constants: Mapping[fx.Node, Any]) -> tuple[int, list[int]] | None:
-    """(axis, sizes of the runs between all boundaries) if every user of a value takes runs along the same axis."""
+    """(axis, sizes of the runs between all boundaries) if every user of a value takes runs along the same axis.
+
+    A loop views its weights anew each time: the users of all views alike are meant.
+    """
     shape = node.meta["val"].shape
     boundaries: dict[int, set[int]] = {}
-    if not _collect(node, list(range(len(shape))), boundaries, constants) or len(boundaries) != 1:
+    call = node.target, node.args, node.kwargs
+    alike = [n for n in node.all_input_nodes[0].users if (n.target, n.args, n.kwargs) == call]
+    if not all(_collect(n, list(range(len(shape))), boundaries, constants) for n in alike) or len(boundaries) != 1:
         return None
     ((dim, ends),) = boundaries.items()
     if dim == _MERGED:
