@@ -6,11 +6,13 @@ from math import prod
 
 import pytest
 import torch
+import transformers as hf
 from test_gauges import program
 
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.tracing.trace import trace
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,25 @@ def test_units_differ_between_experts_unless_they_meet(kind: str, apart: bool) -
     assert max(soundness(traced, spec, weights, random_inputs(traced, rng), rng) for _ in range(3)) < 1e-9
     units = [space for space in spec.spaces.values() if space.size == 10]
     assert sum(prod(spec.index_shape(space.name)) for space in units) == (4 if apart else 1)
+
+
+_SIZES = {"vocab_size": 17, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_EXPERTS = {"num_key_value_heads": 1, "intermediate_size": 10, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        hf.MixtralConfig(**_SIZES, **_EXPERTS, architectures=["MixtralForCausalLM"]),
+        hf.GptOssConfig(**_SIZES, **_EXPERTS, head_dim=8, architectures=["GptOssForCausalLM"]),
+        hf.PhimoeConfig(**_SIZES, **_EXPERTS, architectures=["PhimoeForCausalLM"]),
+        hf.DbrxConfig(vocab_size=17, d_model=16, n_heads=2, n_layers=1, max_seq_len=64,
+                      attn_config={"kv_n_heads": 1, "rope_theta": 1e4}, architectures=["DbrxForCausalLM"],
+                      ffn_config={"ffn_hidden_size": 10, "moe_num_experts": 4, "moe_top_k": 2}),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_each_expert_of_a_mixture_has_an_order_of_units(config: hf.PretrainedConfig) -> None:
+    spec = derive(trace(config))
+    units = [space for space in spec.spaces.values() if space.size == 10]
+    assert sum(prod(spec.index_shape(space.name)) for space in units) == 4
