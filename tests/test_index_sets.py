@@ -45,8 +45,9 @@ _EXPERTS = {"num_key_value_heads": 1, "intermediate_size": 10, "num_local_expert
         hf.GptOssConfig(**_SIZES, **_EXPERTS, head_dim=8, architectures=["GptOssForCausalLM"]),
         hf.PhimoeConfig(**_SIZES, **_EXPERTS, architectures=["PhimoeForCausalLM"]),
         hf.DbrxConfig(vocab_size=17, d_model=16, n_heads=2, n_layers=1, max_seq_len=64,
-                      attn_config={"kv_n_heads": 1, "rope_theta": 1e4}, architectures=["DbrxForCausalLM"],
-                      ffn_config={"ffn_hidden_size": 10, "moe_num_experts": 4, "moe_top_k": 2}),
+                      attn_config={"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8},
+                      ffn_config={"ffn_hidden_size": 10, "moe_num_experts": 4, "moe_top_k": 2},
+                      architectures=["DbrxForCausalLM"]),
     ],
     ids=lambda config: config.model_type,
 )  # fmt: skip
