@@ -18,6 +18,7 @@ QUICK = frozenset((
     "looking: EightTexts", "looking: Training", "looking: Computed",
     "asked: AWordOrNone", "asked: Labelled", "asked: Nameless",
     "closed: Closed", "closed: Early",
+    "looked up: Gated", "looked up: Exchanged",
     "pairs: activation", "pairs: heads", "pairs: theta", "pairs: names",
 ))  # fmt: skip
 BROKEN: dict[str, str] = {}
