@@ -128,7 +128,7 @@ class Call:
     def mixes(self, value: Value, dims: Iterable[int]) -> None:
         """Entries along some axes meet in one number, such as a length: no other element may differ over those axes."""
         mixed = {i % len(value.axes) for i in dims}
-        self.found.mixed.append((value, Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed))))
+        self.found.inner.append(Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed)))
 
     def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1, *,
               groups: int = 1) -> None:  # fmt: skip

@@ -122,7 +122,7 @@ class Interpretation:
     grouped_uses: dict[fx.Node, LinearUse] = field(default_factory=dict)
     unknown_ops: dict[str, str] = field(default_factory=dict)
     resolved: dict[int, Value] = field(default_factory=dict)
-    mixed: list[tuple[Value, Value]] = field(default_factory=list)
+    inner: list[Value] = field(default_factory=list)
     regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
 
     @property
@@ -132,7 +132,7 @@ class Interpretation:
         for value in self.values.values():
             yield from values_of(value)
         yield from self.resolved.values()
-        yield from (rest for _, rest in self.mixed)
+        yield from self.inner
 
     def reading(self, user: fx.Node, value: fx.Node) -> LinearUse | None:
         """How an op maps a value linearly by a weight, if it does."""

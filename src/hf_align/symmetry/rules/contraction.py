@@ -156,13 +156,8 @@ def axes_in_step(node: fx.Node) -> tuple[list[tuple[fx.Node, list[str]]], list[s
         operands: list[fx.Node] = list(node.args[1])  # type: ignore[arg-type]
         terms, wanted = _letters(str(node.args[0]), [o.meta["val"].dim() for o in operands], result.dim())
         return list(zip(operands, terms, strict=True)), wanted
-    factors = factors_of(node)
-    if (
-        factors is None
-        or not does(node, Trait.AFFINE | Trait.CONTRACTS)
-        or does(node, Trait.CONVOLVES)
-        or result.dim() < 2
-    ):
+    factors, multiplies = factors_of(node), does(node, Trait.AFFINE | Trait.CONTRACTS)
+    if factors is None or not multiplies or does(node, Trait.CONVOLVES) or result.dim() < 2:
         return None
     names = [str(i) for i in range(-result.dim(), 0)]
     left, right = (node.args[i] for i in factors[:2])
@@ -170,7 +165,7 @@ def axes_in_step(node: fx.Node) -> tuple[list[tuple[fx.Node, list[str]]], list[s
     by_place = [*names[:-1], "inner"], [*names[:-2], *matrix]
     added = [node.args[i] for i in factors[2:] if i is not None and i < len(node.args)]
     pairs = zip((left, right, *added), (*by_place, names), strict=False)
-    return [(o, axes[-o.meta["val"].dim() :]) for o, axes in pairs if isinstance(o, fx.Node)], names
+    return [(o, axes[len(axes) - o.meta["val"].dim() :]) for o, axes in pairs if isinstance(o, fx.Node)], names
 
 
 def _labels(term: str, rank: int) -> list[str]:
