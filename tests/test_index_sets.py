@@ -7,11 +7,14 @@ from math import prod
 import pytest
 import torch
 import transformers as hf
+from conftest import run
 from test_gauges import program
 
+from hf_align.symmetry.certificate.alike import alike
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.derivation.index_sets import IndexSets
 from hf_align.tracing.trace import trace
 
 
@@ -55,3 +58,21 @@ def test_each_expert_of_a_mixture_has_an_order_of_units(config: hf.PretrainedCon
     spec = derive(trace(config))
     units = [space for space in spec.spaces.values() if space.size == 10]
     assert sum(prod(spec.index_shape(space.name)) for space in units) == 4
+    assert not list(alike(trace(config), spec, torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Largest", "Biased", "Flat"])
+def test_an_order_that_could_differ_from_expert_to_expert_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, rng = program(f"LookedUp{kind}", num_hidden_layers=1), torch.Generator().manual_seed(0)
+    assert not list(alike(traced, derive(traced), rng))
+    monkeypatch.setattr(IndexSets, "_are_apart", lambda *_: False)
+    spec = derive(traced)
+    ((units, experts),) = alike(traced, spec, rng)
+    assert (spec.spaces[units].size, spec.spaces[experts].size) == (10, 4)
+
+
+@pytest.mark.slow
+def test_certify_does_not_call_it_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(IndexSets, "_are_apart", lambda *_: False)
+    assert run("certify", "mixtral", "--quiet") == 1
+    assert "experts.qk could differ along model.layers.0.mlp.heads, and does not" in capsys.readouterr().out

@@ -422,7 +422,8 @@ def complete(case: str) -> SymmetrySpec:
     assert certificate.max_error < 1e-9
     assert certificate.leak < 1e-8
     if not certificate.complete:
-        raise Incomplete(f"{certificate.found} of {certificate.nullity}; missing in {dict(certificate.missing)}")
+        left = dict(certificate.missing) or certificate.alike
+        raise Incomplete(f"{certificate.found} of {certificate.nullity}; missing in {left}")
     return derived(case)
 
 

@@ -57,6 +57,7 @@ def _lines(result: Certificate) -> list[str]:
         f"  flat   {result.flat:5}  without effect on any merge",
         f"  open   {result.open:5}  none of these: models may differ here for no reason",
         *(f"    {amount:g} in {name}" for name, amount in result.missing.items()),
+        *(f"  {space} could differ along {other}, and does not" for space, other in result.alike),
         *(f"  no rule for {op}" for op in result.unknown_ops),
         *(f"  no call reads {name}, so it stands still" for name in result.unread),
         f"in {len(result.modes)} ways to call it:",

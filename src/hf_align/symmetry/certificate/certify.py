@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor
 from transformers import PretrainedConfig
 
+from hf_align.symmetry.certificate.alike import alike
 from hf_align.symmetry.certificate.draws import draws, fewest, settled
 from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
@@ -62,6 +63,7 @@ class Certificate:
         nullity: dimensions in which the weights can move without any effect on the outputs.
         leak: largest effect of a found direction, over that of a random one; zero up to rounding if all are true.
         missing: parameters that carry open directions, and how much of them.
+        alike: spaces whose element could differ along another space, as from expert to expert, and that other.
         modes: the calls of the model that all of this holds for, by name.
         unread: parameters that none of these calls reads; they stand still.
         not_counted: why null directions were not counted, where they were not; then the counts say nothing.
@@ -81,6 +83,7 @@ class Certificate:
     unread: tuple[str, ...] = ()
     not_counted: str = ""
     undecided: str = ""
+    alike: tuple[tuple[str, str], ...] = ()
 
     @property
     def found(self) -> int:
@@ -98,7 +101,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        return not self.not_counted and self.open == 0 and self.leak < _LEAK
+        return not self.not_counted and self.open == 0 and self.leak < _LEAK and not self.alike
 
     def as_json(self) -> dict[str, object]:
         """The contract of `hf-align certify --json`."""
@@ -111,6 +114,7 @@ class Certificate:
             else {**counts, "found": self.found, "nullity": self.nullity},
             "unknown_ops": list(self.unknown_ops),
             "missing": dict(self.missing),
+            "alike": [list(pair) for pair in self.alike],
             "modes": list(self.modes),
             "unread": list(self.unread),
         }
@@ -186,6 +190,7 @@ def certify(
         modes=spec.modes,
         unread=spec.unread,
         undecided=doubt,
+        alike=tuple(alike(*copy, torch.Generator().manual_seed(0))),
     )
 
 
