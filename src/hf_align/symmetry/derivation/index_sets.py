@@ -70,7 +70,7 @@ class IndexSets:
         company, stored = self._company(self.found.every_value), self._company(self.found.weights.values())
         repeated = self._repeated()
         found = dict[AtomClass, tuple[AtomClass, ...]]()
-        for klass in stored:
+        for klass in (c for c in stored if c.group is not None):
             around = [o for o in stored[klass] - {klass} if o.weights and _is_discrete(o)]
             only_together = [o for o in around if klass in company[o] and not (klass in repeated and o not in repeated)]
             outer = [o for o in around if o in company[klass] and o not in only_together]
