@@ -216,6 +216,11 @@ def rounds(node: fx.Node) -> bool:
     return not is_float or after.dtype.itemsize < min(before.dtype.itemsize, torch.float32.itemsize)
 
 
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether each entry of a result comes from those at its place."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
 def factors_named(op: str) -> Factors | None:
     """Where an op takes the factors of a product, if it is one."""
     read_families()

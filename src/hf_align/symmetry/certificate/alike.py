@@ -14,8 +14,8 @@ from torch import Generator
 
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
 from hf_align.symmetry.certificate.rounding import EXACT, changes
+from hf_align.symmetry.derivation.index_sets import only_exchanges
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
-from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import AxisActions, Factor, SpaceSpec, SymmetrySpec
 from hf_align.tracing.execute import run
 from hf_align.tracing.program import Program
@@ -55,7 +55,7 @@ def _may_count(spec: SymmetrySpec, name: str, other: str) -> bool:
     space = _space(spec, other)
     if space is None or space.size == 1 or other in spec.spaces[name].index or name in space.index:
         return False
-    return space.group is None or isinstance(space.group, ScaledPermutation)
+    return only_exchanges(space.group)
 
 
 def _space(spec: SymmetrySpec, name: str) -> SpaceSpec | None:
@@ -68,8 +68,9 @@ def _differing(spec: SymmetrySpec, name: str, other: str) -> SymmetrySpec:
     def counted(axis: AxisActions) -> AxisActions:
         return tuple(tuple(replace(f, pin=None, space=other) if f.pin == other else f for f in s) for s in axis)
 
-    first = {other: _space(spec, other)}
-    spaces = {n: s for n, s in (first | {**spec.spaces}).items() if s is not None}
+    outer = _space(spec, other)
+    assert outer is not None
+    spaces = {other: outer, **spec.spaces}
     wider = replace(spaces[name], index=(*spaces[name].index, other))
     parameters = {n: tuple(map(counted, axes)) for n, axes in spec.parameters.items()}
     return replace(spec, spaces=spaces | {name: wider}, parameters=parameters)

@@ -15,8 +15,9 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.index_provenance import NOBODY, moved, only_moves, without_copies
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.contraction import axes_in_step
+from hf_align.symmetry.rules.lookup import is_mask
 from hf_align.tracing.arguments import Arguments
-from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.ops import Trait, does, is_pointwise
 
 
 def meet_their_own(
@@ -67,7 +68,7 @@ def _looked_up(node: fx.Node, labels: Mapping[fx.Node, Tensor], first: _First) -
     chosen = [n for n in numbers if isinstance(n, fx.Node)]
     if not isinstance(table, fx.Node) or table not in labels or does(node, Trait.GATHERS):
         return None
-    if len(chosen) != 1 or chosen[0] in labels or chosen[0].meta["val"].dtype in (torch.bool, torch.uint8):
+    if len(chosen) != 1 or chosen[0] in labels or is_mask(chosen[0]):
         return None
     axis = Arguments(node).ask("dim", numbers.index(chosen[0])) % labels[table].dim()
     whose = without_copies(labels[table])
@@ -111,7 +112,7 @@ def _met(node: fx.Node, labels: Mapping[fx.Node, Tensor], places: Collection[fx.
 
 def _pointwise(node: fx.Node) -> tuple[list[tuple[fx.Node, list[str]]], list[str]] | None:
     """As `axes_in_step`: the axes of all operands are those of the result, counted from behind."""
-    if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+    if not is_pointwise(node):
         return None
     names = [str(i) for i in range(-node.meta["val"].dim(), 0)]
     return [(o, names[len(names) - o.meta["val"].dim() :]) for o in node.all_input_nodes], names

@@ -71,7 +71,7 @@ class IndexSets:
         repeated = self._repeated()
         found = dict[AtomClass, tuple[AtomClass, ...]]()
         for klass in (c for c in stored if c.group is not None):
-            around = [o for o in stored[klass] - {klass} if o.weights and _is_discrete(o)]
+            around = [o for o in stored[klass] - {klass} if o.weights and only_exchanges(o.group)]
             only_together = [o for o in around if klass in company[o] and not (klass in repeated and o not in repeated)]
             outer = [o for o in around if o in company[klass] and o not in only_together]
             others = [o for o in around if o not in company[klass] and (o.group is None or o not in only_together)]
@@ -172,5 +172,6 @@ class IndexSets:
         return self._leaves_of[key]
 
 
-def _is_discrete(klass: AtomClass) -> bool:
-    return klass.group is None or isinstance(klass.group, ScaledPermutation)
+def only_exchanges(group: Group | None) -> bool:
+    """Whether a space stands still, or its entries change places and lengths, so that each has its number."""
+    return group is None or isinstance(group, ScaledPermutation)

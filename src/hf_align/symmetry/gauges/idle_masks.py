@@ -22,7 +22,7 @@ from hf_align.symmetry.gauges.softmax_shift import MASKED
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import gives_only_its_shape, is_softmax, scales
 from hf_align.tracing.execute import call_wide, run_node
-from hf_align.tracing.ops import Trait, does, factors_of
+from hf_align.tracing.ops import Trait, does, factors_of, is_pointwise
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _Hidden:
             return first.any(-1, keepdim=True) if alone and len(user.args[1]) == 1 else None  # type: ignore[arg-type]
         if does(user, Trait.AVERAGES | Trait.TOTALS):
             return call_wide(user, (first.double(), *user.args[1:]), {}) > 0 if alone and not user.kwargs else None
-        return self._entry_by_entry(user) if _is_pointwise(user) else None
+        return self._entry_by_entry(user) if is_pointwise(user) else None
 
     def _entry_by_entry(self, user: fx.Node) -> Tensor:
         shape = user.meta["val"].shape
@@ -270,8 +270,3 @@ class _Hidden:
         if not inputs or any(v is None for v in inputs.values()):
             return None
         return run_node(node, inputs.__getitem__)
-
-
-def _is_pointwise(user: fx.Node) -> bool:
-    """Whether each entry of a result comes from those at its place."""
-    return torch.Tag.pointwise in getattr(user.target, "tags", ())

@@ -98,14 +98,15 @@ def index(call: Call) -> Value:
         chosen = _look_up(call, value, i, numbers[i], chosen)
     rest_before, rest_after = value.axes[: used[0]], value.axes[used[-1] + 1 :]
     between = [value.axes[i] for i in range(used[0], used[-1]) if i not in used]
-    if between or any(_is_mask(numbers[i]) for i in used):
+    if between or any(is_mask(numbers[i]) for i in used):
         call.lower_all(value.axes, FIXED, "lookup")
         return Value(tuple(fresh(n, FIXED) for n in call.shape))
     kept = value.parameter if used == [0] else None
     return _in_shape(call, Value((*rest_before, *chosen, *rest_after), kept if len(chosen) == 1 else None))
 
 
-def _is_mask(number: fx.Node) -> bool:
+def is_mask(number: fx.Node) -> bool:
+    """Whether entries are chosen by truth values, and not by number."""
     return number.meta["val"].dtype in (torch.bool, torch.uint8)
 
 
@@ -270,7 +271,7 @@ def _last_untouched(call: Call, rank: int) -> bool:
     name = str(call.node.target)
     if "index_put" in name:
         numbers = call.argument(1)
-        return sum(n.meta["val"].dim() if n is not None and _is_mask(n) else 1 for n in numbers) < rank
+        return sum(n.meta["val"].dim() if n is not None and is_mask(n) else 1 for n in numbers) < rank
     if "masked_scatter" in name:
         return False
     dims = dims_of(call.argument("dim", 0), rank)

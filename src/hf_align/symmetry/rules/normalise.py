@@ -144,7 +144,8 @@ def reduction(call: Call) -> object:
     if "arg" in op_name(call.node) and len(reduced) != 1:
         call.lower_all(value.axes, FIXED, "number read")
     results, kept = call.node.meta["val"], _without(value.axes, reduced, len(call.shape))
-    if len(reduced) != 1 or not ("arg" in op_name(call.node) or not isinstance(results, Tensor)):
+    gives_numbers = "arg" in op_name(call.node) or not isinstance(results, Tensor)
+    if len(reduced) != 1 or not gives_numbers:
         return Value(kept)
     (dim,) = reduced
     numbers = Value(kept, points_to=value.axes[dim])
