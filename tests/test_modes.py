@@ -18,6 +18,7 @@ from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.groups.dense import Orthogonal
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes
 from hf_align.tracing.alike import _is_block
@@ -277,6 +278,20 @@ def test_a_tower_moves_where_images_are_a_mode() -> None:
     spec = in_all_modes(small("llava", "LlavaForConditionalGeneration"))
     assert group(spec, "model.vision_tower.encoder.layers.0.mlp.fc1.weight", 0) is not None
     assert group(spec, "model.vision_tower.encoder.layers.0.mlp.fc1.weight", 1) is not None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("llava", "LlavaForConditionalGeneration"), ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+     ("voxtral", "VoxtralForConditionalGeneration")],
+)  # fmt: skip
+def test_a_text_that_holds_images_or_sounds_keeps_the_rotations_of_its_stream(
+    model_type: str, architecture: str
+) -> None:
+    """What a tower makes is put into the text by whole vectors, which turn together."""
+    spec = in_all_modes(small(model_type, architecture))
+    stream = group(spec, "model.language_model.layers.0.mlp.down_proj.weight", 0)
+    assert isinstance(stream, Orthogonal)
 
 
 @pytest.mark.parametrize("config", [tiny_llama(), tiny_gpt2(), tiny_vit()], ids=["llama", "gpt2", "vit"])

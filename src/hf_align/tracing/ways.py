@@ -35,6 +35,8 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads
 """Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
 _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
+_OF_DECODER = 4
+"""Tokens that a decoder reads beside a text with media in it."""
 _PLAIN = (bool, int, float, str)
 _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
@@ -310,8 +312,11 @@ def _announced(model: PreTrainedModel, kind: str, token: int, given: Mapping[str
     if not given.keys() <= asked.keys():
         return
     count = vectors_made(model, kind, given)
+    texts = {"input_ids": torch.ones(1, 1).long()}
+    if "decoder_input_ids" in asked:
+        texts["decoder_input_ids"] = reader(model, 1, _OF_DECODER).ids(_OF_DECODER)
     marks = {n: torch.ones(1, 1).long() for n in ("mm_token_type_ids", "token_type_ids") if n in asked}
     mask = {"attention_mask": torch.ones(1, 1).long()} if "attention_mask" in asked else {}
     for extra in ({**mask, **marks}, mask, marks, {}) if count else ({**mask, **marks},):
-        example = with_places(model, {"input_ids": torch.ones(1, 1).long(), **given, **extra}, token, count or 1)
+        example = with_places(model, {**texts, **given, **extra}, token, count or 1)
         yield Mode(f"input_ids with {kind}", example, sure=True, announced=(kind, token))

@@ -17,7 +17,7 @@ from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of
-from hf_align.tracing.ops import Trait, describe, op_name, runs
+from hf_align.tracing.ops import Trait, describe, does, op_name, runs
 
 describe("where", "nonzero_numpy", traits=Trait.LISTS)
 describe("sum", "any", "gt", "greater", "ne", "permute", "transpose", "select", "unsqueeze", "squeeze", "flatten",
@@ -266,16 +266,36 @@ def written_by_number(call: Call) -> Value:
     return Value(tuple(axes))
 
 
+@runs("masked_scatter")
+def _in_order(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """By numbers, so that many copies run at once."""
+    base, mask, source = args
+    base, mask = torch.broadcast_tensors(base, mask)
+    numbers = mask.flatten().cumsum(0).sub(1).clamp(0, source.numel() - 1)
+    return torch.where(mask, source.flatten()[numbers].view(base.shape), base)
+
+
 def _last_untouched(call: Call, rank: int) -> bool:
     """Whether the last axis is neither numbered nor masked."""
     name = str(call.node.target)
     if "index_put" in name:
         numbers = call.argument(1)
         return sum(n.meta["val"].dim() if n is not None and is_mask(n) else 1 for n in numbers) < rank
-    if "masked_scatter" in name:
-        return False
+    if does(call.node, Trait.PUTS_IN_ORDER):
+        base, mask, source = (call.argument(i) for i in range(3))
+        return base.meta["val"].shape[-1:] == source.meta["val"].shape[-1:] and _is_of_rows(call, mask)
     dims = dims_of(call.argument("dim", 0), rank)
     return rank - 1 not in dims
+
+
+def _is_of_rows(call: Call, mask: fx.Node) -> bool:
+    """Whether a mask holds in all entries along its last axis or in none."""
+    if mask.meta["val"].shape[-1:] in ((), (1,)):
+        return True
+    known = call.constant(mask)
+    if isinstance(known, Tensor):
+        return bool((known == known[..., :1]).all())
+    return does(mask, Trait.COPIES) and _is_of_rows(call, mask.all_input_nodes[0])
 
 
 def _disturbs(call: Call, argument: fx.Node) -> bool:
