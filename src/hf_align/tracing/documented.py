@@ -58,7 +58,8 @@ def documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[
     kind, dims = said[name]
     read = reader(model, *extent(example))
     kinds = {"Bool": torch.bool, "Float": torch.float32}
-    dtype = next((dtype for word, dtype in kinds.items() if word in kind), torch.long)
+    alike = [t.dtype for n, t in example.arguments.items() if isinstance(t, Tensor) and name.endswith(f"_{n}")]
+    dtype = next((dtype for word, dtype in kinds.items() if word in kind), alike[0] if alike else torch.long)
     others = [t for n, t in example.arguments.items() if isinstance(t, Tensor) and n not in OF_TEXT]
     sizes = sorted({size for t in others for size in t.shape}, reverse=True)
     pictures = [t for t in others if t.is_floating_point() and t.dim() > 3]
@@ -78,7 +79,7 @@ def _sizes(dim: str, read: Reader, others: Sequence[int]) -> list[int]:
         return [read.batch]
     if dim in ("sequence_length", "seq_length", "seq_len"):
         return [read.length]
-    number = read.number(dim, default=0)
-    if number:
-        return [number]
+    numbers = dict.fromkeys(n for part in parts(read.config) if isinstance(n := getattr(part, dim, None), int) and n > 0)
+    if numbers:
+        return [*numbers]
     return [1, *others] if "num" in dim else [*others, 1]

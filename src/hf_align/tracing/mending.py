@@ -45,7 +45,8 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
     if mode.part or isinstance(error, NothingNew):
         return
     kind = mode.announced[0] if mode.announced is not None else ""
-    for name in _named(error, asked.keys() - given.keys(), kind):
+    instead = {"inputs_embeds"} if "input_ids" in given else set()
+    for name in _named(error, asked.keys() - given.keys() - instead, kind):
         for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
             yield _changed(model, mode, {name: value})
     if mode.announced is not None:
