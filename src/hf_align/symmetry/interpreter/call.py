@@ -72,7 +72,8 @@ class Call:
         return argument
 
     def value(self, argument: Any) -> Value:
-        """The axes of a tensor argument; the axes of a constant tensor are pinned, but of zeros: any g leaves them."""
+        """The axes of a tensor argument. Those of a constant are pinned, but of zeros, which any g leaves as they are, and
+        such along which it is the same, as any g with g 1 = 1 leaves it."""
         found = self.raw(argument)
         if isinstance(found, Product):
             return self.resolve(found)
@@ -107,8 +108,7 @@ class Call:
         if argument in self.found.values:
             return self.found.values[argument]
         tensor = self.found.program.constants[argument]
-        nothing = tensor.is_floating_point() and not tensor.any()
-        return Value(tuple(fresh(n, FREE if nothing else FIXED) for n in tensor.shape))
+        return Value(tuple(fresh(n, _left_by(tensor, i)) for i, n in enumerate(tensor.shape)))
 
     def unify(self, a: Axis, b: Axis, role: str) -> None:
         unify(a, b, evidence(self.node, role))
@@ -147,6 +147,15 @@ class Call:
     def tie(self, left: Axis, right: Axis) -> Axis:
         """The axis of an elementwise product: monomial, one permutation, scales multiply."""
         return tie(left, right, self.found, self.node)
+
+
+def _left_by(constant: Tensor, dim: int) -> Bound:
+    """The elements along an axis that leave a constant as it is, at least."""
+    if not constant.is_floating_point():
+        return FIXED
+    if not constant.any():
+        return FREE
+    return ONES if constant.shape[dim] > 1 and bool((constant == constant.narrow(dim, 0, 1)).all()) else FIXED
 
 
 def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:

@@ -44,14 +44,14 @@ class Rows:
     dim: int
 
     def between(self, start: int, stop: int) -> list[Value]:
-        """The pieces from one entry to another."""
-        chosen, at = [], 0
+        """The pieces from one entry to another; none if these lie inside of pieces."""
+        chosen, at = list[Value](), 0
         for piece in self.pieces:
             size = piece.axes[self.dim].size
             if start <= at and at + size <= stop:
                 chosen.append(piece)
             at += size
-        return chosen
+        return chosen if sum(piece.axes[self.dim].size for piece in chosen) == stop - start else []
 
 
 @dataclass(frozen=True)

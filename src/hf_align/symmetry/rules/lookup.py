@@ -239,7 +239,6 @@ def _is_number(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 @rule("index_put", "index_put_", harmless="accumulate", traits=Trait.PUTS_ENTRIES)
-@rule("select_scatter", harmless="index", traits=Trait.REPLACES)
 @rule("masked_scatter", traits=Trait.PUTS_IN_ORDER)
 @rule("index_copy", "index_fill", harmless="value index")
 @rule("index_add", "index_add_", harmless="alpha", traits=Trait.ADDS_ROWS)

@@ -196,23 +196,51 @@ def slice_scatter(call: Call) -> Value:
     if step != 1:
         call.lower(axes[dim], FIXED, "strided slice")
         axes[dim] = fresh(call.shape[dim], FIXED)
+        if base in call.found.values:
+            call.lower(call.value(base).axes[dim], FIXED, "strided slice")
+        start, stop = 0, call.shape[dim]
+    before, behind = _beside(call, base, axes, dim, start, stop)
+    if step == 1:
+        axes[dim] = direct_sum([before, axes[dim], behind])
+    return Value(tuple(axes))
+
+
+@rule_for_numbers("select_scatter", traits=Trait.REPLACES)
+def select_scatter(call: Call) -> Rows:
+    """y = x with one entry along an axis replaced, such as the state of one layer among those of all."""
+    piece, dim = call.value(call.argument(1)), call.argument("dim") % len(call.shape)
+    at, size = call.argument("index") % call.shape[dim], call.shape[dim]
+    before, behind = _runs(call, dim, 0, at), _runs(call, dim, at + 1, size)
+    return Rows((*before, Value((*piece.axes[:dim], fresh(1, FIXED), *piece.axes[dim:])), *behind), dim)
+
+
+def _runs(call: Call, dim: int, start: int, stop: int) -> list[Value]:
+    """The entries from `start` to `stop` along one axis of the first operand, by runs that need nothing of each other."""
+    raw = call.raw(call.argument(0))
+    if start == stop:
+        return []
+    if isinstance(raw, Rows) and raw.dim == dim and (chosen := raw.between(start, stop)):
+        return chosen
+    return [run_along(call, dim, start, stop)]
+
+
+def _beside(call: Call, base: Any, axes: list[Axis], dim: int, start: int, stop: int) -> tuple[Axis, Axis]:
+    """What is left of a value, along one axis, before and behind a run that is replaced; all other axes are shared.
+
+    Args:
+        axes: of what replaces it.
+    """
     if base in call.found.values:
         whole = call.value(base)
         for i, (x, y) in enumerate(zip(axes, whole.axes, strict=True)):
             if i != dim and x.size > 1:
                 call.unify(x, y, "cat")
-        if step != 1:
-            call.lower(whole.axes[dim], FIXED, "strided slice")
-            return Value(tuple(axes))
-        before, behind = _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
-    else:
-        _require_blank(call, base, axes, dim)
-        constant = call.constant(base)
-        beside = (constant.narrow(dim, 0, start), constant.narrow(dim, stop, call.shape[dim] - stop))
-        before, behind = (fresh(c.shape[dim], FIXED if bool(c.any()) else FREE) for c in beside)  # zeros stay zeros
-    if step == 1:
-        axes[dim] = direct_sum([before, axes[dim], behind])
-    return Value(tuple(axes))
+        return _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
+    _require_blank(call, base, axes, dim)
+    constant = call.constant(base)
+    beside = (constant.narrow(dim, 0, start), constant.narrow(dim, stop, call.shape[dim] - stop))
+    before, behind = (fresh(c.shape[dim], FIXED if bool(c.any()) else FREE) for c in beside)  # zeros stay zeros
+    return before, behind
 
 
 @runs("slice_scatter")
@@ -225,7 +253,12 @@ def _put_between(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def _require_blank(call: Call, base: Any, axes: list[Axis], dim: int) -> None:
-    """Entries of a constant that stay beside the replaced ones ask for more, unless they are zero."""
+    """Entries of a constant that stay beside the replaced ones ask for more, unless they are zero; less where they are
+    the same all along an axis."""
     constant = call.constant(base)
-    if constant is not None and bool(constant.any()):
-        call.lower_all([a for i, a in enumerate(axes) if i != dim], FIXED, "constant")
+    if constant is None or not bool(constant.any()):
+        return
+    for i, axis in enumerate(axes):
+        if i != dim:
+            alike = bool((constant == constant.narrow(i, 0, 1)).all())
+            call.lower(axis, ONES if alike else FIXED, "constant")
