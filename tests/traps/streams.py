@@ -91,6 +91,22 @@ class StreamsLeaningTower(StreamsBetweenTower):
         return x * (1 + x.mean(-1, keepdim=True))
 
 
+class Averaged(nn.LayerNorm):
+    """What is read of it is taken over all tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + y.mean(1, keepdim=True)
+
+
+class StreamsAveragedTower(StreamsBetweenTower):
+    """The gain of the last norm goes into the head, its bias does not."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.norm = Averaged(config.hidden_size)
+
+
 class StreamsUncentredTower(StreamsBetweenTower):
     """The last norm does not centre."""
 

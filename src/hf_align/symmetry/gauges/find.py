@@ -122,7 +122,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *level_norms(found, gone, zero),
         *narrow,
         *shears,
-        *level_spectra(found, between, gone, shears, means.is_lost_by),
+        *level_spectra(found, between, gone | {g.gain for g in folds}, shears, means.is_lost_by),
         *sheared_streams(streams, {name for g in (*narrow, *shears) for name in g.targets}),
         *writers,
         *centred_rows(found),
