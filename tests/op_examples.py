@@ -599,7 +599,9 @@ call("masked_scatter", lambda x, y: aten.masked_scatter(x, MASK[:3, None].expand
 call("masked_scatter", lambda x, y: aten.masked_scatter(x, MASK[:3, None], y), X, data(4, 2), label="rows of others")
 call("masked_scatter", lambda x, y: aten.masked_scatter(x, y[:, :1] > 0, y), X, data(3, 4), label="rows by data")
 call("masked_scatter", lambda x, y: aten.masked_scatter(x, y > 0, y), X, data(3, 4), label="entries by data")
-call("masked_scatter", lambda x, y: aten.masked_scatter(x, MASK[:3], y), data(4, 3, 1), data(8, 3), label="of one entry")
+call(
+    "masked_scatter", lambda x, y: aten.masked_scatter(x, MASK[:3], y), data(4, 3, 1), data(8, 3), label="of one entry"
+)
 for op in ("index_add", "index_add_", "index_copy"):
     f = getattr(aten, op)
     call(op, lambda x, y, f=f: f(x, 0, CHOICE[:2], y), X, data(2, 4))

@@ -107,6 +107,25 @@ class StreamsAveragedTower(StreamsBetweenTower):
         self.norm = Averaged(config.hidden_size)
 
 
+class Merged(nn.LayerNorm):
+    """What is read of it is read of two tokens at once."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.merge = nn.Linear(2 * size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        merged: Tensor = self.merge(torch.stack([y, y.roll(1, 1)], -2).flatten(-2))
+        return merged
+
+
+class StreamsMergedTower(StreamsBetweenTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.norm = Merged(config.hidden_size)
+
+
 class StreamsUncentredTower(StreamsBetweenTower):
     """The last norm does not centre."""
 

@@ -79,7 +79,7 @@ def _sizes(dim: str, read: Reader, others: Sequence[int]) -> list[int]:
         return [read.batch]
     if dim in ("sequence_length", "seq_length", "seq_len"):
         return [read.length]
-    numbers = dict.fromkeys(n for part in parts(read.config) if isinstance(n := getattr(part, dim, None), int) and n > 0)
-    if numbers:
+    fields = (getattr(part, dim, None) for part in parts(read.config))
+    if numbers := dict.fromkeys(n for n in fields if isinstance(n, int) and n > 0):
         return [*numbers]
     return [1, *others] if "num" in dim else [*others, 1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import fx
 
 from hf_align.symmetry.gauges.find import Folding, writer_of
-from hf_align.symmetry.gauges.folds import Carried, carriers
+from hf_align.symmetry.gauges.folds import Carried, all_carriers, carriers
 from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES_UP_TO_SIGN, Bound
 from hf_align.symmetry.interpreter.call import tie
 from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
@@ -106,5 +106,4 @@ def _is_free(axis: Axis, gains: Sequence[Gain], found: Interpretation) -> bool:
     every = (*found.gains, *found.linked_gains)
     if any(g not in gains and space in (g.target.root.space, g.source.root.space) for g in every):
         return False
-    along = [atom for v in found.weights.values() for a in v.axes for atom in a.atoms if atom.space is space]
-    return not any(atom.order for atom in along) and len(along) == len(list(carriers(axis, found)))
+    return all_carriers(axis, found) is not None

@@ -63,6 +63,14 @@ class Carried:
         every[self.start : self.start + len(repeated)] = repeated
         return along(tensor, self.axis, every)
 
+    def turned(self, tensor: Tensor, turn: Tensor) -> Tensor:
+        """The tensor with those entries turned, by [size, size]."""
+        rows = tensor.movedim(self.axis, 0)
+        stop = self.start + self.before * len(turn) * self.behind
+        vectors = rows[self.start : stop].unflatten(0, (self.before, len(turn), self.behind))
+        part = torch.tensordot(turn, vectors, ([1], [1])).movedim(0, 1).flatten(0, 2)
+        return torch.cat([rows[: self.start], part, rows[stop:]]).movedim(0, self.axis)
+
 
 def carriers(target: Axis, found: Interpretation) -> Iterator[Carried]:
     """The weights along a space, or a part of which is, or a factor of a part."""
@@ -80,6 +88,14 @@ def carriers(target: Axis, found: Interpretation) -> Iterator[Carried]:
                         yield Carried(name, i, power, start, before, behind)
                     before *= factor.size
                 start += part.size
+
+
+def all_carriers(target: Axis, found: Interpretation) -> tuple[Carried, ...] | None:
+    """The weights along a space; none where some are along it in another way than `carriers` knows."""
+    space = target.root.space
+    along = [atom for v in found.weights.values() for a in v.axes for atom in a.atoms if atom.space is space]
+    carried = tuple(carriers(target, found))
+    return carried if len(carried) == len(along) and not any(atom.order for atom in along) else None
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, along
-from hf_align.symmetry.gauges.folds import Carried, carriers
+from hf_align.symmetry.gauges.folds import Carried, all_carriers
 from hf_align.symmetry.gauges.index_provenance import LosesMean
 from hf_align.symmetry.gauges.shears import ShearAlongMean, is_nearly_orthogonal_to_ones
-from hf_align.symmetry.interpreter.spaces import Kind, Space
 from hf_align.symmetry.interpreter.values import Gain, Interpretation
 
 _APART = 1e-9
@@ -72,10 +71,7 @@ class LevelSpectrum(Gauge):
         turned = get(name).double()
         for carried in self.carried:
             if carried.weight == name:
-                rows = turned.movedim(carried.axis, 0)
-                stop = carried.start + len(gain)
-                part = torch.tensordot(turn, rows[carried.start : stop], 1)
-                turned = torch.cat([rows[: carried.start], part, rows[stop:]]).movedim(0, carried.axis)
+                turned = carried.turned(turned, turn)
         for weight, axis in self.writers:
             if weight == name:
                 turned = turned + torch.tensordot(lean, turned, ([0], [axis])).unsqueeze(axis)
@@ -116,21 +112,15 @@ def level_spectra(
             continue
         ((source, target),) = sides
         met = [g for g in staying if g not in alike and {g.source.root.space, g.target.root.space} & {source, target}]
-        still = source.bound.fixed or target.bound.fixed or not {source, target}.isdisjoint(_parts(found))
-        if met or still:
+        before, behind = (all_carriers(axis, found) for axis in (alike[0].source, alike[0].target))
+        if met or source.bound.fixed or target.bound.fixed or before is None or behind is None:
             continue
-        turned = (*carriers(alike[0].source, found), *carriers(alike[0].target, found))
+        turned = (*before, *behind)
         shear = next((s for s in shears if s.gain == name and not s.shifted), None)
         if all(loses_mean(user, gain.node) for gain in alike for user in gain.node.users):
             yield LevelSpectrum(name, alike[0].offset, turned)
         elif shear is not None:
             yield LevelSpectrum(name, alike[0].offset, turned, shear.writers, shear.readers)
-
-
-def _parts(found: Interpretation) -> set[Space]:
-    """The spaces of which some axis of a weight is more than a sum."""
-    parts = [p.root for v in found.weights.values() for a in v.axes for p in a.segments]
-    return {atom.space for p in parts if p.space.kind is not Kind.ATOM for atom in p.atoms}
 
 
 def _levelled_once(gain: Tensor) -> tuple[Tensor, Tensor] | None:

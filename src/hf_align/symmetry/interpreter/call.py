@@ -72,8 +72,8 @@ class Call:
         return argument
 
     def value(self, argument: Any) -> Value:
-        """The axes of a tensor argument. Those of a constant are pinned, but of zeros, which any g leaves as they are, and
-        such along which it is the same, as any g with g 1 = 1 leaves it."""
+        """The axes of a tensor argument. Those of a constant are pinned, but of zeros, which any g leaves alone, and
+        but those along which it is the same, which any g with g 1 = 1 does."""
         found = self.raw(argument)
         if isinstance(found, Product):
             return self.resolve(found)

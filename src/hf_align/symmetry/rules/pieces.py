@@ -215,7 +215,7 @@ def select_scatter(call: Call) -> Rows:
 
 
 def _runs(call: Call, dim: int, start: int, stop: int) -> list[Value]:
-    """The entries from `start` to `stop` along one axis of the first operand, by runs that need nothing of each other."""
+    """The entries from `start` to `stop` along one axis of the first operand, in runs that share no other axis."""
     raw = call.raw(call.argument(0))
     if start == stop:
         return []
