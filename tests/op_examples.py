@@ -33,6 +33,10 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.tensor(np.random.default_rng(seed).standard_normal(shape).tolist(), dtype=torch.float64)
 
 
+def ones(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=torch.float64)
+
+
 def data(*shape: int, draw: Draw = normal) -> Data:
     return Data(shape, draw)
 
@@ -615,5 +619,15 @@ call("select_scatter", lambda x, y: aten.select_scatter(x, y, 0, 1), X, data(4))
 call("select_scatter", lambda x, y: aten.select_scatter(x, y, 1, 1), X, data(3), label="a column")
 call("select_scatter", lambda y: aten.select_scatter(torch.zeros(3, 4).double(), y, 0, 1), data(4), label="of zeros")
 call("select_scatter", lambda y: aten.select_scatter(numbers(3, 4), y, 0, 1), data(4), label="of constants")
-call("select_scatter", lambda y: aten.select_scatter(torch.ones(3, 4).double(), y, 0, 1), data(4), label="of ones")
+call("select_scatter", lambda y: aten.select_scatter(ones(3, 4), y, 0, 1), data(4), label="of ones")
 call("select_scatter", lambda x, y: aten.select_scatter(x, y, 2, -1), data(2, 4, 3), data(2, 4), label="the last")
+
+# Constants that are the same along an axis --------------------------------------------------------------------------
+
+call("matmul", lambda x: x @ ones(4, 3), X, label="ones")
+call("cat", lambda x: torch.cat([x, ones(3, 2)], -1), X, label="ones")
+call("layer_norm", lambda x: aten.layer_norm(x, [4], ones(4), ones(4)), X, label="ones")
+call("conv1d", lambda x: aten.conv1d(x, ones(4, 1, 2), None, [1], [0], [1], 4), data(2, 4, 5), label="ones")
+call("where", lambda x, y: torch.where(y[:, :1] > 0, x, ones(3, 4)), X, data(3, 4), label="ones")
+call("cdist", lambda x: torch.cdist(x, ones(2, 4)), X, label="ones")
+call("slice_scatter", lambda x: aten.slice_scatter(ones(5, 4), x, 0, 1, 4), X, label="among ones")
