@@ -136,6 +136,43 @@ hf.AutoConfig.register("cut", CutConfig)
 hf.AutoModel.register(CutConfig, Cut)
 
 
+class HearingConfig(PretrainedConfig):
+    model_type = "hearing"
+
+    def __init__(self, audio_token_id: int = 10, num_mel_bins: int = 6, **rest: object) -> None:
+        super().__init__(**rest)
+        self.audio_token_id, self.num_mel_bins = audio_token_id, num_mel_bins
+
+
+class Hearing(PreTrainedModel):
+    """What it hears stands in a text, where a mask of truth values does not hide it."""
+
+    config_class = HearingConfig
+
+    def __init__(self, config: HearingConfig) -> None:
+        super().__init__(config)
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.tower = nn.Linear(config.num_mel_bins, 8)
+        self.post_init()
+
+    def get_audio_features(self, input_features: Tensor, input_features_mask: Tensor | None) -> Tensor:
+        assert input_features_mask is not None
+        return torch.where(input_features_mask[..., None], self.tower(input_features), 0)
+
+    def forward(
+        self, input_ids: Tensor, input_features: Tensor | None = None, input_features_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        x = self.embed(input_ids)
+        if input_features is not None:
+            heard = self.get_audio_features(input_features, input_features_mask)
+            x = x.masked_scatter((input_ids == self.config.audio_token_id)[..., None], heard)
+        return {"logits": self.head(x)}
+
+
+hf.AutoConfig.register("hearing", HearingConfig)
+hf.AutoModel.register(HearingConfig, Hearing)
+
+
 def in_all_modes(config: PretrainedConfig) -> SymmetrySpec:
     return without_unseen(derive(trace_modes(build_without_weights(config))))
 
@@ -229,6 +266,11 @@ def test_places_that_no_traced_call_reaches_stand_still(length: int) -> None:
         (lambda: small("llava", "LlavaForConditionalGeneration"), "input_ids with image"),
         pytest.param(lambda: small("minimax", "MiniMaxForCausalLM"), "a step with a cache", marks=pytest.mark.slow),
         pytest.param(lambda: small("t5", "T5ForConditionalGeneration"), "a step with a cache", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: small("t5gemma2", "T5Gemma2ForConditionalGeneration"),
+            "input_ids with image",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda: small("xlnet", "XLNetLMHeadModel"), "input_ids with perm_mask", marks=pytest.mark.slow),
     ],
 )
@@ -260,6 +302,7 @@ def test_modes_are_found_and_the_spec_is_sound_in_all_of_them(config: object, mo
         (families.visual_bert(), "VisualBertModel", "input_ids with visual_embeds"),
         (families.fuyu(), "FuyuForCausalLM", "input_ids with image"),
         (families.pocket_tts(), "PocketTTSModel", "input_ids with audio_prompt"),
+        (HearingConfig(), "Hearing", "input_ids with audio"),
     ],
 )
 def test_what_a_call_lacks_is_read_off_its_error_and_the_documentation(

@@ -20,7 +20,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
 from hf_align.tracing.build import quiet, trained_buffers
-from hf_align.tracing.documented import documented
+from hf_align.tracing.documented import OF_TEXT, documented
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, NothingNew
@@ -54,9 +54,13 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
 
 
 def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iterator[Mode]:
-    """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text."""
+    """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text; or
+    of masks that hold truth values."""
     given = mode.example.arguments
     media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    counted = {n: t for n, t in given.items() if n.endswith("_mask") and n not in OF_TEXT and t.dtype == torch.long}
+    if counted and "bool" in said:
+        yield _changed(model, mode, {n: t.bool() for n, t in counted.items()})
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
     yield from _widened(model, mode, media_given, said)
