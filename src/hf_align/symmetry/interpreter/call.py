@@ -72,8 +72,7 @@ class Call:
         return argument
 
     def value(self, argument: Any) -> Value:
-        """The axes of a tensor argument. Those of a constant are pinned, but of zeros, which any g leaves alone, and
-        but those along which it is the same, which any g with g 1 = 1 does."""
+        """The axes of a tensor argument; of a constant, they allow what leaves it as it is."""
         found = self.raw(argument)
         if isinstance(found, Product):
             return self.resolve(found)
@@ -108,7 +107,7 @@ class Call:
         if argument in self.found.values:
             return self.found.values[argument]
         tensor = self.found.program.constants[argument]
-        return Value(tuple(fresh(n, _left_by(tensor, i)) for i, n in enumerate(tensor.shape)))
+        return Value(tuple(fresh(n, left_by(tensor, i)) for i, n in enumerate(tensor.shape)))
 
     def unify(self, a: Axis, b: Axis, role: str) -> None:
         unify(a, b, evidence(self.node, role))
@@ -149,13 +148,19 @@ class Call:
         return tie(left, right, self.found, self.node)
 
 
-def _left_by(constant: Tensor, dim: int) -> Bound:
-    """The elements along an axis that leave a constant as it is, at least."""
+def left_by(constant: Tensor, dim: int) -> Bound:
+    """Elements along an axis that leave a constant as it is: any g leaves zeros, and where all along the axis it is the
+    same, any with g 1 = 1."""
     if not constant.is_floating_point():
         return FIXED
     if not constant.any():
         return FREE
-    return ONES if constant.shape[dim] > 1 and bool((constant == constant.narrow(dim, 0, 1)).all()) else FIXED
+    return ONES if constant.shape[dim] > 1 and is_same_along(constant, dim) else FIXED
+
+
+def is_same_along(constant: Tensor, dim: int) -> bool:
+    """Whether all entries along an axis are the same."""
+    return bool((constant == constant.narrow(dim, 0, 1)).all())
 
 
 def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:

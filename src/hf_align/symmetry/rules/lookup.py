@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.call import Call, is_same_along, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.pieces import run_along
@@ -218,7 +218,7 @@ def _scattered(call: Call, source: Any, numbers: Value) -> None:
 def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
     """Whether a constant has the same entries all along an axis."""
     constant = call.constant(argument)
-    return isinstance(constant, Tensor) and bool((constant == constant.narrow(dim, 0, 1)).all())
+    return isinstance(constant, Tensor) and is_same_along(constant, dim)
 
 
 @rule_for_numbers("one_hot", harmless="num_classes", traits=Trait.ONE_HOT)
@@ -289,11 +289,8 @@ def _last_untouched(call: Call, rank: int) -> bool:
 
 def _is_of_rows(call: Call, mask: fx.Node) -> bool:
     """Whether a mask holds in all entries along its last axis or in none."""
-    if mask.meta["val"].shape[-1:] in ((), (1,)):
+    if mask.meta["val"].shape[-1:] in ((), (1,)) or _is_uniform(call, mask, -1):
         return True
-    known = call.constant(mask)
-    if isinstance(known, Tensor):
-        return bool((known == known[..., :1]).all())
     return does(mask, Trait.COPIES) and _is_of_rows(call, mask.all_input_nodes[0])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES
-from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.call import Call, left_by, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, split_product
 from hf_align.symmetry.interpreter.values import Rows, Value
 from hf_align.symmetry.rules.runs import merged_behind
@@ -236,10 +236,12 @@ def _beside(call: Call, base: Any, axes: list[Axis], dim: int, start: int, stop:
             if i != dim and x.size > 1:
                 call.unify(x, y, "cat")
         return _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
-    _require_blank(call, base, axes, dim)
     constant = call.constant(base)
+    for i, axis in enumerate(axes):
+        if i != dim and bool(constant.any()):
+            call.lower(axis, left_by(constant, i), "constant")
     beside = (constant.narrow(dim, 0, start), constant.narrow(dim, stop, call.shape[dim] - stop))
-    before, behind = (fresh(c.shape[dim], FIXED if bool(c.any()) else FREE) for c in beside)  # zeros stay zeros
+    before, behind = (fresh(c.shape[dim], left_by(c, dim) if bool(c.any()) else FREE) for c in beside)
     return before, behind
 
 
@@ -250,15 +252,3 @@ def _put_between(node: fx.Node, args: Any, kwargs: Any) -> Any:
         start, stop, _ = slice(args[3], args[4] if len(args) > 4 else None).indices(args[0].shape[args[2]])
         args = (*args[:3], start, stop, *args[5:])
     return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _require_blank(call: Call, base: Any, axes: list[Axis], dim: int) -> None:
-    """Entries of a constant that stay beside the replaced ones ask for more, unless they are zero; less where they are
-    the same all along an axis."""
-    constant = call.constant(base)
-    if constant is None or not bool(constant.any()):
-        return
-    for i, axis in enumerate(axes):
-        if i != dim:
-            alike = bool((constant == constant.narrow(i, 0, 1)).all())
-            call.lower(axis, ONES if alike else FIXED, "constant")
