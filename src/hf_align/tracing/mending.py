@@ -50,17 +50,22 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
         for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
             yield _changed(model, mode, {name: value})
     if mode.announced is not None:
+        yield from _with_truth_values(model, mode, str(error))
         yield from _enlarged(model, mode, mode.announced[1], str(error))
 
 
-def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iterator[Mode]:
-    """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text; or
-    of masks that hold truth values."""
+def _with_truth_values(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:
+    """Masks of media that hold truth values, where an error asks for such."""
     given = mode.example.arguments
-    media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
     counted = {n: t for n, t in given.items() if n.endswith("_mask") and n not in OF_TEXT and t.dtype == torch.long}
     if counted and "bool" in said:
         yield _changed(model, mode, {n: t.bool() for n, t in counted.items()})
+
+
+def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iterator[Mode]:
+    """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text."""
+    given = mode.example.arguments
+    media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
     yield from _widened(model, mode, media_given, said)

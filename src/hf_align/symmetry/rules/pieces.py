@@ -43,14 +43,19 @@ def _every_other(call: Call, axis: Axis, step: int, *, whole: bool) -> Axis:
 
 def run_along(call: Call, dim: int, start: int, stop: int) -> Value:
     """The entries from `start` to `stop` along one axis of the first operand."""
-    raw = call.raw(call.argument(0))
-    if isinstance(raw, Rows) and raw.dim == dim and (chosen := raw.between(start, stop)):
+    if chosen := _known_runs(call, dim, start, stop):
         return call.joined(chosen, dim)
     value = call.value(call.argument(0))
     axes = list(value.axes)
     if stop - start < axes[dim].size:
         axes[dim] = _piece_or_pinned(call, axes[dim], start, stop)
     return rearranged(value, axes)
+
+
+def _known_runs(call: Call, dim: int, start: int, stop: int) -> list[Value]:
+    """The runs of which the entries from `start` to `stop` consist, if the first operand is known by such runs."""
+    raw = call.raw(call.argument(0))
+    return raw.between(start, stop) if isinstance(raw, Rows) and raw.dim == dim else []
 
 
 def _piece_or_pinned(call: Call, axis: Axis, start: int, stop: int) -> Axis:
@@ -216,12 +221,7 @@ def select_scatter(call: Call) -> Rows:
 
 def _runs(call: Call, dim: int, start: int, stop: int) -> list[Value]:
     """The entries from `start` to `stop` along one axis of the first operand, in runs that share no other axis."""
-    raw = call.raw(call.argument(0))
-    if start == stop:
-        return []
-    if isinstance(raw, Rows) and raw.dim == dim and (chosen := raw.between(start, stop)):
-        return chosen
-    return [run_along(call, dim, start, stop)]
+    return (_known_runs(call, dim, start, stop) or [run_along(call, dim, start, stop)]) if start < stop else []
 
 
 def _beside(call: Call, base: Any, axes: list[Axis], dim: int, start: int, stop: int) -> tuple[Axis, Axis]:
@@ -237,9 +237,9 @@ def _beside(call: Call, base: Any, axes: list[Axis], dim: int, start: int, stop:
                 call.unify(x, y, "cat")
         return _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
     constant = call.constant(base)
-    for i, axis in enumerate(axes):
-        if i != dim and bool(constant.any()):
-            call.lower(axis, left_by(constant, i), "constant")
+    others = [i for i in range(len(axes)) if i != dim] if bool(constant.any()) else []
+    for i in others:
+        call.lower(axes[i], left_by(constant, i), "constant")
     beside = (constant.narrow(dim, 0, start), constant.narrow(dim, stop, call.shape[dim] - stop))
     before, behind = (fresh(c.shape[dim], left_by(c, dim) if bool(c.any()) else FREE) for c in beside)
     return before, behind
