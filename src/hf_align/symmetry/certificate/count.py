@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import scipy.linalg
@@ -18,6 +18,10 @@ from hf_align.tracing.program import Program, upstream
 _OUTPUTS_MIXED = 4
 """Combinations of the outputs at one position that the count looks at: more of them see less that is new than others of
 another context do, and cost as much."""
+_FIRST_OUTPUTS = 2
+"""Of each result that are looked at for an effect first."""
+_MORE_OUTPUTS = 4
+"""Times as many, after a look that has found one."""
 _FEW = 4
 """Contexts after which it is first asked whether some weights are still unread; then after twice as many, and so on."""
 _CLEAR = 1e-10
@@ -50,6 +54,7 @@ def looks(
     *,
     spare: int = 0,
     most: int | None = None,
+    outputs: float = math.inf,
 ) -> Iterator[Look]:
     """Enough contexts for as many outputs as there are parameters, times a share.
 
@@ -60,6 +65,7 @@ def looks(
         sizes: entries of each parameter, by name.
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most, if not in all.
+        outputs: of each result in each context, no more than these.
     """
     results = _real(program)
     wanted = share * min(sum(sizes.values()), most or math.inf)
@@ -72,7 +78,7 @@ def looks(
         numbers = sum(size for name, size in sizes.items() if name not in beside)
         contexts = math.ceil(share * min(numbers, most or numbers) / least) + spare
         if contexts > seen and numbers:
-            yield Look(few, contexts - seen, wanted)
+            yield Look(few, contexts - seen, min(wanted, outputs))
             seen = contexts
 
 
@@ -205,19 +211,34 @@ def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -
     """
     choosing = without_derivative(program)
     able = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
-    found = torch.zeros_like(able)
+    found, count = torch.zeros_like(able), _FEW
+    while contexts > 0 and not found[able].all():
+        left = (able & ~found).split([w.numel() for w in weights.values()])
+        names = {n for n, part in zip(weights, left, strict=True) if part.any()}
+        few = [random_inputs(program, rng) for _ in range(min(contexts, count))]
+        found |= _read_in_some(program, weights, names, few)
+        contexts, count = contexts - count, 2 * count
+    return found & able
+
+
+def _read_in_some(
+    program: Program, weights: Weights, names: Container[str], contexts: Sequence[Mapping[str, Tensor]]
+) -> Tensor:
+    """Which weights what reads some parameters reads in some of the contexts, [parameters], bool."""
+    users = {user for node, name in program.parameters.items() if name in names for user in node.users}
+    readers = [node for node in program.graph.nodes if node in users and node.op == "call_function"]
+    needed = upstream(readers, program)
 
     def at(inputs: Mapping[str, Tensor]) -> Tensor:
-        shown, pull_back = torch.func.vjp(lambda w: _noise_at_readers(program, run(program, w, inputs)), weights)  # type: ignore[misc]
+        def noise(leaves: Weights) -> Tensor:
+            return _noise(run(program, leaves, inputs, needed), readers)
+
+        shown, pull_back = torch.func.vjp(noise, weights)  # type: ignore[misc]
         gradients = pull_back(torch.ones_like(shown))[0]
         return torch.cat([gradients[name].reshape(-1) for name in weights])
 
-    at_once, count = 1 + _NUMBERS // _numbers(program.graph.nodes), _FEW
-    while contexts > 0 and not found[able].all():
-        few = [random_inputs(program, rng) for _ in range(min(contexts, count))]
-        found |= torch.stack([*in_each(at, few, (), at_once)]).ne(0).any(0)
-        contexts, count = contexts - count, 2 * count
-    return found & able
+    at_once = 1 + _NUMBERS // _numbers(needed)
+    return torch.stack([*in_each(at, contexts, (), at_once)]).ne(0).any(0)
 
 
 def in_each(
@@ -239,12 +260,12 @@ def in_each(
         yield from (at(*arguments) for arguments in zip(contexts, *more, strict=True))
 
 
-def _noise_at_readers(program: Program, values: Mapping[Node, object]) -> Tensor:
-    """A random combination of all values that are computed from a weight directly, [1]."""
+def _noise(values: Mapping[Node, object], nodes: Iterable[Node]) -> Tensor:
+    """A random combination of all numbers in the values of some nodes, [1]."""
     rng = Generator().manual_seed(0)
     total = torch.zeros(1, dtype=torch.float64)
-    for user in dict.fromkeys(u for placeholder in program.parameters for u in placeholder.users):
-        value = values.get(user)
+    for node in nodes:
+        value = values[node]
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, Tensor) and part.is_floating_point():
                 total = total + (part * torch.randn(part.shape, generator=rng, dtype=part.dtype)).sum()
@@ -304,6 +325,27 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float
     one = torch.ones(1).to(sizes)
     sizes = sizes if zero is None else torch.cat([sizes.clamp_min(zero), zero * one])
     return basis[rank(torch.cat([one, sizes])) - 1 :] @ directions
+
+
+def without_any_effect(
+    directions: Tensor, jacobians: Callable[[int, int], Sequence[Tensor]], *, zero: float | None = None
+) -> Tensor:
+    """What of some orthonormal directions moves no output of any result.
+
+    A single random combination of a result's outputs shows whether the result sees any direction, and one of those
+    that it sees. So few are looked at first, and more as long as a look finds an effect.
+
+    Args:
+        jacobians: of all results, for so many directions and with so many outputs of each, as `without_effect` takes
+            them.
+        zero: as in `without_effect`.
+    """
+    before, outputs = math.inf, _FIRST_OUTPUTS
+    while 0 < len(directions) < before:
+        before = len(directions)
+        directions = without_effect(directions, jacobians(before, outputs), zero=zero)
+        outputs *= _MORE_OUTPUTS
+    return directions
 
 
 def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,18 @@ a direction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 from torch import Generator, Tensor
 
-from hf_align.symmetry.certificate.count import jacobian, looks, telling_looks, without_effect
+from hf_align.symmetry.certificate.count import (
+    Look,
+    jacobian,
+    looks,
+    telling_looks,
+    without_any_effect,
+    without_effect,
+)
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.tracing.program import Program
 
@@ -37,8 +43,14 @@ def flat_directions(
         orthonormal, [flat, reached parameters].
     """
     sizes = {name: weight.numel() for name, weight in means[0].items()}
-    for look in (telling_looks, partial(looks, sizes=sizes)):
-        if len(null):
-            few = [*look(program, share=_SHARE / POINTS, most=len(null))]
-            null = without_effect(null, [jacobian(program, mean, few, rng)[:, reached] for mean in means])
-    return null
+
+    def at_all(few: Iterable[Look]) -> list[Tensor]:
+        same = [*few]
+        return [jacobian(program, mean, same, rng)[:, reached] for mean in means]
+
+    def again(most: int, outputs: int) -> list[Tensor]:
+        return at_all(looks(program, sizes, _SHARE / POINTS, most=most, outputs=outputs))
+
+    if len(null):
+        null = without_effect(null, at_all(telling_looks(program, _SHARE / POINTS, most=len(null))))
+    return without_any_effect(null, again)

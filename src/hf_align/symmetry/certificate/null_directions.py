@@ -24,6 +24,7 @@ from hf_align.symmetry.certificate.count import (
     null_space,
     reached,
     telling_looks,
+    without_any_effect,
     without_derivative,
     without_effect,
 )
@@ -125,8 +126,7 @@ def _beyond(
     """Derivatives by the weights that are read, and the null directions that are orthogonal to the known ones.
 
     One result that depends on all weights shows most. What it does not see moved is looked at again: in few outputs of
-    as many contexts as had to be for all rows of tables to be looked up, then in all results, until a look finds no
-    effect of any.
+    as many contexts as had to be for all rows of tables to be looked up, then in all results.
 
     Args:
         contexts: in which it was found out what is read.
@@ -135,19 +135,22 @@ def _beyond(
     most = max(1, int(read.sum()) - len(known))
     telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(program, weights, rng))]
     derivatives = _of_read(jacobian(program, weights, [*telling, *looks(program, sizes, 1, most=1)], rng), read)
-    rest, before = _others(derivatives, known), None
+    rest, seen = _others(derivatives, known), [derivatives]
 
-    def also_at(look: Iterable[Look]) -> tuple[Tensor, Tensor]:
-        """The derivatives with more of them, and what has no effect there either."""
+    def also_at(look: Iterable[Look]) -> list[Tensor]:
         more = jacobian(program, weights, look, rng)
-        return torch.cat([derivatives, _of_read(more, read)]), without_effect(rest, [more[:, read]], zero=_ZERO)
+        seen.append(_of_read(more, read))
+        return [more[:, read]]
 
     if len(rest):
-        derivatives, rest = also_at(Look(look.results, contexts, _IN_MANY) for look in telling)
-    while len(rest) and len(rest) != before:
-        before = len(rest)
-        derivatives, rest = also_at(looks(program, sizes, _AGAIN, spare=1, most=len(rest)))
-    return derivatives, rest
+        in_many = also_at(Look(look.results, contexts, _IN_MANY) for look in telling)
+        rest = without_effect(rest, in_many, zero=_ZERO)
+
+    def again(most: int, outputs: int) -> list[Tensor]:
+        return also_at(looks(program, sizes, _AGAIN, spare=1, most=most, outputs=outputs))
+
+    rest = without_any_effect(rest, again, zero=_ZERO)
+    return torch.cat(seen), rest
 
 
 def _of_read(rows: Tensor, read: Tensor) -> Tensor:
