@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES
-from hf_align.symmetry.interpreter.call import Call, left_by, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.bounds import FIXED, ONES
+from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, SpaceMismatchError, cut, direct_sum, fresh, split_product
 from hf_align.symmetry.interpreter.values import Rows, Value
 from hf_align.symmetry.rules.runs import merged_behind
@@ -192,22 +192,20 @@ def pad(call: Call) -> Value:
 
 
 @rule_for_numbers("slice_scatter", traits=Trait.REPLACES)
-def slice_scatter(call: Call) -> Value:
-    """y = x with a run of entries along one axis replaced: the sum of what is left of x and what replaces it."""
-    base, piece = call.argument(0), call.value(call.argument(1))
+def slice_scatter(call: Call) -> Value | Rows:
+    """y = x with a run of entries along one axis replaced: what is left of x and what replaces it, side by side."""
+    piece = call.value(call.argument(1))
     dim, step = call.argument("dim") % len(call.shape), call.argument("step")
     start, stop, _ = slice(call.argument("start"), call.argument("end")).indices(call.shape[dim])
-    axes = list(piece.axes)
-    if step != 1:
-        call.lower(axes[dim], FIXED, "strided slice")
-        axes[dim] = fresh(call.shape[dim], FIXED)
-        if base in call.found.values:
-            call.lower(call.value(base).axes[dim], FIXED, "strided slice")
-        start, stop = 0, call.shape[dim]
-    before, behind = _beside(call, base, axes, dim, start, stop)
     if step == 1:
-        axes[dim] = direct_sum([before, axes[dim], behind])
-    return Value(tuple(axes))
+        return Rows((*_runs(call, dim, 0, start), piece, *_runs(call, dim, stop, call.shape[dim])), dim)
+    whole = call.value(call.argument(0))
+    for i, (x, y) in enumerate(zip(whole.axes, piece.axes, strict=True)):
+        if i == dim:
+            call.lower_all((x, y), FIXED, "strided slice")
+        else:
+            call.unify(x, y, "strided slice")
+    return whole
 
 
 @rule_for_numbers("select_scatter", traits=Trait.REPLACES)
@@ -222,27 +220,6 @@ def select_scatter(call: Call) -> Rows:
 def _runs(call: Call, dim: int, start: int, stop: int) -> list[Value]:
     """The entries from `start` to `stop` along one axis of the first operand, in runs that share no other axis."""
     return (_known_runs(call, dim, start, stop) or [run_along(call, dim, start, stop)]) if start < stop else []
-
-
-def _beside(call: Call, base: Any, axes: list[Axis], dim: int, start: int, stop: int) -> tuple[Axis, Axis]:
-    """What is left of a value, along one axis, before and behind a run that is replaced; all other axes are shared.
-
-    Args:
-        axes: of what replaces it.
-    """
-    if base in call.found.values:
-        whole = call.value(base)
-        for i, (x, y) in enumerate(zip(axes, whole.axes, strict=True)):
-            if i != dim and x.size > 1:
-                call.unify(x, y, "cat")
-        return _piece(whole.axes[dim], 0, start), _piece(whole.axes[dim], stop, call.shape[dim])
-    constant = call.constant(base)
-    others = [i for i in range(len(axes)) if i != dim] if bool(constant.any()) else []
-    for i in others:
-        call.lower(axes[i], left_by(constant, i), "constant")
-    beside = (constant.narrow(dim, 0, start), constant.narrow(dim, stop, call.shape[dim] - stop))
-    before, behind = (fresh(c.shape[dim], left_by(c, dim) if bool(c.any()) else FREE) for c in beside)
-    return before, behind
 
 
 @runs("slice_scatter")
