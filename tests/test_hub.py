@@ -147,6 +147,7 @@ def test_offline_a_shard_that_is_not_in_the_cache(hub: Hub, monkeypatch: pytest.
         ("lab/gated", "", "lab/gated is gated; accept its terms on the Hub and log in"),
         ("lab/private", "hf_bob", "is not a folder or an accessible repository on the Hub"),
         ("./no/such/folder", "", "neither a folder nor a Hub id"),
+        ("org/a", "hf_expired", "the Hub rejects this token; log in again (hf auth login), or unset HF_TOKEN"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(

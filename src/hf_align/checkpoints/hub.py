@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -352,6 +353,13 @@ def said(error: BaseException) -> str:
     return first if not reason or reason in first else f"{first.rstrip(':. ')}: {' '.join(reason.split())}"
 
 
+def refusal(wanted: str, error: HfHubHTTPError) -> str:
+    """Why the Hub does not answer as wanted, in one line."""
+    if error.response.status_code == HTTPStatus.UNAUTHORIZED:
+        return "the Hub rejects this token; log in again (hf auth login), or unset HF_TOKEN"
+    return f"the Hub refused {wanted}: {said(error)}"
+
+
 @contextmanager
 def plain_errors(reference: str) -> Iterator[None]:
     """One line for whatever the Hub refuses.
@@ -372,13 +380,13 @@ def plain_errors(reference: str) -> Iterator[None]:
         raise HfAlignError(f"{reference} is not a folder or an accessible repository on the Hub") from error
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise HfAlignError(f"the Hub refused {repository}: {said(error.__cause__)}") from error
+            raise HfAlignError(refusal(repository, error.__cause__)) from error
         raise HfAlignError(
             f"{reference} is not a folder and not in the cache, and the Hub cannot be reached"
         ) from error
     except EntryNotFoundError as error:
         raise HfAlignError(f"{repository} lacks a file: {first_line(error)}") from error
     except HfHubHTTPError as error:
-        raise HfAlignError(f"the Hub refused {repository}: {said(error)}") from error
+        raise HfAlignError(refusal(repository, error)) from error
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise HfAlignError(f"the Hub cannot be reached for {repository}: {first_line(error)}") from error

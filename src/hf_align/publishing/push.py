@@ -22,7 +22,7 @@ from huggingface_hub.utils import validate_repo_id
 from hf_align.checkpoints.adapters import WEIGHTS
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.claim import COMPLETE, PLAN, WORK
-from hf_align.checkpoints.hub import ADAPTER, plain_errors, retrying, said
+from hf_align.checkpoints.hub import ADAPTER, plain_errors, refusal, retrying, said
 from hf_align.errors import CheckpointError, HfAlignError, OptionError, OutputError, first_line
 
 _STALE = re.compile(r"(pytorch_)?model(\.[\w-]+)?(-\d{5}-of-\d{5})?\.(safetensors|bin)"
@@ -89,9 +89,7 @@ def user(repository: str = "", *, create_pr: bool = False) -> str:
     except LocalTokenNotFoundError as error:
         raise HfAlignError("no token to upload with; log in (hf auth login) or set HF_TOKEN") from error
     except HfHubHTTPError as error:
-        if error.response.status_code == 401:
-            raise HfAlignError("the Hub rejects this token; log in again (hf auth login)") from error
-        raise HfAlignError(f"the Hub refused to say whose token this is: {said(error)}") from error
+        raise HfAlignError(refusal("to say whose token this is", error)) from error
     except HTTPError as error:
         raise HfAlignError(f"the Hub cannot be reached to upload to: {error}") from error
     if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
