@@ -31,12 +31,7 @@ _WEIGHT = 1e-2
 
 def anchored(spec: SymmetrySpec, space: str) -> list[str]:
     """The parameters in which a space meets only interfaces of the model, or nothing: tables, patches, biases."""
-
-    def meets_nothing_else(name: str) -> bool:
-        spaces = [s for axis in spec.parameters[name] for segment in axis for f in segment for s in f.powers]
-        return spaces == [space]
-
-    return [name for name in spec.uses(space) if meets_nothing_else(name)]
+    return [name for name in spec.uses(space) if spec.carried(name) == [space]]
 
 
 def start(models: Balanced, space: str, points: Mapping[Power, Tensor]) -> Element:

@@ -10,6 +10,7 @@ import torch
 
 from hf_align.matching.head_families import HeadFamily
 from hf_align.matching.heads import numbers_of_pair, pairs_at_once
+from hf_align.matching.stream import streams
 from hf_align.matching.weight_cache import CACHED
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
@@ -19,8 +20,10 @@ _WEIGHTS = 8
 """Copies of a weight: A's and B's, each as read, in canonical gauge, moved and laid out for a product."""
 _TERM, _SOLVING = 1, 5
 """Of a cross matrix: a term as it is computed, and what solves it."""
-_ELEMENTS = 6
-"""Of all elements: both models' gauges, what is being solved, and its composition with them."""
+_ELEMENTS = 8
+"""Of all elements: both models' gauges, what is being solved, its composition with them, and what steps have seen."""
+_KEPT = 2
+"""Cross matrices of a stream that are kept: of its tables, and of what only permutations share with it."""
 _SHARE = 1 / 4
 """Of the machine's memory, for steps side by side: an assignment, which takes longest, has one thread."""
 Step = HeadFamily | str
@@ -63,7 +66,9 @@ def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:
         if space.group is not None
     )
     sizes = [math.prod(spec.shape(name)) for name in spec.parameters]
-    return 2 * min(CACHED, sum(sizes) * torch.float32.itemsize) + _ELEMENTS * elements * _DOUBLE + room(spec, steps)
+    kept = sum(_KEPT * spec.spaces[name].size ** 2 for name in streams(spec))
+    own = (_ELEMENTS * elements + kept) * _DOUBLE
+    return 2 * min(CACHED, sum(sizes) * torch.float32.itemsize) + own + room(spec, steps)
 
 
 def room(spec: SymmetrySpec, steps: list[Step]) -> int:

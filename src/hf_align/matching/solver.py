@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,9 +18,11 @@ from hf_align.matching.memory import Step, at_once, spaces_of, weights_of
 from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.stream import Tables
 from hf_align.matching.turns import match_turns, signed_beside
+from hf_align.matching.visits import moved
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
+from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.groups.fit import fit
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -45,12 +47,15 @@ class Solver:
         tables: products that do not change.
         pairing: how heads are paired.
         most: bytes for steps side by side.
+        permuted: by stream, and by the processes that share its products, those of weights that only permutations share
+            with it, and these permutations.
     """
 
     models: Balanced
     tables: Tables
     pairing: Pairing
     most: int
+    permuted: dict[tuple[str, Processes], tuple[Elements, Mapping[Power, Tensor]]] = field(default_factory=dict)
 
     @property
     def spec(self) -> SymmetrySpec:
@@ -109,16 +114,41 @@ class Solver:
         return self._nearest(step, self._products(step, elements))
 
     def _products(self, space: str, elements: Elements, processes: Processes = ALONE) -> dict[Power, Tensor]:
-        """The cross matrices of a space, by power; those of tables are known."""
-        known = self.tables.get(space, {})
-        tables = anchored(self.spec, space) if known else []
-        names = [name for name in self.spec.uses(space) if name not in tables]
+        """The cross matrices of a space, by power; those of a stream's tables are known, and what it says of weights
+        that are permuted is known as long as the permutations stay."""
+        known = [self.tables[space]] if space in self.tables else []
+        names = [name for name in self.spec.uses(space) if not (known and name in anchored(self.spec, space))]
+        if known:
+            beside = {name: {*self.spec.carried(name)} - {space} for name in names}
+            still = [name for name in names if all(map(self._permutes, beside[name]))]
+            around = {s: elements[s] for n in still for s in beside[n] if s in elements}
+            known.append(self._of_permuted(space, still, around, processes))
+            names = [name for name in names if name not in still]
         found = cross(self.spec, space, self.models.a, self.models.b, elements, names, processes)
-        return {**known, **{p: m.add_(known[p]) if p in known else m for p, m in found.items()}}
+        for power, matrix in (item for matrices in known for item in matrices.items()):
+            found[power] = found[power].add_(matrix) if power in found else matrix.clone()
+        return found
+
+    def _permutes(self, space: str) -> bool:
+        group = self.spec.spaces[space].group
+        return group is None or isinstance(group, ScaledPermutation)
+
+    def _of_permuted(
+        self, space: str, names: list[str], around: Elements, processes: Processes
+    ) -> Mapping[Power, Tensor]:
+        kept = self.permuted.get((space, processes))
+        if kept is None or not _same(kept[0], around):
+            kept = around, cross(self.spec, space, self.models.a, self.models.b, around, names, processes)
+            self.permuted[space, processes] = kept
+        return kept[1]
 
     def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Solution:
         element = nearest(self.spec.group(space), matrices, self.models.device)
         return Solution({space: element}, float(fit(element, matrices).sum()))
+
+
+def _same(before: Elements, after: Elements) -> bool:
+    return before.keys() == after.keys() and not any(moved(before[s], element, 0.0) for s, element in after.items())
 
 
 def _work(spec: SymmetrySpec, step: Step) -> int:

@@ -13,20 +13,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 
-import torch
-from torch import Tensor
-
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.cross import over_weights
 from hf_align.matching.descent import Progress
 from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
-from hf_align.matching.memory import Step, room, spaces_of, weights_of
+from hf_align.matching.memory import Step, room, weights_of
 from hf_align.matching.metric import weighted
-from hf_align.matching.recurrent import meets_itself
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import alone, products_of_tables
+from hf_align.matching.visits import Visits
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import PRIMAL, Element
 from hf_align.symmetry.spec import SymmetrySpec
@@ -36,8 +33,6 @@ _SWEEPS = 50
 _CONVERGED = 1e-5
 """A sweep that changes the objective by a smaller part of it is the last, unless that is more than is left to gain: of
 copies, all is found."""
-_STILL = 1e-7
-"""An element that changes by a smaller part of its square has not moved: the objective changes by less."""
 _SLACK = 1e-6
 """The part of the objective by which its float32 sum may fall although every step raises it."""
 
@@ -93,28 +88,27 @@ def descend(
     elements = {s: start(models, s, points) for s, points in tables.items()} if first is None else dict(first)
     steps = steps_of(spec)
     runs = list(_independent(spec, steps))
-    near = _neighbours(spec, steps)
+    visits, solved = Visits(spec, steps), dict[Step, Solution]()
     solver = Solver(models, tables, pairing, room(spec, steps))
-    due, solved = set(steps), dict[Step, Solution]()
     best, sweep = float("-inf"), 0
     limit = cache(partial(_limit, models))
     for sweep in range(1, _SWEEPS + 1):
         for run in runs:
-            together = [step for step in run if step in due]
+            together = [step for step in run if visits.is_due(step, elements)]
             for step, solution in zip(together, solver.solve(together, elements), strict=True):
-                due.discard(step)
-                if any(_moves(elements.get(space), element) for space, element in solution.elements.items()):
-                    due |= near[step]
+                visits.solved(step, elements, solution.elements)
                 elements.update(solution.elements)
                 solved[step] = solution
-        objective = solver.objective(elements, steps[-1:], solved)
+        last = [step for step in steps[-1:] if visits.is_current(step, elements)]
+        objective = solver.objective(elements, last, solved)
         assert pairing is not best_fit or objective >= best - _SLACK * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
-        gained = abs(objective - best)
-        if not due or (gained <= _CONVERGED * abs(objective) and gained <= limit() - objective):
+        gained, best = abs(objective - best), objective
+        is_over = gained <= _CONVERGED * abs(objective) and gained <= limit() - objective
+        is_over = is_over or not any(visits.is_due(step, elements) for step in steps)
+        if is_over and (visits.is_confirmed or not visits.wake(elements)):
             break
-        best = objective
     return elements, sweep
 
 
@@ -125,30 +119,6 @@ def _limit(models: Balanced) -> float:
         return float(models.a[name].square().sum() + models.b[name].square().sum())
 
     return over_weights(models.spec, models.spec.parameters, models.processes, squares) / 2
-
-
-def _moves(before: Element | None, after: Element) -> bool:
-    """Whether an element is another than before, by more than the objective would show."""
-    if before is None or before.tensors().keys() != after.tensors().keys():
-        return True
-    pairs = zip(before.tensors().values(), after.tensors().values(), strict=True)
-    return any(_differ(x, y) for x, y in pairs)
-
-
-def _differ(x: Tensor, y: Tensor) -> bool:
-    if not x.is_floating_point():
-        return not torch.equal(x, y)
-    return float((x - y).square().sum()) > _STILL * float(y.square().sum())
-
-
-def _neighbours(spec: SymmetrySpec, steps: list[Step]) -> dict[Step, set[Step]]:
-    """Whose best elements change where those of a step do: who meets it in a weight, and itself if it meets itself."""
-    weights = {step: weights_of(spec, step) for step in steps}
-    return {
-        step: {other for other in steps if weights[step] & weights[other]
-               and (other != step or any(meets_itself(spec, s) for s in spaces_of(step)))}
-        for step in steps
-    }  # fmt: skip
 
 
 def _independent(spec: SymmetrySpec, steps: list[Step]) -> Iterator[list[Step]]:

@@ -24,7 +24,7 @@ def act(
 
     A gain that is stored as its difference from one is moved as the gain that it stands for.
     """
-    if not any(space in elements for axis in spec.parameters[name] for s in axis for f in s for space in f.powers):
+    if not any(space in elements for space in spec.carried(name)):
         return tensor
     offset = spec.gains.get(name, 0.0)
     tensor = tensor + offset if offset else tensor

@@ -209,12 +209,16 @@ class SymmetrySpec:
         """The parameters that carry a space."""
         return self._users.get(space, ())
 
+    def carried(self, name: str) -> list[str]:
+        """The spaces that a parameter carries, as often as it does."""
+        return [s for axis in self.parameters[name] for segment in axis for f in segment for s in f.powers]
+
     @cached_property
     def _users(self) -> dict[str, tuple[str, ...]]:
         """What carries each space: sweeps of matching ask for it over and over."""
         found: dict[str, dict[str, None]] = {}
-        for name, axes in self.parameters.items():
-            for space in (s for axis in axes for segment in axis for f in segment for s in f.powers):
+        for name in self.parameters:
+            for space in self.carried(name):
                 found.setdefault(space, {})[name] = None
         return {space: tuple(names) for space, names in found.items()}
 

@@ -1,0 +1,74 @@
+"""Which steps of a descent are visited: on a stream that turns by little, and on units that stay where they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import MODELS
+
+from hf_align.matching.stream import residual
+from hf_align.matching.visits import Visits
+from hf_align.matching.weights import steps_of
+from hf_align.opening.pairs import open_pair
+from hf_align.symmetry.elements import Element, Matrix, Monomial
+from hf_align.symmetry.spec import SymmetrySpec
+
+
+@pytest.fixture(scope="module")
+def spec() -> SymmetrySpec:
+    return open_pair(str(MODELS / "llama" / "0"), str(MODELS / "llama" / "1")).spec
+
+
+def turned(size: int, part: float) -> Element:
+    """A rotation that moves the identity by a part of its square: by 2 - 2 cos φ in each of some planes."""
+    angle = math.acos(1 - part * size / 4) if part * size < 8 else math.pi
+    matrix = torch.eye(size, dtype=torch.float64)
+    matrix[0, 0] = matrix[1, 1] = math.cos(angle)
+    matrix[0, 1], matrix[1, 0] = math.sin(angle), -math.sin(angle)
+    return Matrix(matrix)
+
+
+@pytest.mark.parametrize(
+    ("part", "at_once", "in_the_end"),
+    [(1e-8, False, False), (1e-5, False, False), (1e-3, False, True), (0.02, True, True)],
+)
+def test_units_that_stayed_rest_until_what_is_around_them_has_moved_far_or_all_is_over(
+    spec: SymmetrySpec, part: float, at_once: bool, in_the_end: bool
+) -> None:
+    steps, stream = steps_of(spec), residual(spec)
+    (units,) = [step for step in steps if step == "model.layers.1.mlp.hidden"]
+    assert stream is not None
+    visits, size = Visits(spec, steps), spec.spaces[stream].size
+    order = Monomial.permutation(torch.arange(spec.spaces[str(units)].size))
+    elements: dict[str, Element] = {stream: turned(size, 0.0)}
+    assert visits.is_due(units, elements)
+    for element in (turned(size, 0.0), turned(size, 1e-3)):  # found, then found again though the stream has moved
+        elements[stream] = element
+        assert visits.is_due(units, elements)
+        visits.solved(units, elements, {str(units): order})
+        elements[str(units)] = order
+        assert not visits.is_due(units, elements)
+    elements[stream] = Matrix(turned(size, 1e-3).as_matrix() @ turned(size, part).as_matrix())
+    assert visits.is_due(units, elements) == at_once
+    if not at_once:
+        assert visits.wake(elements) == in_the_end
+        assert visits.is_due(units, elements) == in_the_end
+    if in_the_end and not at_once:
+        assert not visits.is_confirmed
+        visits.solved(units, elements, {str(units): order})
+        assert visits.is_confirmed
+
+
+def test_units_that_moved_do_not_rest(spec: SymmetrySpec) -> None:
+    steps, stream = steps_of(spec), residual(spec)
+    units = "model.layers.1.mlp.hidden"
+    assert stream is not None
+    visits, count, size = Visits(spec, steps), spec.spaces[units].size, spec.spaces[stream].size
+    elements: dict[str, Element] = {stream: turned(size, 0.0)}
+    for shift in range(3):
+        found = Monomial.permutation(torch.arange(count).roll(shift))
+        visits.solved(units, elements, {units: found})
+        elements |= {units: found, stream: turned(size, 1e-5 * (shift + 1))}
+        assert visits.is_due(units, elements)
