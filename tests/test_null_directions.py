@@ -10,10 +10,19 @@ import torch
 import transformers
 from conftest import tiny_bert
 from test_symmetries import CASES, derived, traced
+from torch import Tensor
 
 from hf_align.symmetry.certificate import count
 from hf_align.symmetry.certificate import null_directions as counting
-from hf_align.symmetry.certificate.count import Look, looks, moving, telling_looks, without_effect
+from hf_align.symmetry.certificate.count import (
+    Look,
+    looks,
+    moving,
+    reached,
+    telling_looks,
+    without_any_effect,
+    without_effect,
+)
 from hf_align.symmetry.certificate.kinks import within_reach
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
 from hf_align.symmetry.certificate.random_copy import random_weights, with_tokens
@@ -130,6 +139,30 @@ def test_what_was_not_read_is_not_seen_either(monkeypatch: pytest.MonkeyPatch) -
     assert int((~found.reached).sum()) == int(rare.sum())
     assert len(found.moved) == 74 and not len(found.open)
     assert float((found.derivatives @ found.found.T).norm()) < 1e-9 * float(found.derivatives.norm())
+
+
+def test_a_weight_that_no_call_computes_with_is_not_reached() -> None:
+    program, spec = traced("llama"), derived("llama")
+    weights = random_weights(spec, rng())
+    beside = {"nowhere": torch.ones(3, dtype=torch.float64)}
+    found = reached(program, beside | weights, 64, rng())
+    assert not found[:3].any() and found[3:].equal(reached(program, weights, 64, rng()))
+
+
+@pytest.mark.parametrize("few", [1, 8])
+def test_what_one_result_alone_sees_is_found_however_few_outputs_are_looked_at_first(few: int) -> None:
+    """Ten directions of twelve have an effect, eight in one result and two in another."""
+    sees = torch.eye(12, dtype=torch.float64)
+    asked: list[int] = []
+
+    def jacobians(left: int, outputs: int) -> list[Tensor]:
+        asked.append(outputs)
+        mixes = torch.randn(2, outputs, 12, generator=rng(), dtype=torch.float64)
+        return [mixes[0] @ torch.diag(sees[:8].sum(0)), mixes[1] @ torch.diag(sees[8:10].sum(0))]
+
+    left = without_any_effect(sees, lambda left, outputs: jacobians(left, few * outputs), zero=1e-12)
+    assert len(left) == 2 and float(left[:, :10].norm()) < 1e-9
+    assert asked == sorted(set(asked)), "more outputs after each look that found an effect"
 
 
 @pytest.mark.parametrize(

@@ -212,21 +212,29 @@ def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -
     choosing = without_derivative(program)
     able = torch.cat([torch.full((w.numel(),), n not in choosing) for n, w in weights.items()])
     found, count = torch.zeros_like(able), _FEW
-    while contexts > 0 and not found[able].all():
-        left = (able & ~found).split([w.numel() for w in weights.values()])
-        names = {n for n, part in zip(weights, left, strict=True) if part.any()}
+    while contexts > 0 and (readers := _readers(program, _holding(able & ~found, weights))):
         few = [random_inputs(program, rng) for _ in range(min(contexts, count))]
-        found |= _read_in_some(program, weights, names, few)
+        found |= _read_in_some(program, weights, readers, few)
         contexts, count = contexts - count, 2 * count
     return found & able
 
 
-def _read_in_some(
-    program: Program, weights: Weights, names: Container[str], contexts: Sequence[Mapping[str, Tensor]]
-) -> Tensor:
-    """Which weights what reads some parameters reads in some of the contexts, [parameters], bool."""
+def _holding(some: Tensor, weights: Weights) -> set[str]:
+    """The parameters that hold some of all entries."""
+    parts = some.split([w.numel() for w in weights.values()])
+    return {name for name, part in zip(weights, parts, strict=True) if part.any()}
+
+
+def _readers(program: Program, names: Container[str]) -> list[Node]:
+    """What is computed from some parameters directly."""
     users = {user for node, name in program.parameters.items() if name in names for user in node.users}
-    readers = [node for node in program.graph.nodes if node in users and node.op == "call_function"]
+    return [node for node in program.graph.nodes if node in users and node.op == "call_function"]
+
+
+def _read_in_some(
+    program: Program, weights: Weights, readers: Sequence[Node], contexts: Sequence[Mapping[str, Tensor]]
+) -> Tensor:
+    """Which weights some nodes depend on in some of the contexts, [parameters], bool."""
     needed = upstream(readers, program)
 
     def at(inputs: Mapping[str, Tensor]) -> Tensor:
