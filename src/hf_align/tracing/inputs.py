@@ -136,10 +136,8 @@ def _text(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "bbox" in read.parameters:
         plain["bbox"] = torch.arange(4).clamp(max=1).expand(read.batch, read.length, 4).contiguous()
     decoder = {"decoder_input_ids": read.ids(max(2, read.length - 3))} if _has_decoder(read) else {}
-    for image in _images(read):
-        if "image_token_id" not in vars(read.config) and "image_token_index" not in vars(read.config):
-            yield {**plain, **image}
-        break
+    if "image_token_id" not in vars(read.config) and "image_token_index" not in vars(read.config):
+        yield from ({**plain, **image} for image in _images(read))
     yield {**plain, **decoder}
     masks = {"attention_mask": torch.ones(read.batch, read.length, dtype=torch.long)}
     yield {**plain, **decoder, **masks}

@@ -24,7 +24,7 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import NOT_ASKED, mended, vectors_made, with_places
-from hf_align.tracing.mode import Attempt, Mode, NothingNew, extent, extent_of
+from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
@@ -42,12 +42,14 @@ _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
 
 def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
-    """Try all ways to call a model besides its first call.
+    """Try all ways to call a model besides its first call: with less than that is given, and with more.
 
     Args:
         base: the arguments of the first call.
         extents: the lengths of what that call computes, the most frequent first.
     """
+    for fewer in _with_less(model, base):
+        attempt(at_its_length(Mode(fewer.said, fewer, sure=True)))
     if base.tokens:
         attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
     main, has_text = base.said, "input_ids" in base.arguments
@@ -68,6 +70,18 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         _first_that_answers(ask.modes(base), attempt)
     if has_text:
         try_media(model, attempt)
+
+
+def _with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
+    """The call without some of what it may do without, the most that is left first: a text without the picture before
+    it, which then may go another way."""
+    asked = inspect.signature(model.forward).parameters
+    optional = [n for n in base.arguments if n in asked and asked[n].default is not inspect.Parameter.empty]
+    for count in range(1, len(base.arguments)):
+        for left_out in itertools.combinations(optional, count):
+            kept = {name: value for name, value in base.arguments.items() if name not in left_out}
+            yield replace(base, arguments=kept, tokens={n: ids for n, ids in base.tokens.items() if n in kept},
+                          ends={n: end for n, end in base.ends.items() if n in kept})  # fmt: skip
 
 
 def _said(name: str, value: Any) -> str:

@@ -1,0 +1,65 @@
+"""Decoders that read a picture before the text, or a text alone; no token stands for the picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .tower import Tower, TowerConfig
+
+
+class PicturedTower(Tower):
+    """Behind a picture, all that is read is normalised first, which loses means."""
+
+    patch = 4
+
+    def more(self, config: TowerConfig) -> None:
+        self.patches = nn.Linear(3 * self.patch**2, config.hidden_size)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None, **kwargs: Any
+    ) -> CausalLMOutputWithPast:
+        x = self.embed(input_ids)
+        if pixel_values is not None:
+            x = self.behind(x, self.patches(functional.unfold(pixel_values, self.patch, stride=self.patch).mT))
+        else:
+            x = self.alone(x)
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        return CausalLMOutputWithPast(logits=self.head(self.norm(self.run(x, positions, None, None))))
+
+    def behind(self, x: Tensor, picture: Tensor) -> Tensor:
+        both = torch.cat([picture, x], 1)
+        return functional.layer_norm(both, both.shape[-1:])
+
+    def alone(self, x: Tensor) -> Tensor:
+        return x
+
+
+class PicturedAloneTower(PicturedTower):
+    """A text alone goes through an activation."""
+
+    def behind(self, x: Tensor, picture: Tensor) -> Tensor:
+        return torch.cat([picture, x], 1)
+
+    def alone(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(x)
+
+
+class PicturedReader(PicturedTower):
+    """It does not write, so that no text is gone on with."""
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        return False
+
+
+class PicturedReaderTower(PicturedReader):
+    """Behind a picture, all that is read is normalised first."""
+
+
+class PicturedReaderAloneTower(PicturedReader, PicturedAloneTower):
+    """A text alone goes through an activation."""

@@ -1,0 +1,49 @@
+"""A picture may stand before the text, or not, and no token says where: both are calls of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from traps import pictured as code
+from traps.test_modes import given, noise
+from traps.trap import Trap, both, cases, check, custom, lengths, native
+
+_SIZES = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2)
+_PAGE = noise(2, 3, 16, 16)
+
+
+def of(name: str) -> Trap:
+    kind: Any = getattr(code, f"{name}Tower")
+    calls = both(lengths(), lengths(7, 12, pixel_values=noise(2, 3, 8, 8)))
+    return Trap(name, custom(kind, image_size=8, num_channels=3, patch_size=4), calls, may_refuse=True)
+
+
+def boxes(ids: Tensor) -> Tensor:
+    corner = torch.arange(ids.shape[1])[None, :, None] * 7 % 100
+    return torch.cat([corner, corner + 1, corner + 20, corner + 9], -1).expand(len(ids), -1, -1)
+
+
+TRAPS = [
+    *map(of, ("Pictured", "PicturedAlone", "PicturedReader", "PicturedReaderAlone")),
+    Trap(
+        "layoutlmv3",
+        native("LayoutLMv3Model", transformers.LayoutLMv3Config(
+            vocab_size=23, coordinate_size=2, shape_size=2, input_size=16, patch_size=8, max_position_embeddings=50,
+            pad_token_id=1, bos_token_id=0, eos_token_id=2, **_SIZES)),
+        both(lengths(bbox=boxes), lengths(7, 12, bbox=boxes, pixel_values=_PAGE), lengths(7, pixel_values=_PAGE),
+             given("page", pixel_values=_PAGE)),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", cases("pictured", TRAPS))
+def test_aligned_b_is_b_with_a_picture_and_without(
+    trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(trap, tmp_path, capsys)
