@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .tower import Tower, TowerConfig
+from .tower import MLP, Attention, Block, RMSNorm, Tower, TowerConfig
 
 
 class PicturedTower(Tower):
@@ -63,3 +64,30 @@ class PicturedReaderTower(PicturedReader):
 
 class PicturedReaderAloneTower(PicturedReader, PicturedAloneTower):
     """A text alone goes through an activation."""
+
+
+class Seeing(PreTrainedModel):
+    """A tower that reads pictures of any size; large ones go through an activation."""
+
+    config_class = TowerConfig
+    many = 5
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__(config)
+        self.patches = nn.Conv2d(3, config.hidden_size, 4, 4)
+        self.layers = nn.ModuleList(Block(config, i, Attention, MLP) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size)
+        self.head = nn.Linear(config.hidden_size, 5)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> CausalLMOutputWithPast:
+        x = self.patches(pixel_values).flatten(2).mT
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        x = self.large(x) if x.shape[1] > self.many else x
+        for layer in self.layers:
+            x = layer(x, positions, None, None)
+        return CausalLMOutputWithPast(logits=self.head(self.norm(x).mean(1)))
+
+    def large(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(x)

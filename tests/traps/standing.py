@@ -19,7 +19,7 @@ QUICK = frozenset((
     "asked: AWordOrNone", "asked: Labelled", "asked: Nameless",
     "closed: Closed", "closed: Early",
     "looked up: Gated", "looked up: Exchanged",
-    "pictured: PicturedReader",
+    "pictured: PicturedReader", "pictured: Seeing",
     "pairs: activation", "pairs: heads", "pairs: theta", "pairs: names",
 ))  # fmt: skip
 BROKEN: dict[str, str] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from traps import pictured as code
 from traps.test_modes import given, noise
-from traps.trap import Trap, both, cases, check, custom, lengths, native
+from traps.trap import Calls, Trap, both, cases, check, custom, lengths, native
 
 _SIZES = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2)
 _PAGE = noise(2, 3, 16, 16)
@@ -29,7 +29,13 @@ def boxes(ids: Tensor) -> Tensor:
     return torch.cat([corner, corner + 1, corner + 20, corner + 9], -1).expand(len(ids), -1, -1)
 
 
+def sizes(*sides: tuple[int, int]) -> Calls:
+    return both(*(given(f"{height} × {width}", pixel_values=noise(2, 3, height, width)) for height, width in sides))
+
+
 TRAPS = [
+    Trap("Seeing", custom(code.Seeing, image_size=8, num_channels=3, patch_size=4),
+         sizes((8, 8), (4, 4), (12, 12), (16, 8), (24, 24)), may_refuse=True),
     *map(of, ("Pictured", "PicturedAlone", "PicturedReader", "PicturedReaderAlone")),
     Trap(
         "layoutlmv3",

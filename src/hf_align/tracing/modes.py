@@ -7,7 +7,6 @@ mode if the model runs with it and does something else than before.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,12 +29,11 @@ from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
-from hf_align.tracing.own_code import kinds_of
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
+from hf_align.tracing.resized import LONGEST, numbers_in_code
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
-from hf_align.tracing.watched import constants_of
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -43,14 +41,10 @@ _LENGTH = 12
 """Of the first call. Every call is tried with one token less, too: code may look at whether there is an even number."""
 _FEW = 4
 """Tokens of a short call."""
-_LONGEST = 600
-"""Positions up to which a call is traced: beyond, the masks alone take seconds."""
 _LENGTHS = 5
 """Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
 """Texts at once at other lengths, in turn."""
-_LEAST = 3
-"""Smaller numbers in the modelling code are no lengths."""
 Found = tuple[Mode, Program]
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
@@ -252,10 +246,10 @@ def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
     are; by two tokens, so that one less is beyond it, too."""
     if not base.tokens:
         return
-    room = positions(model.config) or _LONGEST
+    room = positions(model.config) or LONGEST
     lengths = [extent(base)[1]]
     for threshold in sorted(numbers_in_code(model) | _windows(model)):
-        beyond = min(threshold + 2, room, _LONGEST)
+        beyond = min(threshold + 2, room, LONGEST)
         if lengths[-1] <= threshold + 1 and beyond > threshold:
             lengths.append(beyond)
     for i, length in enumerate(_spread(lengths[1:])):
@@ -275,7 +269,7 @@ def _windows(model: PreTrainedModel) -> set[int]:
     """Small numbers in a config that may limit how far a position sees: any of them, where no matrix has that size."""
     sizes = {size for p in model.parameters() for size in p.shape}
     found = {n for part in parts(model.config) for value in vars(part).values() for n in _whole_numbers(value)}
-    return {n for n in found - sizes if _LEAST <= n <= _LONGEST}
+    return {n for n in found - sizes if 2 < n <= LONGEST}
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
@@ -285,15 +279,6 @@ def _whole_numbers(value: Any) -> Iterator[int]:
     elif isinstance(value, (list, tuple, Mapping)):
         for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _whole_numbers(entry)
-
-
-def numbers_in_code(model: nn.Module) -> set[int]:
-    """Numbers that the `forward` of any module mentions: a length may be compared with them."""
-    found: set[int] = set()
-    for kind in kinds_of(model):
-        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-        found |= {c for c in constants_of(code) if type(c) is int} if code is not None else set()
-    return {v for v in found if _LEAST <= v <= _LONGEST}
 
 
 @contextmanager

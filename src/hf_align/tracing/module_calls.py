@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,16 +25,15 @@ from hf_align.tracing.answers import value_shown
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fingerprint import Call, CannotRecord, digest_of
-from hf_align.tracing.modes import TRACED, numbers_in_code
+from hf_align.tracing.modes import TRACED
 from hf_align.tracing.modules import ModuleConfig, ModuleModel, remember, without_weights, written
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
+from hf_align.tracing.resized import LONGEST, axes_by_size, numbers_in_code, resized
 from hf_align.tracing.trace import trace_module
 
 Inputs = Any
 """A tensor, a tuple of positional arguments, a mapping of named ones; or a list of such calls."""
-_LONGEST = 600
-"""Up to which size an axis is tried because the code has numbers like it."""
 _NUMBERS = 8
 """Of the numbers in the code of a module, those that lengths are compared with at most."""
 _ANY = 2**20
@@ -278,19 +276,15 @@ def _is_input(program: Program, node: Any, name: str) -> bool:
 
 def _of_other_sizes(model: ModuleModel, example: Example) -> Iterator[tuple[Example, Program]]:
     """The call with more and with less along each axis: along all that are as long together, else along each alone."""
-    together: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for name, value in example.arguments.items():
-        for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
-            together[size].append((name, axis))
     numbers = sorted(numbers_in_code(model.whole) | _numbers_noted(model.whole))[:_NUMBERS]
-    for size, axes in together.items():
+    for size, axes in axes_by_size(example).items():
         for group in dict.fromkeys([tuple(axes), *((a,) for a in axes)]):
-            others = (_traced(model, _resized(example, group, s)) for s in (size + 1, size - 1, 2 * size))
+            others = (_traced(model, resized(example, group, s)) for s in (size + 1, size - 1, 2 * size))
             one = next(filter(None, others), None)
             if one is not None:
                 yield one
                 sizes = dict.fromkeys([1, *(n + more for n in numbers for more in (2, 1, 0, -1))])
-                more = (_traced(model, _resized(example, group, s)) for s in sizes if s != size and s <= _LONGEST)
+                more = (_traced(model, resized(example, group, s)) for s in sizes if s != size and s <= LONGEST)
                 yield from filter(None, more)
                 break
 
@@ -302,19 +296,6 @@ def _traced(model: ModuleModel, example: Example | None) -> tuple[Example, Progr
     return None
 
 
-def _resized(example: Example, axes: Sequence[tuple[str, int]], size: int) -> Example | None:
-    """The call with another size of some axes; None where what is not free, as a mask, would have to grow."""
-    if size < 1:
-        return None
-    arguments = dict(example.arguments)
-    for name, axis in axes:
-        value = arguments[name]
-        if size > value.shape[axis] and not example.is_free(name):
-            return None
-        arguments[name] = value.index_select(axis, torch.arange(size) % value.shape[axis])
-    return Example(arguments, example.tokens)
-
-
 def _numbers_noted(model: nn.Module) -> set[int]:
     """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
     own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
@@ -322,7 +303,7 @@ def _numbers_noted(model: nn.Module) -> set[int]:
     plain = (v.item() if isinstance(v, Tensor) and not v.dim() and not v.is_meta else v for v in noted)
     found = {v for v in plain if isinstance(v, int) and not isinstance(v, bool)}
     sizes = {size for p in model.parameters() for size in p.shape}
-    return {n for n in found - sizes if 2 < n <= _LONGEST}
+    return {n for n in found - sizes if 2 < n <= LONGEST}
 
 
 def _name(example: Example) -> str:

@@ -25,6 +25,7 @@ from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import NOT_ASKED, mended, vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
+from hf_align.tracing.resized import axes_by_size, numbers_in_code, resized
 from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
@@ -37,6 +38,10 @@ _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
 _OF_DECODER = 4
 """Tokens that a decoder reads beside a text with media in it."""
+_SIZES = 3
+"""Of pictures and sounds that are larger still, because the code has numbers like theirs."""
+_MOST_NUMBERS = 2**18
+"""In a picture or a sound that is made larger, if it is more than four times as large."""
 _PLAIN = (bool, int, float, str)
 _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
@@ -50,6 +55,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     """
     for fewer in _with_less(model, base):
         attempt(at_its_length(Mode(fewer.said, fewer, sure=True)))
+    _try_sizes(model, base, extents, attempt)
     if base.tokens:
         attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
     main, has_text = base.said, "input_ids" in base.arguments
@@ -82,6 +88,33 @@ def _with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
             kept = {name: value for name, value in base.arguments.items() if name not in left_out}
             yield replace(base, arguments=kept, tokens={n: ids for n, ids in base.tokens.items() if n in kept},
                           ends={n: end for n, end in base.ends.items() if n in kept})  # fmt: skip
+
+
+def _try_sizes(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
+    """Try pictures and sounds of other sizes: twice as large along all axes that are as long, and along the last alone;
+    where a model takes these, half as large, too, and beyond what the code may compare a number of places with."""
+    numbers, places = numbers_in_code(model), next(iter(extents), 1)
+    for size, axes in axes_by_size(base).items():
+        inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
+        free = [(name, axis) for name, axis in inner if base.is_free(name)]
+        for group in dict.fromkeys((tuple(inner), (free[-1],))) if free else ():
+            error = _attempt_size(base, group, 2 * size, attempt, sure=group == tuple(inner))
+            if error is None or isinstance(error, NothingNew):
+                factors = sorted({(number + 1) // places + 1 for number in numbers} - {1, 2})
+                for other in (size // 2, *(size * factor for factor in factors[:_SIZES])):
+                    _attempt_size(base, group, other, attempt)
+
+
+def _attempt_size(
+    base: Example, axes: Sequence[tuple[str, int]], size: int, attempt: Attempt, *, sure: bool = False
+) -> Exception | None:
+    example, names = resized(base, axes, size), dict.fromkeys(name for name, _ in axes)
+    if example is None:
+        return ValueError("a mask would have to grow")
+    if any(example.arguments[n].numel() > max(_MOST_NUMBERS, 4 * base.arguments[n].numel()) for n in names):
+        return ValueError("too large")
+    shapes = (" × ".join(map(str, example.arguments[name].shape[1:])) for name in names)
+    return attempt(Mode(f"{base.said} of {' and '.join(shapes)}", example, sure=sure))
 
 
 def _said(name: str, value: Any) -> str:
