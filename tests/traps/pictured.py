@@ -70,7 +70,7 @@ class Seeing(PreTrainedModel):
     """A tower that reads pictures of any size; large ones go through an activation."""
 
     config_class = TowerConfig
-    many = 5
+    many = 40
     main_input_name = "pixel_values"
 
     def __init__(self, config: TowerConfig) -> None:
@@ -91,3 +91,23 @@ class Seeing(PreTrainedModel):
 
     def large(self, x: Tensor) -> Tensor:
         return x + torch.tanh(x)
+
+
+class ToldTower(Tower):
+    """It is told something beside the text; if that is long, it goes through an activation."""
+
+    many = 50
+
+    def more(self, config: TowerConfig) -> None:
+        self.told = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, encoder_hidden_states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        x = self.embed(input_ids)
+        if encoder_hidden_states is not None:
+            told = self.told(encoder_hidden_states).mean(1, keepdim=True)
+            x = x + (torch.tanh(told) if encoder_hidden_states.shape[1] > self.many else told)
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        return CausalLMOutputWithPast(logits=self.head(self.norm(self.run(x, positions, None, None))))

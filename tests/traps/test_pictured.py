@@ -33,9 +33,14 @@ def sizes(*sides: tuple[int, int]) -> Calls:
     return both(*(given(f"{height} × {width}", pixel_values=noise(2, 3, height, width)) for height, width in sides))
 
 
+def told(*counts: int) -> Calls:
+    return both(*(lengths(7, encoder_hidden_states=noise(2, count, 12)) for count in counts))
+
+
 TRAPS = [
+    *(Trap(f"Told {count}", custom(code.ToldTower), both(lengths(), told(count)), may_refuse=True) for count in (5, 20, 60)),
     Trap("Seeing", custom(code.Seeing, image_size=8, num_channels=3, patch_size=4),
-         sizes((8, 8), (4, 4), (12, 12), (16, 8), (24, 24)), may_refuse=True),
+         sizes((8, 8), (4, 4), (12, 12), (16, 8), (40, 40)), may_refuse=True),
     *map(of, ("Pictured", "PicturedAlone", "PicturedReader", "PicturedReaderAlone")),
     Trap(
         "layoutlmv3",

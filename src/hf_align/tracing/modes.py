@@ -31,7 +31,7 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
-from hf_align.tracing.resized import LONGEST, numbers_in_code
+from hf_align.tracing.resized import LONGEST, numbers_in_code, spread
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
@@ -252,17 +252,10 @@ def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
         beyond = min(threshold + 2, room, LONGEST)
         if lengths[-1] <= threshold + 1 and beyond > threshold:
             lengths.append(beyond)
-    for i, length in enumerate(_spread(lengths[1:])):
+    for i, length in enumerate(spread(lengths[1:], _LENGTHS)):
         example = at_length(base, length, _ROWS[i % len(_ROWS)])
         if example is not None:
             yield at_its_length(Mode(example.said, example))
-
-
-def _spread(lengths: list[int]) -> list[int]:
-    """At most so many of them, the ends included."""
-    if len(lengths) <= _LENGTHS:
-        return lengths
-    return [lengths[round(i * (len(lengths) - 1) / (_LENGTHS - 1))] for i in range(_LENGTHS)]
 
 
 def _windows(model: PreTrainedModel) -> set[int]:

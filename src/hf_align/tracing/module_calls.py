@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, treespec_dumps
+from torch.utils._pytree import tree_flatten, treespec_dumps
 
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.tracing.alike import is_part_of
@@ -29,7 +29,7 @@ from hf_align.tracing.modes import TRACED
 from hf_align.tracing.modules import ModuleConfig, ModuleModel, remember, without_weights, written
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
-from hf_align.tracing.resized import LONGEST, axes_by_size, numbers_in_code, resized
+from hf_align.tracing.resized import LONGEST, axes_by_size, numbers_in_code, numbers_noted, resized
 from hf_align.tracing.trace import trace_module
 
 Inputs = Any
@@ -276,7 +276,7 @@ def _is_input(program: Program, node: Any, name: str) -> bool:
 
 def _of_other_sizes(model: ModuleModel, example: Example) -> Iterator[tuple[Example, Program]]:
     """The call with more and with less along each axis: along all that are as long together, else along each alone."""
-    numbers = sorted(numbers_in_code(model.whole) | _numbers_noted(model.whole))[:_NUMBERS]
+    numbers = sorted(numbers_in_code(model.whole) | numbers_noted(model.whole))[:_NUMBERS]
     for size, axes in axes_by_size(example).items():
         for group in dict.fromkeys([tuple(axes), *((a,) for a in axes)]):
             others = (_traced(model, resized(example, group, s)) for s in (size + 1, size - 1, 2 * size))
@@ -294,16 +294,6 @@ def _traced(model: ModuleModel, example: Example | None) -> tuple[Example, Progr
     with suppress(IncompatibleModels):
         return None if example is None else (example, trace_module(model, example))
     return None
-
-
-def _numbers_noted(model: nn.Module) -> set[int]:
-    """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
-    own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
-    noted = (leaf for m in own for key, value in vars(m).items() if key not in _HELD for leaf in tree_leaves(value))
-    plain = (v.item() if isinstance(v, Tensor) and not v.dim() and not v.is_meta else v for v in noted)
-    found = {v for v in plain if isinstance(v, int) and not isinstance(v, bool)}
-    sizes = {size for p in model.parameters() for size in p.shape}
-    return {n for n in found - sizes if 2 < n <= LONGEST}
 
 
 def _name(example: Example) -> str:

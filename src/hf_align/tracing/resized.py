@@ -6,14 +6,17 @@ import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hf_align.tracing.example import Example
 from hf_align.tracing.own_code import kinds_of
 from hf_align.tracing.watched import constants_of
 
+T = TypeVar("T")
 LONGEST = 600
 """Positions up to which a call is traced: beyond, the masks alone take seconds."""
 _LEAST = 3
@@ -43,9 +46,27 @@ def resized(example: Example, axes: Sequence[tuple[str, int]], size: int) -> Exa
 
 
 def numbers_in_code(model: nn.Module) -> set[int]:
-    """Numbers that the `forward` of any module mentions: a length may be compared with them."""
-    found: set[int] = set()
+    """Numbers that the `forward` of any module mentions, or its class: a length may be compared with them."""
+    found = set[object]()
     for kind in kinds_of(model):
         code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-        found |= {c for c in constants_of(code) if type(c) is int} if code is not None else set()
-    return {v for v in found if _LEAST <= v <= LONGEST}
+        found.update(() if code is None else constants_of(code))
+        found.update(value for base in kind.__mro__ for value in vars(base).values() if type(value) is int)
+    return {v for v in found if type(v) is int and _LEAST <= v <= LONGEST}
+
+
+def numbers_noted(model: nn.Module) -> set[int]:
+    """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
+    own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
+    noted = (leaf for module in own for leaf in tree_leaves(list(vars(module).values())))
+    plain = (v.item() if isinstance(v, Tensor) and not v.dim() and not v.is_meta else v for v in noted)
+    found = {v for v in plain if isinstance(v, int) and not isinstance(v, bool)}
+    sizes = {size for p in model.parameters() for size in p.shape}
+    return {n for n in found - sizes if _LEAST <= n <= LONGEST}
+
+
+def spread(sizes: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of them, the ends included."""
+    if len(sizes) <= most:
+        return sizes
+    return [sizes[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most)]

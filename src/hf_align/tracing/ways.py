@@ -10,8 +10,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import NOT_ASKED, mended, vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
-from hf_align.tracing.resized import axes_by_size, numbers_in_code, resized
+from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
 from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
@@ -55,7 +57,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     """
     for fewer in _with_less(model, base):
         attempt(at_its_length(Mode(fewer.said, fewer, sure=True)))
-    _try_sizes(model, base, extents, attempt)
+    _try_sizes(model, base, extents, attempt, base.arguments)
     if base.tokens:
         attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
     main, has_text = base.said, "input_ids" in base.arguments
@@ -67,7 +69,9 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
             continue
         modes = (Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value}), sure=sure,
                       adds=((name, i),)) for i, value in enumerate(values))  # fmt: skip
-        (_first_that_runs if sure else _first_guess_that_runs)(model, modes, attempt)
+        ran = (_first_that_runs if sure else _first_guess_that_runs)(model, modes, attempt)
+        if ran is not None:
+            _try_sizes(model, ran.example, extents, attempt, [name])
     for name in inspect.signature(model.forward).parameters:
         if name not in base.arguments and not NOT_ASKED.search(name):
             for value in scalars(model.forward, model, base, name):
@@ -90,31 +94,43 @@ def _with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
                           ends={n: end for n, end in base.ends.items() if n in kept})  # fmt: skip
 
 
-def _try_sizes(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
-    """Try pictures and sounds of other sizes: twice as large along all axes that are as long, and along the last alone;
-    where a model takes these, half as large, too, and beyond what the code may compare a number of places with."""
-    numbers, places = numbers_in_code(model), next(iter(extents), 1)
+def _try_sizes(
+    model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt, names: Collection[str]
+) -> None:
+    """Try pictures, sounds and states of other sizes: twice as large along all axes that are as long, and along the
+    last alone; where a model takes these, half as large, too, and beyond what the code may compare a number of places
+    with.
+
+    Args:
+        names: of the arguments that are made larger.
+    """
+    numbers = numbers_in_code(model) | numbers_noted(model)
     for size, axes in axes_by_size(base).items():
         inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
-        free = [(name, axis) for name, axis in inner if base.is_free(name)]
+        free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
+        beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
         for group in dict.fromkeys((tuple(inner), (free[-1],))) if free else ():
-            error = _attempt_size(base, group, 2 * size, attempt, sure=group == tuple(inner))
-            if error is None or isinstance(error, NothingNew):
-                factors = sorted({(number + 1) // places + 1 for number in numbers} - {1, 2})
-                for other in (size // 2, *(size * factor for factor in factors[:_SIZES])):
-                    _attempt_size(base, group, other, attempt)
+            larger = _sized(base, group, 2 * size, sure=group == tuple(inner))
+            if larger is not None and isinstance(attempt(larger), NothingNew | NoneType):
+                others = [mode for other in sorted(beyond) if (mode := _sized(base, group, other)) is not None]
+                smaller = _sized(base, group, size // 2)
+                for mode in (*([] if smaller is None else [smaller]), *spread(others, _SIZES)):
+                    attempt(mode)
 
 
-def _attempt_size(
-    base: Example, axes: Sequence[tuple[str, int]], size: int, attempt: Attempt, *, sure: bool = False
-) -> Exception | None:
-    example, names = resized(base, axes, size), dict.fromkeys(name for name, _ in axes)
+def _sized(base: Example, axes: Sequence[tuple[str, int]], size: int, *, sure: bool = False) -> Mode | None:
+    """A call of another size; None if it is too large, or a mask would have to grow."""
+    for name, count in Counter(name for name, _ in axes).items():
+        value: Tensor = base.arguments[name]
+        whole = value.numel() * (size / value.shape[dict(axes)[name]]) ** count
+        if whole > max(_MOST_NUMBERS, 4 * value.numel()):
+            return None
+    example = resized(base, axes, size)
     if example is None:
-        return ValueError("a mask would have to grow")
-    if any(example.arguments[n].numel() > max(_MOST_NUMBERS, 4 * base.arguments[n].numel()) for n in names):
-        return ValueError("too large")
+        return None
+    names = dict.fromkeys(name for name, _ in axes)
     shapes = (" × ".join(map(str, example.arguments[name].shape[1:])) for name in names)
-    return attempt(Mode(f"{base.said} of {' and '.join(shapes)}", example, sure=sure))
+    return Mode(f"{base.said} of {' and '.join(shapes)}", example, sure=sure)
 
 
 def _said(name: str, value: Any) -> str:
@@ -202,7 +218,7 @@ def try_parts(
                 continue
             tensors = (value for value in values if isinstance(value, Tensor))
             modes = (Mode(f"{main} with {name} of {path}", base, part=path, extra=((name, t),)) for t in tensors)
-            if not _first_that_runs(model, modes, attempt):
+            if _first_that_runs(model, modes, attempt) is None:
                 refused.add((kind, name))
 
 
@@ -233,8 +249,8 @@ def _first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
             return
 
 
-def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> bool:
-    """Try alternatives until one is a mode, each also with what it turns out to lack; whether one is."""
+def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> Mode | None:
+    """Try alternatives until one is a mode, each also with what it turns out to lack; that one, if there is any."""
     tried = 0
     for alternative in alternatives:
         waiting = [alternative]
@@ -242,21 +258,21 @@ def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attem
             mode, tried = waiting.pop(0), tried + 1
             error = attempt(mode)
             if error is None:
-                return True
+                return mode
             waiting = [*mended(model, mode, error), *waiting]
-    return False
+    return None
 
 
-def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> None:
+def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> Mode | None:
     """Try guesses until one is a mode: all as they are before any with what it turns out to lack, for a wrong one
     seems to lack much."""
     failed = list[tuple[Mode, Exception]]()
     for guess in guesses:
         error = attempt(guess)
         if error is None:
-            return
+            return guess
         failed.append((guess, error))
-    _first_that_runs(model, (mode for guess, error in failed for mode in mended(model, guess, error)), attempt)
+    return _first_that_runs(model, (mode for guess, error in failed for mode in mended(model, guess, error)), attempt)
 
 
 def _arguments(
