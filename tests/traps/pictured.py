@@ -111,3 +111,21 @@ class ToldTower(Tower):
             x = x + (torch.tanh(told) if encoder_hidden_states.shape[1] > self.many else told)
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         return CausalLMOutputWithPast(logits=self.head(self.norm(self.run(x, positions, None, None))))
+
+
+class PlacedTower(PicturedTower):
+    """One token stands for a picture, however large it is; a large one goes through an activation."""
+
+    many = 40
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None, **kwargs: Any
+    ) -> CausalLMOutputWithPast:
+        x = self.embed(input_ids)
+        if pixel_values is not None:
+            seen = self.patches(functional.unfold(pixel_values, self.patch, stride=self.patch).mT)
+            whole = seen.mean(1, keepdim=True)
+            whole = torch.tanh(whole) if seen.shape[1] > self.many else whole
+            x = torch.where(input_ids[..., None] == self.config.image_token_id, whole, x)
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        return CausalLMOutputWithPast(logits=self.head(self.norm(self.run(x, positions, None, None))))

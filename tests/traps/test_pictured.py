@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from traps import pictured as code
-from traps.test_modes import given, noise
+from traps.test_modes import given, noise, words
 from traps.trap import Calls, Trap, both, cases, check, custom, lengths, native
 
 _SIZES = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2)
@@ -37,8 +37,16 @@ def told(*counts: int) -> Calls:
     return both(*(lengths(7, encoder_hidden_states=noise(2, count, 12)) for count in counts))
 
 
+def placed(side: int) -> Trap:
+    calls = both(lengths(), given("placed", input_ids=words(7, 3), pixel_values=noise(2, 3, side, side)))
+    config = dict(image_size=8, num_channels=3, patch_size=4, image_token_id=3)
+    return Trap(f"Placed {side}", custom(code.PlacedTower, **config), calls, may_refuse=True)
+
+
 TRAPS = [
-    *(Trap(f"Told {count}", custom(code.ToldTower), both(lengths(), told(count)), may_refuse=True) for count in (5, 20, 60)),
+    *map(placed, (8, 16, 40)),
+    *(Trap(f"Told {count}", custom(code.ToldTower), both(lengths(), told(count)), may_refuse=True)
+      for count in (5, 20, 60)),
     Trap("Seeing", custom(code.Seeing, image_size=8, num_channels=3, patch_size=4),
          sizes((8, 8), (4, 4), (12, 12), (16, 8), (40, 40)), may_refuse=True),
     *map(of, ("Pictured", "PicturedAlone", "PicturedReader", "PicturedReaderAlone")),

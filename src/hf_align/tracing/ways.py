@@ -79,7 +79,8 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     for ask in asks(model, base):
         _first_that_answers(ask.modes(base), attempt)
     if has_text:
-        try_media(model, attempt)
+        for mode in try_media(model, attempt):
+            _try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
 
 
 def _with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
@@ -137,11 +138,13 @@ def _said(name: str, value: Any) -> str:
     return name if isinstance(value, (Tensor, bool)) else f"{name} = {value!r}"
 
 
-def try_media(model: PreTrainedModel, attempt: Attempt) -> None:
-    """Try a text with each kind of what else may stand in it: a picture, a video, a sound."""
+def try_media(model: PreTrainedModel, attempt: Attempt) -> list[Mode]:
+    """Try a text with each kind of what else may stand in it, a picture, a video, a sound; the modes that there are."""
+    ran = list[Mode | None]()
     for kind, found in itertools.groupby(announced_media(model), lambda found: found[0]):
         modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
-        _first_that_runs(model, modes, attempt)
+        ran.append(_first_that_runs(model, modes, attempt))
+    return [mode for mode in ran if mode is not None]
 
 
 def try_together(
