@@ -129,3 +129,18 @@ class PlacedTower(PicturedTower):
             x = torch.where(input_ids[..., None] == self.config.image_token_id, whole, x)
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         return CausalLMOutputWithPast(logits=self.head(self.norm(self.run(x, positions, None, None))))
+
+
+class PlacedUnmaskedTower(PlacedTower):
+    """Beside a picture, however large, words without a mask go through an activation."""
+
+    many = 10**6
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None, **kwargs: Any
+    ) -> CausalLMOutputWithPast:
+        self.unmasked = pixel_values is not None and attention_mask is None
+        return super().forward(input_ids, attention_mask, pixel_values)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if self.unmasked else x, positions, seen, cache)

@@ -37,14 +37,15 @@ def told(*counts: int) -> Calls:
     return both(*(lengths(7, encoder_hidden_states=noise(2, count, 12)) for count in counts))
 
 
-def placed(side: int) -> Trap:
+def placed(side: int, kind: Any = code.PlacedTower) -> Trap:
     calls = both(lengths(), given("placed", input_ids=words(7, 3), pixel_values=noise(2, 3, side, side)))
     config = dict(image_size=8, num_channels=3, patch_size=4, image_token_id=3)
-    return Trap(f"Placed {side}", custom(code.PlacedTower, **config), calls, may_refuse=True)
+    return Trap(f"{kind.__name__} {side}", custom(kind, **config), calls, may_refuse=True)
 
 
 TRAPS = [
     *map(placed, (8, 16, 40)),
+    placed(8, code.PlacedUnmaskedTower),
     *(Trap(f"Told {count}", custom(code.ToldTower), both(lengths(), told(count)), may_refuse=True)
       for count in (5, 20, 60)),
     Trap("Seeing", custom(code.Seeing, image_size=8, num_channels=3, patch_size=4),

@@ -55,7 +55,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         base: the arguments of the first call.
         extents: the lengths of what that call computes, the most frequent first.
     """
-    for fewer in _with_less(model, base):
+    for fewer in with_less(model, base):
         attempt(at_its_length(Mode(fewer.said, fewer, sure=True)))
     _try_sizes(model, base, extents, attempt, base.arguments)
     if base.tokens:
@@ -83,12 +83,13 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
             _try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
 
 
-def _with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
-    """The call without some of what it may do without, the most that is left first: a text without the picture before
-    it, which then may go another way."""
+def with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
+    """A call without one thing that it may do without, with only one of these, and with none: a text without the picture
+    before it, or without a mask, may go another way."""
     asked = inspect.signature(model.forward).parameters
     optional = [n for n in base.arguments if n in asked and asked[n].default is not inspect.Parameter.empty]
-    for count in range(1, len(base.arguments)):
+    counts = {1, len(optional) - 1, len(optional)} & {*range(1, len(base.arguments))}
+    for count in sorted(counts):
         for left_out in itertools.combinations(optional, count):
             kept = {name: value for name, value in base.arguments.items() if name not in left_out}
             yield replace(base, arguments=kept, tokens={n: ids for n, ids in base.tokens.items() if n in kept},

@@ -27,7 +27,7 @@ from hf_align.tracing.own_code import numbers_compared
 from hf_align.tracing.returned import returned
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.steps import asking_for_a_cache, handed_on
-from hf_align.tracing.ways import positions, try_parts, try_together, try_ways
+from hf_align.tracing.ways import positions, try_parts, try_together, try_ways, with_less
 from hf_align.witness.together import calls_together
 
 WRITTEN = 32
@@ -154,6 +154,9 @@ def modes(
         attempt(replace(call.mode(model, example), sure=True))
     extents = [n for n, _ in Counter(lengths).most_common(3)]
     try_ways(model, example, extents, attempt)
+    for mode in [mode for mode in found if mode.announced is not None]:
+        for fewer in with_less(model, mode.example):
+            attempt(replace(mode, name=f"{fewer.said} alone", example=fewer))
     try_together(model, found[0], extents, [mode for mode in found if mode.adds], attempt)
     ends = dict.fromkeys(name.rpartition(" of ")[2] for name in traced)
     inside = dict(model.named_modules())
