@@ -84,8 +84,8 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
 
 
 def with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
-    """A call without one thing that it may do without, with only one of these, and with none: a text without the picture
-    before it, or without a mask, may go another way."""
+    """A call without one thing that it may do without, with only one of these, and with none: a text may go another way
+    without the picture before it, or without a mask."""
     asked = inspect.signature(model.forward).parameters
     optional = [n for n in base.arguments if n in asked and asked[n].default is not inspect.Parameter.empty]
     counts = {1, len(optional) - 1, len(optional)} & {*range(1, len(base.arguments))}
