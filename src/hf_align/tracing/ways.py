@@ -40,7 +40,7 @@ _ATTEMPTS = 40
 """Calls that are tried at most before one is given up; most fail at their first line."""
 _OF_DECODER = 4
 """Tokens that a decoder reads beside a text with media in it."""
-_SIZES = 3
+_SIZES = 2
 """Of pictures and sounds that are larger still, because the code has numbers like theirs."""
 _MOST_NUMBERS = 2**18
 """In a picture or a sound that is made larger, if it is more than four times as large."""
@@ -99,8 +99,8 @@ def with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
 def _try_sizes(
     model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt, names: Collection[str]
 ) -> None:
-    """Try pictures, sounds and states of other sizes: twice as large along all axes that are as long, and along the
-    last alone; where a model takes these, half as large, too, and beyond what the code may compare a number of places
+    """Try pictures, sounds and states of other sizes: twice as large along the last axis alone, and along all axes that
+    are as long; where a model takes that, half as large, too, and beyond what the code may compare a number of places
     with.
 
     Args:
@@ -112,8 +112,9 @@ def _try_sizes(
         free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
         beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
         for group in dict.fromkeys((tuple(inner), (free[-1],))) if free else ():
-            larger = _sized(base, group, 2 * size, sure=group == tuple(inner))
-            if larger is not None and isinstance(attempt(larger), NothingNew | NoneType):
+            whole = group == tuple(inner)
+            larger = _sized(base, group, 2 * size, sure=whole)
+            if larger is not None and isinstance(attempt(larger), NothingNew | NoneType) and whole:
                 others = [mode for other in sorted(beyond) if (mode := _sized(base, group, other)) is not None]
                 smaller = _sized(base, group, size // 2)
                 for mode in (*([] if smaller is None else [smaller]), *spread(others, _SIZES)):
