@@ -10,12 +10,14 @@ from conftest import matched
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.matching import solver
+from hf_align.matching.cross import cross, inner_product, nearest
 from hf_align.matching.recurrent import meets_itself, nearest_step
-from hf_align.symmetry.action import act
+from hf_align.running.network import Weights
+from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import execute
 from hf_align.tracing.program import Program
@@ -79,24 +81,35 @@ def test_matching_never_falls_and_leaves_the_function_alone(
     assert float((after - before).abs().max() / before.abs().max()) < _ROUNDING
 
 
-def test_where_both_sides_move_the_nearest_element_may_be_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = derive(trace_model(KINDS["LSTM"]().eval()))  # type: ignore[arg-type]
-    monkeypatch.setattr(solver, "meets_itself", lambda spec, space: [])
-    with pytest.raises(AssertionError, match="lowered"):
-        for seed in range(8):
-            matched(spec, drawn(spec, 2 * seed), drawn(spec, 2 * seed + 1))
+Gained = tuple[float, float]
+
+
+def steps(spec: SymmetrySpec, step: Callable[[str, Weights, Weights, Elements], Element]) -> list[Gained]:
+    """⟨A, gB⟩ before and after steps of spaces that meet themselves, from random elements of all spaces."""
+    a, b = drawn(spec, 0), drawn(spec, 1)
+    spaces = [s for s in spec.spaces if spec.spaces[s].group and meets_itself(spec, s)]
+    assert spaces
+    found = []
+    for seed in range(10):
+        start = random_elements(spec, torch.Generator().manual_seed(seed))
+        ends = ({**start, space: step(space, a, b, start)} for space in spaces)
+        found += [(inner_product(spec, a, b, start), inner_product(spec, a, b, end)) for end in ends]
+    return found
+
+
+def test_where_both_sides_move_the_nearest_element_may_be_worse() -> None:
+    spec = derive(trace_model(KINDS["GRU"]().eval()))  # type: ignore[arg-type]
+
+    def naive(space: str, a: Weights, b: Weights, elements: Elements) -> Element:
+        return nearest(spec.group(space), cross(spec, space, a, b, elements), torch.device("cpu"))
+
+    assert any(after < before - 1e-3 * abs(before) for before, after in steps(spec, naive))
 
 
 def test_no_step_leads_down(recurrence: tuple[Program, SymmetrySpec]) -> None:
     _, spec = recurrence
-    a, b = drawn(spec, 0), drawn(spec, 1)
-    spaces = [s for s in spec.spaces if spec.spaces[s].group and meets_itself(spec, s)]
-    assert spaces
-    for seed in range(10):
-        start = random_elements(spec, torch.Generator().manual_seed(seed))
-        for space in spaces:
-            step = nearest_step(spec, space, a, b, start, torch.device("cpu"))
-            before, after = (
-                sum(float((a[n] * act(b[n], n, spec, e)).sum()) for n in a) for e in (start, {**start, space: step})
-            )
-            assert after >= before - 1e-9 * abs(before)
+
+    def step(space: str, a: Weights, b: Weights, elements: Elements) -> Element:
+        return nearest_step(spec, space, a, b, elements, torch.device("cpu"))
+
+    assert all(after >= before - 1e-9 * abs(before) for before, after in steps(spec, step))
