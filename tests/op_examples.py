@@ -385,6 +385,8 @@ call("copy", lambda y: aten.copy(torch.zeros(3, 4).double(), y), X)
 call("copy", lambda y: aten.copy(torch.zeros(3, 4).double(), y), data(4), label="a row")
 call("slice_scatter", lambda x, y: aten.slice_scatter(x, y, 1, 1, 3), X, data(3, 2))
 call("slice_scatter", lambda x, y: aten.slice_scatter(x, y, 1, 0, 4, 2), X, data(3, 2), label="strided")
+call("slice_scatter", lambda x, y: aten.slice_scatter(x, y, 1, 0, 4), X, data(3, 4), label="all of it")
+call("select_scatter", lambda x, y: aten.select_scatter(x, y, 0, 0), data(1, 4), data(4), label="all of it")
 call(
     "slice_scatter", lambda y: aten.slice_scatter(torch.zeros(3, 4).double(), y, 1, 1, 3), data(3, 2), label="of zeros"
 )

@@ -191,9 +191,12 @@ def pad(call: Call) -> Value:
     return rearranged(value, axes)
 
 
-@rule_for_numbers("slice_scatter", traits=Trait.REPLACES)
+@rule_for_numbers("slice_scatter", harmless="self", traits=Trait.REPLACES)
 def slice_scatter(call: Call) -> Value | Rows:
-    """y = x with a run of entries along one axis replaced: what is left of x and what replaces it, side by side."""
+    """y = x with a run of entries along one axis replaced: what is left of x and what replaces it, side by side.
+
+    Nothing is asked of x where nothing is left of it.
+    """
     piece = call.value(call.argument(1))
     dim, step = call.argument("dim") % len(call.shape), call.argument("step")
     start, stop, _ = slice(call.argument("start"), call.argument("end")).indices(call.shape[dim])
@@ -208,7 +211,7 @@ def slice_scatter(call: Call) -> Value | Rows:
     return whole
 
 
-@rule_for_numbers("select_scatter", traits=Trait.REPLACES)
+@rule_for_numbers("select_scatter", harmless="self", traits=Trait.REPLACES)
 def select_scatter(call: Call) -> Rows:
     """y = x with one entry along an axis replaced, such as the state of one layer among those of all."""
     piece, dim = call.value(call.argument(1)), call.argument("dim") % len(call.shape)
