@@ -116,14 +116,15 @@ class Solver:
     def _products(self, space: str, elements: Elements, processes: Processes = ALONE) -> dict[Power, Tensor]:
         """The cross matrices of a space, by power; those of a stream's tables are known, and what it says of weights
         that are permuted is known as long as the permutations stay."""
-        known = [self.tables[space]] if space in self.tables else []
-        names = [name for name in self.spec.uses(space) if not (known and name in anchored(self.spec, space))]
-        if known:
+        names, known = list(self.spec.uses(space)), list[Mapping[Power, Tensor]]()
+        if space in self.tables:
             beside = {name: {*self.spec.carried(name)} - {space} for name in names}
-            still = [name for name in names if all(map(self._permutes, beside[name]))]
+            tables = anchored(self.spec, space)
+            still = [name for name in names if name not in tables and all(map(self._permutes, beside[name]))]
             around = {s: elements[s] for n in still for s in beside[n] if s in elements}
-            known.append(self._of_permuted(space, still, around, processes))
-            names = [name for name in names if name not in still]
+            known = [self.tables[space], self._of_permuted(space, still, around, processes)]
+            told = {*tables, *still}
+            names = [name for name in names if name not in told]
         found = cross(self.spec, space, self.models.a, self.models.b, elements, names, processes)
         for power, matrix in (item for matrices in known for item in matrices.items()):
             found[power] = found[power].add_(matrix) if power in found else matrix.clone()

@@ -46,7 +46,7 @@ class Visits:
 
     def is_current(self, step: Step, elements: Elements) -> bool:
         """Whether what the last visit told of a step still holds."""
-        return step in self._seen and not self._moved_around(step, elements, _STILL)
+        return not self._moved_around(step, elements, _STILL)
 
     def solved(self, step: Step, elements: Elements, found: Elements) -> None:
         """Take note of a visit.

@@ -31,7 +31,7 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
-from hf_align.tracing.resized import LONGEST, numbers_in_code, spread
+from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
@@ -262,7 +262,7 @@ def _windows(model: PreTrainedModel) -> set[int]:
     """Small numbers in a config that may limit how far a position sees: any of them, where no matrix has that size."""
     sizes = {size for p in model.parameters() for size in p.shape}
     found = {n for part in parts(model.config) for value in vars(part).values() for n in _whole_numbers(value)}
-    return {n for n in found - sizes if 2 < n <= LONGEST}
+    return {n for n in found - sizes if LEAST <= n <= LONGEST}
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:

@@ -19,7 +19,7 @@ from hf_align.tracing.watched import constants_of
 T = TypeVar("T")
 LONGEST = 600
 """Positions up to which a call is traced: beyond, the masks alone take seconds."""
-_LEAST = 3
+LEAST = 3
 """Smaller numbers in the modelling code are no lengths."""
 
 
@@ -52,7 +52,7 @@ def numbers_in_code(model: nn.Module) -> set[int]:
         code = getattr(inspect.unwrap(kind.forward), "__code__", None)
         found.update(() if code is None else constants_of(code))
         found.update(value for base in kind.__mro__ for value in vars(base).values() if type(value) is int)
-    return {v for v in found if type(v) is int and _LEAST <= v <= LONGEST}
+    return {v for v in found if type(v) is int and LEAST <= v <= LONGEST}
 
 
 def numbers_noted(model: nn.Module) -> set[int]:
@@ -62,7 +62,7 @@ def numbers_noted(model: nn.Module) -> set[int]:
     plain = (v.item() if isinstance(v, Tensor) and not v.dim() and not v.is_meta else v for v in noted)
     found = {v for v in plain if isinstance(v, int) and not isinstance(v, bool)}
     sizes = {size for p in model.parameters() for size in p.shape}
-    return {n for n in found - sizes if _LEAST <= n <= LONGEST}
+    return {n for n in found - sizes if LEAST <= n <= LONGEST}
 
 
 def spread(sizes: Sequence[T], most: int) -> Sequence[T]:

@@ -106,6 +106,8 @@ def _try_sizes(
     Args:
         names: of the arguments that are made larger.
     """
+    if not any(base.is_free(name) and name not in base.tokens for name in names):
+        return
     numbers = numbers_in_code(model) | numbers_noted(model)
     for size, axes in axes_by_size(base).items():
         inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
@@ -123,16 +125,15 @@ def _try_sizes(
 
 def _sized(base: Example, axes: Sequence[tuple[str, int]], size: int, *, sure: bool = False) -> Mode | None:
     """A call of another size; None if it is too large, or a mask would have to grow."""
-    for name, count in Counter(name for name, _ in axes).items():
-        value: Tensor = base.arguments[name]
-        whole = value.numel() * (size / value.shape[dict(axes)[name]]) ** count
-        if whole > max(_MOST_NUMBERS, 4 * value.numel()):
-            return None
-    example = resized(base, axes, size)
+    counts, (first, axis) = Counter(name for name, _ in axes), axes[0]
+    factor = size / base.arguments[first].shape[axis]
+    sizes = ((base.arguments[name].numel(), factor**count) for name, count in counts.items())
+    example = None
+    if all(numbers * growth <= max(_MOST_NUMBERS, 4 * numbers) for numbers, growth in sizes):
+        example = resized(base, axes, size)
     if example is None:
         return None
-    names = dict.fromkeys(name for name, _ in axes)
-    shapes = (" × ".join(map(str, example.arguments[name].shape[1:])) for name in names)
+    shapes = (" × ".join(map(str, example.arguments[name].shape[1:])) for name in counts)
     return Mode(f"{base.said} of {' and '.join(shapes)}", example, sure=sure)
 
 
