@@ -51,8 +51,8 @@ from hf_align.tracing.trace import trace
 
 _TRAPS = [
     import_module(f"traps.{name}")
-    for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "idle", "learned", "linked",
-                 "looked_up", "masked", "means", "normed", "paths", "pooled", "scales", "stored", "streams")
+    for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "idle", "joined", "learned",
+                 "linked", "looked_up", "masked", "means", "normed", "paths", "pooled", "scales", "stored", "streams")
 ]  # fmt: skip
 
 
@@ -112,6 +112,22 @@ def test_values_without_bias_keep_their_constant_unless_a_bias_is_added_once(par
 )
 def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: str, moves: bool) -> None:
     assert moved(part, Stored.TABLE) == moves
+
+
+@pytest.mark.parametrize(
+    ("part", "alike"),
+    [("Joined", 2), ("JoinedThree", 3), ("JoinedAgain", 2), ("JoinedTwice", 0), ("JoinedTurned", 0), ("JoinedBare", 0),
+     ("JoinedSeen", 0), ("JoinedSum", 0)],
+)  # fmt: skip
+def test_constants_that_are_joined_go_together_if_every_place_shows_one(part: str, alike: int) -> None:
+    found = [g for g in gauges(part) if isinstance(g, MoveConstant) and g.source.parameter.startswith("enter.")]
+    assert [1 + len(g.alike) for g in found] == [alike] * bool(alike)
+
+
+@pytest.mark.parametrize("part", ["Joined", "JoinedThree", "JoinedAgain"])
+def test_constants_that_are_joined_leave_nothing_open(part: str) -> None:
+    joined = raise_epsilons(program(part), 0.01)
+    assert not len(null_directions(joined, derive(joined), torch.Generator().manual_seed(0)).open)
 
 
 @pytest.mark.parametrize(

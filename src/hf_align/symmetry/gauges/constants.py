@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.index_provenance import (
+    NOBODY,
     Use,
     entries_of,
     follow,
@@ -47,12 +48,14 @@ class Fate:
 
     Attributes:
         taken: how a bias takes them up, and the node at which that bias is added.
+        joined: what sees them in a value that has none of them at other places, as where a text follows a picture.
     """
 
     entries: Tensor
     taken: Taken | None = None
     at: fx.Node | None = None
     seen: bool = False
+    joined: fx.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def moved_constants(
         if moved is not None:
             waiting.append(moved)
         else:
-            left.append(_Left(source, starts, frozenset(f.taken for f in fates if f.taken is not None)))
+            taken = frozenset(f.taken for f in fates if f.taken is not None)
+            left.append(_Left(source, starts, taken, frozenset(f.joined for f in fates if f.joined is not None)))
     waiting += _moved_together(left, ways)
     waiting += _moved_onward(left, waiting, ways)
     while waiting:
@@ -95,28 +99,32 @@ def moved_constants(
 
 @dataclass(frozen=True)
 class _Left:
-    """A constant that does not move by itself, and all that would take it up."""
+    """A constant that does not move by itself, all that would take it up, and all that sees it joined to others."""
 
     source: Constant
     starts: Starts
     taken: frozenset[Taken]
+    joined: frozenset[fx.Node]
+
+    def meets(self, other: _Left) -> bool:
+        """Whether the same biases could take up both, each alone or both together."""
+        together = self.taken & other.taken or self.joined & other.joined
+        return bool(together) and _size(self.starts) == _size(other.starts)
 
 
 def _moved_together(left: list[_Left], ways: Ways) -> Iterator[MoveConstant]:
-    """Two constants that the same biases take up, as of layers that share their weights: what one of them loses, the
-    other does, too."""
+    """Constants that the same biases take up, as of layers that share their weights, or of a picture and the text
+    behind it: what one of them loses, the others do, too."""
     while left:
         first, *left = left
-        for other in left:
-            sizes = {_size(first.starts), _size(other.starts)}
-            if len(sizes) > 1 or not first.taken & other.taken:
-                continue
-            both = {first.source.parameter, other.source.parameter}
-            fates = list(ways.fates({**first.starts, **other.starts}, both))
-            moved = _moved(first.source, sizes.pop(), fates, ways)
+        near = [other for other in left if first.meets(other)]
+        for others in (*([other] for other in near), *([near] if len(near) > 1 else [])):
+            starts = {node: labels for item in (first, *others) for node, labels in item.starts.items()}
+            fates = list(ways.fates(starts, {item.source.parameter for item in (first, *others)}))
+            moved = _moved(first.source, _size(starts), fates, ways)
             if moved is not None:
-                left.remove(other)
-                yield replace(moved, alike=(other.source,))
+                left = [item for item in left if item not in others]
+                yield replace(moved, alike=tuple(item.source for item in others))
                 break
 
 
@@ -309,7 +317,8 @@ class Ways:
 
         for use in follow(starts, self.found, goes_on):
             if use.user not in blind:
-                yield from self._fates_at(use, own, within)
+                joined = use.user if bool((use.labels == NOBODY).any()) else None
+                yield from (replace(fate, joined=joined) for fate in self._fates_at(use, own, within))
 
     def _beside(self, user: fx.Node, node: fx.Node, own: Collection[str]) -> _Bias | None:
         """The bias that a sum brings to a value."""
