@@ -30,7 +30,6 @@ from hf_align.symmetry.gauges.canonical import CanonicalWeights, Gauge, Get, Sli
 from hf_align.symmetry.gauges.carried_biases import CarryBias
 from hf_align.symmetry.gauges.common_scales import CommonScale
 from hf_align.symmetry.gauges.constant_queries import ReadConstant, SeenKeys
-from hf_align.symmetry.gauges.find import reading_of_all
 from hf_align.symmetry.gauges.folds import FoldNorm
 from hf_align.symmetry.gauges.free_scores import FreeScores
 from hf_align.symmetry.gauges.inputs import FoldDivisor, MoveSubtrahend, Shown
@@ -40,6 +39,7 @@ from hf_align.symmetry.gauges.lengths import LevelDirection, LevelLength
 from hf_align.symmetry.gauges.linked_gains import LinkedGain
 from hf_align.symmetry.gauges.masked_readers import MaskedReader
 from hf_align.symmetry.gauges.moves import MoveConstant, MoveMean, ShortenConstant, Stored
+from hf_align.symmetry.gauges.norm_readers import reading_of_all
 from hf_align.symmetry.gauges.parts import OnParts
 from hf_align.symmetry.gauges.read_streams import ShearStream, ShortenWriter
 from hf_align.symmetry.gauges.shears import ShearAlongMean
@@ -52,7 +52,8 @@ from hf_align.tracing.trace import trace
 _TRAPS = [
     import_module(f"traps.{name}")
     for name in ("abreast", "angles", "biases", "carried", "centred", "convolved", "idle", "joined", "learned",
-                 "linked", "looked_up", "masked", "means", "normed", "paths", "pooled", "scales", "stored", "streams")
+                 "linked", "looked_up", "masked", "means", "normed", "paths", "pooled", "scaled", "scales",
+                 "stored", "streams")
 ]  # fmt: skip
 
 
@@ -130,6 +131,24 @@ def test_constants_that_are_joined_leave_nothing_open(part: str) -> None:
     assert not len(null_directions(joined, derive(joined), torch.Generator().manual_seed(0)).open)
 
 
+_SCALED = {"Scaled": True, "ScaledBiased": True, "ScaledFilled": True, "ScaledTwice": True, "ScaledNoConstant": True,
+           "ScaledThrough": True, "ScaledCentred": True,
+           "ScaledOnes": False, "ScaledSome": False, "ScaledItself": False, "ScaledInverse": False,
+           "ScaledStatistics": False, "BareStatistics": False, "BiasedStatistics": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "goes"), _SCALED.items())
+def test_a_norm_goes_whole_into_what_reads_its_vectors_times_numbers_if_that_has_room(part: str, goes: bool) -> None:
+    folds = [g for g in gauges(part) if isinstance(g, FoldNorm) and g.gain == "enter.weight"]
+    assert any(fold.exclusive for fold in folds) == goes
+
+
+@pytest.mark.parametrize("part", ["Scaled", "ScaledBiased", "ScaledFilled", "ScaledTwice", "ScaledNoConstant"])
+def test_what_reads_vectors_times_numbers_leaves_nothing_open(part: str) -> None:
+    scaled = raise_epsilons(program(part), 0.01)
+    assert not len(null_directions(scaled, derive(scaled), torch.Generator().manual_seed(0)).open)
+
+
 @pytest.mark.parametrize(
     ("part", "moves"), [("Grouped", True), ("GroupedPadded", False), ("GroupedBent", False), ("GroupedSlopes", False)]
 )
@@ -164,7 +183,8 @@ def test_what_reads_a_mean_by_factors_reads_constants_whole_only_if_these_sum_to
     [("", True), ("Lowered", True), ("Unbound", True), ("Fixed", True), ("FixedAhead", False),
      ("FixedWeighed", False), ("Weighed", False), ("Ahead", False), ("First", False), ("Unless", False),
      ("Returned", False), ("Otherwise", False), ("Mixed", False), ("Shifted", False), ("Multiplied", False),
-     ("Fainter", False), ("Louder", False), ("Summed", False), ("Recurrent", True)],
+     ("Fainter", False), ("Louder", False), ("Summed", False), ("Recurrent", True), ("Convolved", True),
+     ("Widened", False)],
 )  # fmt: skip
 def test_the_bias_of_a_norm_goes_through_a_mask_only_if_nobody_sees_what_that_hides(part: str, idle: bool) -> None:
     found = gauges(f"Idle{part}")
@@ -528,8 +548,25 @@ def test_without_them_what_one_query_never_sees_is_open() -> None:
 @pytest.mark.parametrize(("part", "moves"), [("Stored", True), ("StoredBent", False)])
 def test_constants_of_a_stream_go_through_norms_that_know_their_statistics(part: str, moves: bool) -> None:
     sources = {g.source.parameter for g in gauges(part) if isinstance(g, MoveConstant)}
-    for name in ("layers.0.attn_norm.bias", "layers.0.mlp_norm.bias", "layers.0.attn.o.bias"):
+    assert "layers.0.attn.o.bias" in sources  # of what bends, it goes into the bias of the norm
+    for name in ("layers.0.attn_norm.bias", "layers.0.mlp_norm.bias"):
         assert (name in sources) == moves
+
+
+@pytest.mark.parametrize(
+    ("part", "moves"),
+    [("", [(0, 10)]), ("Seen", []), ("Twice", []), ("Rolled", [(0, 10)]), ("Half", [(0, 5)])],
+)
+def test_a_constant_goes_into_the_bias_of_a_norm_that_knows_its_statistics(
+    part: str, moves: list[tuple[int, int]]
+) -> None:
+    found = [g for g in gauges(f"StoredBehind{part}") if isinstance(g, MoveConstant)]
+    assert [e for g in found if g.source.parameter.endswith("up.bias") for e in g.entries] == moves
+
+
+def test_a_bias_before_a_norm_that_knows_its_statistics_leaves_nothing_open() -> None:
+    behind = raise_epsilons(program("StoredBehind"), 0.01)
+    assert not len(null_directions(behind, derive(behind), torch.Generator().manual_seed(0)).open)
 
 
 def test_a_table_that_is_added_gives_its_mean_to_what_moves_on() -> None:

@@ -167,7 +167,13 @@ def test_what_one_result_alone_sees_is_found_however_few_outputs_are_looked_at_f
 
 @pytest.mark.parametrize(
     ("sizes", "null"),
-    [((1.0, 1e-3, 1e-6, 1e-8), 0), ((1.0, 1e-3, 1e-6, 1e-13), 1), ((1.0, 1e-3, 1e-13, 1e-16), 2)],
+    [
+        ((1.0, 1e-3, 1e-6, 1e-8), 0),
+        ((1.0, 3e-3, 1e-7, 2e-10), 0),
+        ((1.0, 3e-3, 1e-7, 1e-13), 1),
+        ((1.0, 1e-3, 1e-6, 1e-13), 1),
+        ((1.0, 1e-3, 1e-13, 1e-16), 2),
+    ],
 )
 def test_small_effects_are_effects(sizes: tuple[float, ...], null: int) -> None:
     """Also where no direction is without any: else the smallest would be taken for rounding."""

@@ -113,6 +113,26 @@ class Multiplied(Padded):
         return x + (x.mT @ torch.ones(x.shape[1], x.shape[1])).mT
 
 
+class Convolved(Padded):
+    """A convolution sees one place at a time."""
+
+    width = 1
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        size = self.first.normalized_shape[0]
+        self.convolution = nn.Conv1d(size, size, self.width, padding="same")
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.convolution(x.mT).mT
+
+
+class Widened(Convolved):
+    """It sees the places beside it, too."""
+
+    width = 3
+
+
 class Recurrent(Padded):
     """Beside it stands a number that comes out of a long recurrence, which reads each of its values twice."""
 
@@ -243,7 +263,8 @@ class FusedKept(Fused):
 
 PARTS: dict[str, dict[str, type[nn.Module]]] = {
     **{f"Idle{part.__name__}": {"block": part}
-       for part in (Ahead, First, Unless, Returned, Otherwise, Mixed, Shifted, Multiplied, Recurrent)},
+       for part in (Ahead, First, Unless, Returned, Otherwise, Mixed, Shifted, Multiplied, Convolved, Widened,
+                    Recurrent)},
     **{f"Idle{part.__name__}": {"attention": part} for part in (Lowered, Fainter, Louder)},
     "IdleSummed": {"mlp": Summed},
     "IdleSquare": {"block": Square},

@@ -26,6 +26,9 @@ _FEW = 4
 """Contexts after which it is first asked whether some weights are still unread; then after twice as many, and so on."""
 _CLEAR = 1e-10
 """Far above the rounding of zero, relative to the largest of the spectrum."""
+_FAR_ABOVE = 30
+"""Times zero: what is larger is an effect, however wide the gap above it, as where slow sinusoids hardly tell positions
+apart."""
 _LEAST = 1e-17
 """Of the longest column's squared length: what rounding leaves of zero in float64, squared."""
 _ITERATIONS = 4
@@ -331,8 +334,10 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float
     seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
     sizes, basis = _singular(torch.linalg.qr(seen, mode="r")[1])
     one = torch.ones(1).to(sizes)
-    sizes = sizes if zero is None else torch.cat([sizes.clamp_min(zero), zero * one])
-    return basis[rank(torch.cat([one, sizes])) - 1 :] @ directions
+    if zero is None:
+        return basis[rank(torch.cat([one, sizes])) - 1 :] @ directions
+    above = rank(torch.cat([one, sizes.clamp_min(zero), zero * one])) - 1
+    return basis[max(above, int((sizes > _FAR_ABOVE * zero).sum())) :] @ directions
 
 
 def without_any_effect(

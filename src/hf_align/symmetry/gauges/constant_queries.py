@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
-from hf_align.symmetry.gauges.constants import is_vector
+from hf_align.symmetry.gauges.constant_sources import is_vector
 from hf_align.symmetry.gauges.index_provenance import follow, numbered, row_of, rows_shown
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import scales, used_only_by

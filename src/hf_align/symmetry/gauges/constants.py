@@ -16,10 +16,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
+from hf_align.symmetry.gauges.constant_sources import Starts, is_added, is_vector, sources
 from hf_align.symmetry.gauges.index_provenance import (
     NOBODY,
     Use,
-    entries_of,
     follow,
     moved_alone,
     numbered,
@@ -29,17 +29,12 @@ from hf_align.symmetry.gauges.index_provenance import (
     slices_of,
 )
 from hf_align.symmetry.gauges.masked_means import is_in_masked_mean
-from hf_align.symmetry.gauges.moves import Constant, MoveConstant, Stored, Taken
+from hf_align.symmetry.gauges.moves import Constant, MoveConstant, Taken
 from hf_align.symmetry.gauges.softmax_shift import reaches_softmax
-from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
-from hf_align.symmetry.rules.patterns import is_expanded_as, is_sum, multiplies_by_one, sums_to_one, used_only_by
-from hf_align.tracing.arguments import Arguments
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse, Statistics
+from hf_align.symmetry.rules.patterns import is_sum, multiplies_by_one, sums_to_one, used_only_by
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program
-
-_NORMS = Trait.CENTRES | Trait.ALONG_CHANNELS | Trait.STORED_STATISTICS
-Starts = dict[fx.Node, Tensor]
-"""Where a constant stands first, with the number of its entry for each entry of the value."""
 
 
 @dataclass(frozen=True)
@@ -144,62 +139,6 @@ def _size(starts: Starts) -> int:
     return max((int(labels.max()) + 1 for labels in starts.values() if labels.numel()), default=0)
 
 
-def sources(
-    found: Interpretation, kept: Collection[Constant], gone: Collection[str]
-) -> Iterator[tuple[Constant, Starts]]:
-    """Every constant whose uses all add it to some value, in the order of the graph."""
-    program, order = found.program, found.program.order
-    names = program.parameters
-    uses = found.linear_uses | found.grouped_uses
-    attached = {r.bias for r in uses.values()}
-    starts: dict[Constant, Starts] = defaultdict(dict)
-    first: dict[Constant, int] = {}
-    for node in program.graph.nodes:
-        reading, operands = uses.get(node), [a for a in node.args if isinstance(a, fx.Node)]
-        if reading is not None and reading.bias is not None:
-            source, labels = Constant(reading.bias), numbered(reading)
-        elif reading is not None and (own := Constant(reading.weight, Stored.READER, reading.in_axis)) in kept:
-            source, labels = own, numbered(reading)
-        elif does(node, Trait.LOOKS_UP_ROWS) and operands[0] in names:
-            source, labels = Constant(names[operands[0]], Stored.TABLE), entries_of(node)
-        elif (
-            does(node, _NORMS)
-            and isinstance(node.meta["val"], Tensor)
-            and (bias := Arguments(node).ask("bias", None)) in names
-        ):
-            source, labels = Constant(names[bias]), entries_of(node, -1 if does(node, Trait.CENTRES) else 1)
-        elif node in names and names[node] not in attached and _has_entries(node) and node.users and _is_added(node):
-            stored = Stored.VECTOR if is_vector(node) else Stored.TABLE
-            source, labels = Constant(names[node], stored), entries_of(node)
-        else:
-            continue
-        starts[source][node] = labels
-        first.setdefault(source, min(order[u] for u in node.users) if node in names else order[node])
-    for source, nodes in sorted(starts.items(), key=lambda item: first[item[0]]):
-        apart = all(node in names for node in nodes)
-        if source.parameter not in gone and (apart or used_only_by((source.parameter,), nodes, program)):
-            yield source, nodes
-
-
-def _has_entries(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and bool(value.is_floating_point() and value.dim() and value.shape[-1] > 1)
-
-
-def is_vector(node: fx.Node) -> bool:
-    """Whether a value has several entries, along its last axis alone."""
-    return _has_entries(node) and bool(node.meta["val"].numel() == node.meta["val"].shape[-1])
-
-
-def _is_added(vector: fx.Node) -> bool:
-    """Whether all that is done with a weight, however it is laid out first, is to add it."""
-    return all(is_sum(user) or (_is_laid_out(user, vector) and _is_added(user)) for user in vector.users)
-
-
-def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:
-    return does(user, Trait.MOVES) or is_expanded_as(user, vector)
-
-
 def _moved(
     source: Constant, size: int, fates: list[Fate], ways: Ways, onward: Collection[str] = ()
 ) -> MoveConstant | None:
@@ -210,7 +149,7 @@ def _moved(
     """
     free, taken = taken_up(size, fates, ways)
     lost = any(f.taken is None and bool(free[f.entries].any()) for f in fates)
-    if not (lost or any(t.weight is not None or t.bias in onward for t in taken)):
+    if not (lost or any(t.weight or t.gain or t.bias in onward for t in taken)):
         return None
     return MoveConstant(source, slices_of(free.nonzero()[:, 0]), taken)
 
@@ -251,7 +190,17 @@ class Ways:
             for bias in biases.values():
                 if bias.start not in nodes[bias.name]:
                     nodes[bias.name].append(bias.start)
+        for node, statistics in self._by_statistics.items():
+            nodes[statistics.bias].append(node)
         return nodes
+
+    @cached_property
+    def _by_statistics(self) -> dict[fx.Node, Statistics]:
+        """The norms that know their statistics: by the time that constants move, these are zero and one."""
+        known, names = {s.gain: s for s in self.found.statistics}, self.found.program.parameters
+        nodes = (n for n in self.found.program.graph.nodes if does(n, Trait.STORED_STATISTICS) and n not in self.still)
+        gains = {node: names.get(node.args[1]) for node in nodes}
+        return {node: known[gain] for node, gain in gains.items() if gain in known}
 
     @cached_property
     def arriving(self) -> dict[fx.Node, dict[fx.Node, _Bias]]:
@@ -266,7 +215,7 @@ class Ways:
                 first = _Bias(reading.bias, node, numbered(reading))
                 sums[node][node] = first
                 self._walk(node, first, sums)
-            elif node in program.parameters and is_vector(node) and _is_added(node):
+            elif node in program.parameters and is_vector(node) and is_added(node):
                 for user in node.users:
                     shape = node.meta["val"].shape
                     labels = torch.arange(shape[-1]).reshape(shape)
@@ -336,6 +285,10 @@ class Ways:
             if meeting is not None:
                 yield Fate(entries, Taken(bias.name, meeting), bias.start)
                 return
+        if use.user in self._by_statistics and (rows := _alike_along(1, use.labels)) is not None:
+            norm = self._by_statistics[use.user]
+            yield Fate(entries, Taken(norm.bias, slices_of(rows), gain=norm.gain), use.user)
+            return
         yield Fate(entries, seen=not _is_lost(use, self.found.program))
 
     def _read(
@@ -352,6 +305,12 @@ class Ways:
             for fate in self.fates({reading.node: numbered(reading)}, own, within=reading):
                 through = fate.taken and replace(fate.taken, weight=reading.weight, axis=reading.in_axis, read=read)
                 yield replace(fate, entries=entries, taken=through)
+
+
+def _alike_along(axis: int, labels: Tensor) -> Tensor | None:
+    """The labels along an axis, if they are the same at all places."""
+    rows = labels.movedim(axis, -1).reshape(-1, labels.shape[axis])
+    return rows[0] if bool((rows == rows[:1]).all()) else None
 
 
 def _is_lost(use: Use, program: Program) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.angle_tables import turned_tables
@@ -14,10 +13,9 @@ from hf_align.symmetry.gauges.carried_biases import carried_biases
 from hf_align.symmetry.gauges.common_scales import common_scales
 from hf_align.symmetry.gauges.constant_queries import read_constants, seen_keys
 from hf_align.symmetry.gauges.constants import moved_constants
-from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics, Read
+from hf_align.symmetry.gauges.folds import Carried, FoldIntoWriter, FoldNorm, FoldStatistics
 from hf_align.symmetry.gauges.free_scores import free_scores
 from hf_align.symmetry.gauges.idle_masks import idle_masks
-from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
 from hf_align.symmetry.gauges.inputs import folded_inputs
 from hf_align.symmetry.gauges.kept_norms import kept_norms, norms_that_stay
 from hf_align.symmetry.gauges.kernels import level_kernels
@@ -28,6 +26,7 @@ from hf_align.symmetry.gauges.masked_readers import masked_readers
 from hf_align.symmetry.gauges.mean_moves import moved_means, with_constants
 from hf_align.symmetry.gauges.moves import Constant, Stored
 from hf_align.symmetry.gauges.narrow_values import narrow_readers
+from hf_align.symmetry.gauges.norm_readers import terminal_readings
 from hf_align.symmetry.gauges.parts import on_wholes, taken_apart
 from hf_align.symmetry.gauges.read_streams import Streams, sheared_streams, shortened_writers
 from hf_align.symmetry.gauges.row_means import CentreWriter, centred_rows
@@ -41,8 +40,6 @@ from hf_align.symmetry.rules.patterns import (
     centres,
     gives_only_its_shape,
     is_centred,
-    keeps_last,
-    pads,
     scales,
     subtracts_mean,
     used_only_by,
@@ -87,8 +84,9 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         for g in folds
         if g.keeps_constants
         for r in g.reads
-        if not r.bias and r.before == r.behind == 1 and _is_matrix(r.weight, found)
+        if not (r.bias or r.scaled) and r.before == r.behind == 1 and _is_matrix(r.weight, found)
     }
+    hidden = {g.gain for g in folds if g.bias and any(r.scaled for r in g.reads)}
     taken = {g.bias for g in folds if g.exclusive and g.bias}
     still = {g.node for f in folded for g in f.gains if does(g.node, Trait.STORED_STATISTICS)}
     constants = tuple(moved_constants(found, kept, taken, still))
@@ -114,7 +112,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *linked_gains(found, {f.gains[0].parameter for f in folded}),
         *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases
-        *masked_readers(norms, found, still),  # and these
+        *masked_readers(norms_that_stay(found, gone - hidden, zero), found, still),  # and these
         *carried_biases(found, gone, zero, still, means.is_lost_by),  # and these
         *constants,
         *(g for g in readers if g.norm_bias is None),
@@ -149,27 +147,12 @@ def _is_matrix(weight: str, found: Interpretation) -> bool:
     return len(found.weights[weight].axes) == 2
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A linear reader of normalised vectors, and how it reads several of them at once (`Read`)."""
-
-    use: LinearUse
-    before: int = 1
-    behind: int = 1
-
-    def read(self, found: Interpretation) -> Read:
-        """What it reads; its bias takes no constant up where a convolution also reads the padding."""
-        use = self.use
-        takes = _is_matrix(use.weight, found) or not pads(use.node)
-        return Read(use.weight, use.in_axis, use.bias if takes else None, self.before, self.behind)
-
-
 def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
     gain, nodes = folding.gains[0], [g.node for g in folding.gains]
     centred = all(does(n, Trait.CENTRES) or any(is_centred(a) for a in n.all_input_nodes) for n in nodes)
     biases = {_bias_of(n, found) for n in nodes}
     bias = biases.pop()
-    readings = [r for node in nodes for r in _terminal_readings(node, found)]
+    readings = [r for node in nodes for r in terminal_readings(node, found)]
     read = [r for r in readings if r is not None]
     names = {name for r in read for name in (r.use.weight, r.use.bias)}
     exclusive = None not in readings and not biases and used_only_by(names, {r.use.node for r in read}, found.program)
@@ -177,9 +160,11 @@ def _norm(found: Interpretation, folding: Folding) -> FoldNorm:
         exclusive = False
     if len({(r.use.weight, r.before, r.behind) for r in read}) > len({r.use.weight for r in read}):
         exclusive = False
-    if bias is not None and not centred and not all(_is_matrix(r.use.weight, found) for r in read):
-        exclusive = False
-    reads = tuple(dict.fromkeys(r.read(found) for r in read)) if exclusive else ()
+    scaled = {r.use.weight for r in read if r.scaled}
+    reads = tuple(dict.fromkeys(r.read(scaled, found) for r in read))
+    if bias is not None and not centred and any(r.bias is None for r in reads):
+        exclusive = False  # only what is centred leaves a reader room for a constant
+    reads = reads if exclusive else ()
     others = tuple(c for c in folding.carriers if c.weight not in (gain.parameter, bias) and not exclusive)
     return FoldNorm(gain.parameter, bias, reads, others, centred, exclusive, gain.offset, link_of_gain(gain))
 
@@ -195,52 +180,6 @@ def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
     """The parameter that a norm adds in the end."""
     bias = Arguments(node).ask("bias", None)
     return found.values[bias].parameter if isinstance(bias, fx.Node) else None
-
-
-def _terminal_readings(node: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
-    """The linear readers of vectors along the last axis, behind ops that only move them; None for all else."""
-    for user in node.users:
-        if (reading := found.reading(user, node)) is not None:
-            yield Reading(reading)
-        elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
-            yield from _terminal_readings(user, found)
-        elif does(user, Trait.MOVES) and user.all_input_nodes == [node] and isinstance(node.meta["val"], Tensor):
-            yield from _readings_elsewhere(node, user, found)
-        else:
-            yield None
-
-
-def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
-    """The same for what one op shows of vectors whose entries it lays along another axis, or several side by side."""
-    shape = node.meta["val"].shape
-    labels = moved_alone(user, node, torch.arange(shape.numel()).reshape(shape), found)
-    if labels is None:
-        yield None
-        return
-    for use in follow({user: labels}, found):
-        reading = found.reading(use.user, use.value)
-        yield reading_of_all(reading, use.labels, shape[-1], found) if reading is not None else None
-
-
-def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpretation) -> Reading | None:
-    """How the inputs of a linear map are vectors' entries in order, each of them whole, and alike wherever it reads.
-
-    Args:
-        labels: entries of all vectors by number, one vector after the other; below zero where there is none.
-        size: of a vector.
-    """
-    inputs = labels.movedim(labels.dim() + 1 - len(found.weights[reading.weight].axes), -1)
-    count = found.weights[reading.weight].axes[reading.in_axis].size
-    if inputs.shape[-1] != count or not inputs.numel() or count % size or bool((inputs < 0).any()):
-        return None
-    first = inputs.reshape(-1, count)[0] % size
-    behind = int((first != 0).nonzero()[0]) if bool(first.any()) else count
-    if not behind or count % (size * behind):
-        return None
-    parts = inputs.unflatten(-1, (count // (size * behind), size, behind))
-    in_order = bool((parts % size == torch.arange(size)[:, None]).all())
-    whole = bool((parts // size == (parts // size)[..., :1, :]).all())
-    return Reading(reading, parts.shape[-3], behind) if in_order and whole else None
 
 
 def writer_of(gains: Sequence[Gain], found: Interpretation) -> LinearUse | None:

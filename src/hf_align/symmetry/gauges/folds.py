@@ -23,6 +23,8 @@ class Read:
     Attributes:
         before, behind: of several vectors that it reads at once (patches that are merged), how many follow each other,
             and how many are interleaved.
+        scaled: whether vectors are multiplied by numbers before it reads them, as by a mask: what it reads of a
+            constant is none, then.
     """
 
     weight: str
@@ -30,6 +32,7 @@ class Read:
     bias: str | None
     before: int = 1
     behind: int = 1
+    scaled: bool = False
 
     def spread(self, vector: Tensor) -> Tensor:
         """What all inputs read where each of the vectors is this one."""

@@ -166,9 +166,11 @@ class _Hidden:
             return self._contracted(user)
         alone = carried == [user.args[0]] and isinstance(carried[0], fx.Node)
         first = self._of(self.depends, carried[0])
-        if does(user, Trait.AFFINE | Trait.CONVOLVES):
-            by_rows = does(user, Trait.OUTPUTS_FIRST) and not does(user, Trait.CONVOLVES)
-            return first.any(-1, keepdim=True) if alone and by_rows else None
+        if does(user, Trait.CONVOLVES):
+            ones = torch.ones(user.args[1].meta["val"].shape).double()  # type: ignore[union-attr]
+            return call_wide(user, (first.double(), ones, None, *user.args[3:]), {}) > 0 if alone else None
+        if does(user, Trait.AFFINE):
+            return first.any(-1, keepdim=True) if alone and does(user, Trait.OUTPUTS_FIRST) else None
         if does(user, Trait.CENTRES):
             return first.any(-1, keepdim=True) if alone and len(user.args[1]) == 1 else None  # type: ignore[arg-type]
         if does(user, Trait.AVERAGES | Trait.TOTALS):

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from hf_align.symmetry.gauges.canonical import Gauge
-from hf_align.symmetry.gauges.constants import Starts, passed_on, sources
+from hf_align.symmetry.gauges.constant_sources import Starts, sources
+from hf_align.symmetry.gauges.constants import passed_on
 from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, follow, row_of
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, MoveMean, Taken
 from hf_align.symmetry.interpreter.values import Interpretation

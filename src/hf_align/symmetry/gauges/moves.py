@@ -51,12 +51,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class Taken:
-    """A bias that takes a constant up: b + c replaces b, or b + Wc.
+    """A bias that takes a constant up: b + c replaces b, or b + Wc, or b + γ ⊙ c.
 
     Attributes:
         shown: what b is added to: these entries of c, or of Wc; all of them in order if there are none.
         weight, axis: W, and along which axis it reads.
         read: the entries of c that the inputs of W show; of each group of them where W reads groups.
+        gain: γ, of a norm that multiplies by no more than that.
     """
 
     bias: str
@@ -64,6 +65,7 @@ class Taken:
     weight: str | None = None
     axis: int = 0
     read: Slices = ()
+    gain: str | None = None
 
     def plus(self, constant: Tensor, get: Get) -> Tensor:
         """The new bias."""
@@ -73,7 +75,8 @@ class Taken:
             mapped = torch.cat([part @ inputs for part, inputs in zip(weight.chunk(len(groups)), groups, strict=True)])
             constant = mapped.flatten(1).sum(1) if mapped.dim() > 1 else mapped
         bias = get(self.bias)
-        return bias + (_chosen(constant, self.shown) if self.shown else constant).reshape(bias.shape)
+        added = (_chosen(constant, self.shown) if self.shown else constant).reshape(bias.shape)
+        return bias + (added if self.gain is None else get(self.gain) * added)
 
 
 @dataclass(frozen=True)

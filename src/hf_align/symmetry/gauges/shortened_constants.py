@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator
 import torch
 
 from hf_align.symmetry.gauges.canonical import Slices
-from hf_align.symmetry.gauges.constants import passed_on, sources
+from hf_align.symmetry.gauges.constant_sources import sources
+from hf_align.symmetry.gauges.constants import passed_on
 from hf_align.symmetry.gauges.index_provenance import NOBODY, follow, present, row_of, slices_of
 from hf_align.symmetry.gauges.moves import Constant, ShortenConstant
 from hf_align.symmetry.interpreter.values import Interpretation

@@ -99,13 +99,20 @@ def centres(user: fx.Node, node: fx.Node, axis: int = -1) -> bool:
 
 
 def scales(user: fx.Node, node: fx.Node, axis: int = -1) -> bool:
-    """Whether an op multiplies or divides a value by one that does not vary along an axis, counted from behind."""
+    """Whether an op multiplies or divides a value by one that does not vary along an axis, counted from behind; a fill
+    with zeros multiplies by zeros and ones."""
+    if does(user, Trait.FILLS):
+        value, other, filled = user.args
+        return value is node and filled in (0, 0.0) and _is_alike_along(axis, other)
     if not does(user, Trait.MULTIPLIES | Trait.DIVIDES) or user.args[0] is user.args[1] or user.kwargs:  # or rounded
         return False
     (other,) = [a for a in user.args[:2] if a is not node]
-    if does(user, Trait.DIVIDES) and other is user.args[0]:
-        return False
-    shape = other.meta["val"].shape if isinstance(other, fx.Node) else ()
+    return not (does(user, Trait.DIVIDES) and other is user.args[0]) and _is_alike_along(axis, other)
+
+
+def _is_alike_along(axis: int, value: object) -> bool:
+    """Whether a number, or a value that is broadcast, does not vary along an axis, counted from behind."""
+    shape = value.meta["val"].shape if isinstance(value, fx.Node) else ()
     return len(shape) < -axis or shape[axis] == 1
 
 
@@ -120,7 +127,7 @@ def stored_matrix(node: fx.Node, program: Program) -> tuple[fx.Node, bool] | Non
 
 def is_centred(node: fx.Node) -> bool:
     """Whether a value has mean zero along its last axis: x - mean x, times factors that do not vary along it."""
-    while does(node, Trait.SAME | Trait.MULTIPLIES | Trait.DIVIDES):
+    while does(node, Trait.SAME | Trait.MULTIPLIES | Trait.DIVIDES | Trait.FILLS):
         inputs = [a for a in node.all_input_nodes if does(node, Trait.SAME) or scales(node, a)]
         if len(inputs) != 1 or not node.meta["val"].is_floating_point():
             return False

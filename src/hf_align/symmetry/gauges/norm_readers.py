@@ -1,0 +1,88 @@
+"""What reads whole normalised vectors in the end, however these are moved, laid side by side, or scaled before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+
+from hf_align.symmetry.gauges.folds import Read
+from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
+from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
+from hf_align.symmetry.rules.patterns import keeps_last, pads, scales
+from hf_align.tracing.ops import Trait, does
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A linear reader of normalised vectors, how it reads several of them at once, and whether scaled (`Read`)."""
+
+    use: LinearUse
+    before: int = 1
+    behind: int = 1
+    scaled: bool = False
+
+    def read(self, scaled: Collection[str], found: Interpretation) -> Read:
+        """What it reads; its bias takes no constant up where a convolution also reads the padding, or where vectors are
+        scaled.
+
+        Args:
+            scaled: the weights of all readers of scaled vectors.
+        """
+        use, is_scaled = self.use, self.use.weight in scaled
+        takes = not is_scaled and (len(found.weights[use.weight].axes) == 2 or not pads(use.node))
+        return Read(use.weight, use.in_axis, use.bias if takes else None, self.before, self.behind, is_scaled)
+
+
+def terminal_readings(node: fx.Node, found: Interpretation, scaled: bool = False) -> Iterator[Reading | None]:
+    """The linear readers of vectors along the last axis, behind ops that only move or scale them; None for all else.
+
+    Args:
+        scaled: whether they have been scaled before.
+    """
+    for user in node.users:
+        if (reading := found.reading(user, node)) is not None:
+            yield Reading(reading, scaled=scaled)
+        elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
+            yield from terminal_readings(user, found, scaled)
+        elif does(user, Trait.MOVES) and user.all_input_nodes == [node] and isinstance(node.meta["val"], Tensor):
+            yield from (r and replace(r, scaled=scaled) for r in _readings_elsewhere(node, user, found))
+        elif scales(user, node):
+            yield from terminal_readings(user, found, True)
+        else:
+            yield None
+
+
+def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
+    """The same for what one op shows of vectors whose entries it lays along another axis, or several side by side."""
+    shape = node.meta["val"].shape
+    labels = moved_alone(user, node, torch.arange(shape.numel()).reshape(shape), found)
+    if labels is None:
+        yield None
+        return
+    for use in follow({user: labels}, found):
+        reading = found.reading(use.user, use.value)
+        yield reading_of_all(reading, use.labels, shape[-1], found) if reading is not None else None
+
+
+def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpretation) -> Reading | None:
+    """How the inputs of a linear map are vectors' entries in order, each of them whole, and alike wherever it reads.
+
+    Args:
+        labels: entries of all vectors by number, one vector after the other; below zero where there is none.
+        size: of a vector.
+    """
+    inputs = labels.movedim(labels.dim() + 1 - len(found.weights[reading.weight].axes), -1)
+    count = found.weights[reading.weight].axes[reading.in_axis].size
+    if inputs.shape[-1] != count or not inputs.numel() or count % size or bool((inputs < 0).any()):
+        return None
+    first = inputs.reshape(-1, count)[0] % size
+    behind = int((first != 0).nonzero()[0]) if bool(first.any()) else count
+    if not behind or count % (size * behind):
+        return None
+    parts = inputs.unflatten(-1, (count // (size * behind), size, behind))
+    in_order = bool((parts % size == torch.arange(size)[:, None]).all())
+    whole = bool((parts // size == (parts // size)[..., :1, :]).all())
+    return Reading(reading, parts.shape[-3], behind) if in_order and whole else None
