@@ -72,16 +72,27 @@ class AssembledConfig(PretrainedConfig):
 
 
 class Norm(nn.Module):
-    """Over the last axis: "layer" or "rms", with a gain, a bias, or neither; "l1" and "max" for other lengths."""
+    """Over the last axis: "layer" or "rms", with a gain, a bias, or neither; "l1" and "max" for other lengths, "stored"
+    for statistics that are known. Each vector may be multiplied by a number behind it."""
 
     def __init__(self, size: int, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
         self.weight = nn.Parameter(torch.ones(size)) if plan["gain"] else None
         self.bias = nn.Parameter(torch.zeros(size)) if plan["bias"] else None
+        if plan["kind"] == "stored":
+            self.register_buffer("mean", torch.randn(size) / 2)
+            self.register_buffer("variance", torch.rand(size) + 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        normed = self.normed(x)
+        return normed * x.square().mean(-1, keepdim=True) if self.plan.get("scaled") else normed
+
+    def normed(self, x: Tensor) -> Tensor:
         kind = self.plan["kind"]
+        if kind == "stored":
+            vectors = x.reshape(-1, x.shape[-1])
+            return functional.batch_norm(vectors, self.mean, self.variance, self.weight, self.bias).view(x.shape)
         if kind == "layer":
             return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
         if kind == "rms":

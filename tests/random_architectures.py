@@ -37,11 +37,12 @@ def _rarely(draw: Any, value: Any, plain: Any) -> Any:
 
 
 @st.composite
-def norms(draw: Any, kinds: tuple[str, ...] = ("rms", "layer", "l1", "max", "groups")) -> Plan:
+def norms(draw: Any, kinds: tuple[str, ...] = ("rms", "layer", "l1", "max", "groups", "stored")) -> Plan:
     kind = draw(st.sampled_from((*kinds[:2], *kinds)))
     gain = draw(st.booleans())
     return {"kind": kind, "gain": gain, "bias": draw(st.booleans()),
-            "offset": draw(st.sampled_from((0.0, 1.0))) if gain else 0.0}  # fmt: skip
+            "offset": draw(st.sampled_from((0.0, 1.0))) if gain else 0.0,
+            "scaled": _rarely(draw, True, False)}  # fmt: skip
 
 
 @st.composite
