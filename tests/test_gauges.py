@@ -133,6 +133,7 @@ def test_constants_that_are_joined_leave_nothing_open(part: str) -> None:
 
 _SCALED = {"Scaled": True, "ScaledBiased": True, "ScaledFilled": True, "ScaledTwice": True, "ScaledNoConstant": True,
            "ScaledThrough": True, "ScaledCentred": True,
+           "Resampled": True, "ResampledBent": False, "ResampledAcross": False,
            "ScaledOnes": False, "ScaledSome": False, "ScaledItself": False, "ScaledInverse": False,
            "ScaledStatistics": False, "BareStatistics": False, "BiasedStatistics": True}  # fmt: skip
 
@@ -143,7 +144,9 @@ def test_a_norm_goes_whole_into_what_reads_its_vectors_times_numbers_if_that_has
     assert any(fold.exclusive for fold in folds) == goes
 
 
-@pytest.mark.parametrize("part", ["Scaled", "ScaledBiased", "ScaledFilled", "ScaledTwice", "ScaledNoConstant"])
+@pytest.mark.parametrize(
+    "part", ["Scaled", "ScaledBiased", "ScaledFilled", "ScaledTwice", "ScaledNoConstant", "Resampled"]
+)
 def test_what_reads_vectors_times_numbers_leaves_nothing_open(part: str) -> None:
     scaled = raise_epsilons(program(part), 0.01)
     assert not len(null_directions(scaled, derive(scaled), torch.Generator().manual_seed(0)).open)

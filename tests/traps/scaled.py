@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from .tower import Tower, TowerConfig
 
@@ -147,3 +148,35 @@ class ScaledNoConstantTower(ScaledTower):
 
     def scaled(self, normed: Tensor, x: Tensor) -> Tensor:
         return torch.mul(normed, x.square().mean(-1, keepdim=True))
+
+
+class ResampledTower(ScaledTower):
+    """A map with a bias reads means of two places, and between any two of them."""
+
+    biased = True
+
+    def added(self, x: Tensor) -> Tensor:
+        return self.read(self.between(self.enter(x)))[:, ::2]
+
+    def between(self, normed: Tensor) -> Tensor:
+        wide = interpolate(normed.mT.unsqueeze(-1), (2 * normed.shape[1], 1), mode="bilinear")
+        return self.seen(wide).squeeze(-1).mT
+
+    def seen(self, wide: Tensor) -> Tensor:
+        return wide
+
+
+class ResampledBentTower(ResampledTower):
+    """What is read of them is not linear."""
+
+    def seen(self, wide: Tensor) -> Tensor:
+        return torch.tanh(wide)
+
+
+class ResampledAcrossTower(ResampledTower):
+    """The entries of a vector are mixed with each other."""
+
+    def between(self, normed: Tensor) -> Tensor:
+        size = normed.shape[2]
+        wide = interpolate(normed.unsqueeze(1), (2 * normed.shape[1], 2 * size), mode="bilinear")
+        return wide.squeeze(1)[..., size // 2 : size // 2 + size]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
+from torch.nn.functional import interpolate
 
 from hf_align.symmetry.gauges.folds import Read
 from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
@@ -62,9 +63,17 @@ def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> 
     if labels is None:
         yield None
         return
-    for use in follow({user: labels}, found):
+    for use in follow({user: labels}, found, _nearest):
         reading = found.reading(use.user, use.value)
         yield reading_of_all(reading, use.labels, shape[-1], found) if reading is not None else None
+
+
+def _nearest(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+    """The labels of vectors that are resampled from place to place: each becomes a mean of such, by factors that sum to
+    one; it is called as the nearest of them."""
+    if not does(user, Trait.RESAMPLES) or user.args[0] is not node:
+        return None
+    return interpolate(labels.double(), user.meta["val"].shape[2:]).long()
 
 
 def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpretation) -> Reading | None:
