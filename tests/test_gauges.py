@@ -144,6 +144,12 @@ def test_a_norm_goes_whole_into_what_reads_its_vectors_times_numbers_if_that_has
     assert any(fold.exclusive for fold in folds) == goes
 
 
+@pytest.mark.parametrize(("part", "moves"), [("", True), ("Padded", False), ("Bent", False)])
+def test_a_constant_is_one_between_places_too(part: str, moves: bool) -> None:
+    found = [g for g in gauges(f"ResampledLinear{part}") if isinstance(g, MoveConstant)]
+    assert any(g.source.parameter == "enter.bias" for g in found) == moves
+
+
 @pytest.mark.parametrize(
     "part", ["Scaled", "ScaledBiased", "ScaledFilled", "ScaledTwice", "ScaledNoConstant", "Resampled"]
 )

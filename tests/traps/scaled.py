@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import interpolate
 
 from .tower import Tower, TowerConfig
@@ -180,3 +181,24 @@ class ResampledAcrossTower(ResampledTower):
         size = normed.shape[2]
         wide = interpolate(normed.unsqueeze(1), (2 * normed.shape[1], 2 * size), mode="bilinear")
         return wide.squeeze(1)[..., size // 2 : size // 2 + size]
+
+
+class ResampledLinearTower(ResampledTower):
+    """What is resampled comes from a map with a bias."""
+
+    def normed(self, size: int) -> nn.Module:
+        return nn.Linear(size, size)
+
+
+class ResampledLinearPaddedTower(ResampledLinearTower):
+    """Zeros stand beside it when it is resampled."""
+
+    def between(self, normed: Tensor) -> Tensor:
+        return super().between(functional.pad(normed, (0, 0, 0, 2)))[:, :-4]
+
+
+class ResampledLinearBentTower(ResampledLinearTower):
+    """What is read of it is not linear."""
+
+    def seen(self, wide: Tensor) -> Tensor:
+        return torch.tanh(wide)

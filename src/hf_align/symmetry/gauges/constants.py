@@ -330,7 +330,7 @@ def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
     ):
         return torch.broadcast_to(labels, shape)
     masked = is_in_masked_mean(user, node)
-    if (does(user, Trait.AVERAGES) and not user.kwargs) or (masked and does(user, Trait.TOTALS)):
+    if (does(user, Trait.AVERAGES | Trait.RESAMPLES) and not user.kwargs) or (masked and does(user, Trait.TOTALS)):
         count, total, squares = (_over_places(user, labels.double() ** power) for power in range(3))
         mean = total / count
         return mean.round().long() if torch.allclose(mean.square(), squares / count, atol=1e-6) else None
