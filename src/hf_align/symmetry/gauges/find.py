@@ -86,7 +86,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         for r in g.reads
         if not (r.bias or r.scaled) and r.before == r.behind == 1 and _is_matrix(r.weight, found)
     }
-    hidden = {g.gain for g in folds if g.bias and any(r.scaled for r in g.reads)}
+    scaled = {g.gain for g in folds if g.bias and any(r.scaled for r in g.reads)}
     taken = {g.bias for g in folds if g.exclusive and g.bias}
     still = {g.node for f in folded for g in f.gains if does(g.node, Trait.STORED_STATISTICS)}
     constants = tuple(moved_constants(found, kept, taken, still))
@@ -112,7 +112,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *linked_gains(found, {f.gains[0].parameter for f in folded}),
         *common_scales(found, {f.gains[0].parameter for f in folded}),
         *(g for g in readers if g.norm_bias is not None),  # these change biases
-        *masked_readers(norms_that_stay(found, gone - hidden, zero), found, still),  # and these
+        *masked_readers(norms_that_stay(found, gone - scaled, zero), found, still),  # and these
         *carried_biases(found, gone, zero, still, means.is_lost_by),  # and these
         *constants,
         *(g for g in readers if g.norm_bias is None),

@@ -23,8 +23,8 @@ class Read:
     Attributes:
         before, behind: of several vectors that it reads at once (patches that are merged), how many follow each other,
             and how many are interleaved.
-        scaled: whether vectors are multiplied by numbers before it reads them, as by a mask: what it reads of a
-            constant is none, then.
+        scaled: whether vectors are multiplied by numbers before it reads them, as by a mask: a constant of theirs is
+            not the same at all places then.
     """
 
     weight: str

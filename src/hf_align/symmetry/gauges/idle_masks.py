@@ -168,7 +168,8 @@ class _Hidden:
         first = self._of(self.depends, carried[0])
         if does(user, Trait.CONVOLVES):
             ones = torch.ones(user.args[1].meta["val"].shape).double()  # type: ignore[union-attr]
-            return call_wide(user, (first.double(), ones, None, *user.args[3:]), {}) > 0 if alone else None
+            known = alone and not user.kwargs
+            return call_wide(user, (first.double(), ones, None, *user.args[3:]), {}) > 0 if known else None
         if does(user, Trait.AFFINE):
             return first.any(-1, keepdim=True) if alone and does(user, Trait.OUTPUTS_FIRST) else None
         if does(user, Trait.CENTRES):
