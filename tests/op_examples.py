@@ -592,6 +592,16 @@ for op in ("index_put", "index_put_"):
     call(op, lambda x, f=f: f(x, [CHOICE[:2]], numbers(4)), X, label="constants")
     call(op, lambda x, y, f=f: f(x, [CHOICE[:2]], y), data(3, 4), data(2, 1), label="a column")
     call(op, lambda x, y, z, f=f: f(y, [x.argmax(0)], z), data(3, 2), data(3, 4), data(2, 4), label="by data")
+    call(op, lambda x, y, f=f: f(x, [CHOICE[:2]], y), data(3, 4, 2), data(2, 4, 2), label="matrices")
+    call(op, lambda x, y, f=f: f(x, [CHOICE[:2], CHOICE[:2]], y), data(3, 3, 4, 2), data(2, 4, 2), label="two numbers")
+    call(op, lambda x, y, f=f: f(x, [CHOICE[:2]], y), data(3, 4, 2), data(4, 1), label="columns of matrices")
+    call(op, lambda x, y, f=f: f(x, [CHOICE[:2]], y), data(3, 4, 2), data(2), label="one row for all")
+    call(op, lambda x, f=f: f(x, [CHOICE[:2]], numbers(4, 1)), data(3, 4, 2), label="columns of constants")
+    call(op, lambda x, f=f: f(x, [CHOICE[:2]], torch.tensor(2.0).double()), data(3, 4, 2), label="one number")
+    call(op, lambda x, y, f=f: f(x, [torch.tensor([[True, False], [False, True]])], y), data(2, 2, 4, 2),
+         data(2, 4, 2), label="matrices by a mask")  # fmt: skip
+    call(op, lambda x, y, f=f: f(x, [x.sum((1, 2)).argsort()[:2]], y), data(4, 4, 2), data(2, 4, 2),
+         label="matrices by data")  # fmt: skip
     if op == "index_put":
         call(op, lambda y, f=f: f(numbers(3, 4), [CHOICE[:2]], y), data(2, 4), label="into constants")
     call(op, lambda x, y, f=f: f(x, [CHOICE[:2], None, CHOICE[:2]], y), data(3, 2, 4), data(2, 2), label="axes apart")
@@ -611,6 +621,7 @@ call(
 for op in ("index_add", "index_add_", "index_copy"):
     f = getattr(aten, op)
     call(op, lambda x, y, f=f: f(x, 0, CHOICE[:2], y), X, data(2, 4))
+    call(op, lambda x, y, f=f: f(x, 0, CHOICE[:2], y), data(3, 4, 2), data(2, 4, 2), label="matrices")
     call(op, lambda x, y, f=f: f(x, 1, CHOICE[:2], y), X, data(3, 2), label="columns")
     call(op, lambda x, f=f: f(x, 0, CHOICE[:2], numbers(2, 4)), X, label="constants")
     if not op.endswith("_"):

@@ -18,6 +18,7 @@ from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
+from hf_align.symmetry.groups import OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.groups.dense import Orthogonal
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes
@@ -315,6 +316,17 @@ def test_what_a_call_lacks_is_read_off_its_error_and_the_documentation(
     spec, rng = derive(program), Generator().manual_seed(0)
     assert not spec.unread and not spec.unknown_ops
     assert soundness(program, spec, random_weights(spec, rng), random_inputs(program, rng), rng) < 1e-9
+
+
+@pytest.mark.slow
+def test_heads_move_where_some_words_are_put_among_others_by_number() -> None:
+    """Keys and values of words that attend to all are put into tables of their own."""
+    config = families.longformer()
+    config.architectures = ["LongformerForMaskedLM"]
+    spec = in_all_modes(config)
+    (heads, values) = spec.parameters["longformer.encoder.layer.0.attention.self.value_global.weight"][0][0]
+    assert heads.space is not None and isinstance(spec.spaces[heads.space].group, Permutation)
+    assert values.space is not None and isinstance(spec.spaces[values.space].group, OrthogonalFixingOnes)
 
 
 def test_a_tower_moves_where_images_are_a_mode() -> None:

@@ -96,13 +96,13 @@ def index(call: Call) -> Value:
     chosen: tuple[Axis, ...] = ()
     for i in used:
         chosen = _look_up(call, value, i, numbers[i], chosen)
-    rest_before, rest_after = value.axes[: used[0]], value.axes[used[-1] + 1 :]
-    between = [value.axes[i] for i in range(used[0], used[-1]) if i not in used]
-    if between or any(is_mask(numbers[i]) for i in used):
+    if any(is_mask(numbers[i]) for i in used):
         call.lower_all(value.axes, FIXED, "lookup")
         return Value(tuple(fresh(n, FIXED) for n in call.shape))
-    kept = value.parameter if used == [0] else None
-    return _in_shape(call, Value((*rest_before, *chosen, *rest_after), kept if len(chosen) == 1 else None))
+    rest = [axis for i, axis in enumerate(value.axes) if i not in used]
+    before = used[0] if used[-1] - used[0] < len(used) else 0  # of numbers apart, their own axes come first
+    kept = value.parameter if used == [0] and len(chosen) == 1 else None
+    return _in_shape(call, Value((*rest[:before], *chosen, *rest[before:]), kept))
 
 
 def is_mask(number: fx.Node) -> bool:
@@ -243,25 +243,30 @@ def _is_number(node: fx.Node, args: Any, kwargs: Any) -> Any:
 @rule("index_copy", "index_fill", harmless="value index")
 @rule("index_add", "index_add_", harmless="alpha", traits=Trait.ADDS_ROWS)
 def written_by_number(call: Call) -> Value:
-    """y = x with entries replaced or added to, by number: axes that are numbered are pinned, the last is shared."""
-    inputs = call.operands()
-    operands = [call.value(a) for a in inputs if a in call.found.values]
-    rank = len(call.shape)
-    whole = [o for o in operands if len(o.axes) and o.axes[-1].size == call.shape[-1]]
-    last = _last_untouched(call, rank)
+    """y = x with entries replaced or added to, by number: numbered axes are pinned, and those behind them shared."""
+    inputs, numbers = call.operands(), _numbers(call)
+    operands = [call.value(a) for a in inputs if a in call.found.values and a not in numbers]
+    constants = [call.constant(a) for a in inputs if a not in call.found.values and a not in numbers]
     axes: list[Axis] = [fresh(n, FIXED) for n in call.shape]
-    if last and whole:
-        axes[-1] = whole[0].axes[-1]
-        for other in whole[1:]:
-            call.unify(axes[-1], other.axes[-1], "add")
+    behind = range(-_untouched(call, len(axes)), 0)
+    for i in behind:
+        shared = [o.axes[i] for o in operands if len(o.axes) >= -i and o.axes[i].size == call.shape[i]]
+        axes[i] = shared[0] if shared else axes[i]
+        for other in shared[1:]:
+            call.unify(axes[i], other, "add")
+        if len(shared) < len(operands) or "index_fill" in str(call.node.target):
+            call.lower(axes[i], ONES, "broadcast")
+        for constant in constants:
+            if not isinstance(constant, Tensor) or not constant.is_floating_point() or not bool(constant.any()):
+                continue
+            alike = constant.dim() < -i or is_same_along(constant, constant.dim() + i)
+            call.lower(axes[i], ONES if alike else FIXED, "constant")
     for operand in operands:
-        kept = last and operand in whole
-        call.lower_all(operand.axes[:-1] if kept else operand.axes, FIXED, "lookup")
-    constants = [a for a in inputs if a not in call.found.values]
-    if any(_disturbs(call, c) for c in constants):
-        call.lower(axes[-1], FIXED, "constant")
-    if "index_fill" in str(call.node.target) or any(o.axes[-1:] and o.axes[-1].size == 1 for o in operands):
-        call.lower(axes[-1], ONES, "broadcast")
+        places = enumerate(operand.axes, -len(operand.axes))
+        call.lower_all((a for i, a in places if i not in behind or a.size != call.shape[i]), FIXED, "lookup")
+    for number in numbers:
+        if number in call.found.values:
+            call.lower_all(call.value(number).axes, FIXED, "lookup")
     return Value(tuple(axes))
 
 
@@ -274,17 +279,22 @@ def _in_order(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return torch.where(mask, source.flatten()[numbers].view(base.shape), base)
 
 
-def _last_untouched(call: Call, rank: int) -> bool:
-    """Whether the last axis is neither numbered nor masked."""
-    name = str(call.node.target)
-    if "index_put" in name:
-        numbers = call.argument(1)
-        return sum(n.meta["val"].dim() if n is not None and is_mask(n) else 1 for n in numbers) < rank
+def _numbers(call: Call) -> list[fx.Node]:
+    """What says where entries are put: numbers, or masks."""
+    found = call.argument(1 if does(call.node, Trait.PUTS_ENTRIES | Trait.PUTS_IN_ORDER) else 2)
+    return [n for n in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(n, fx.Node)]
+
+
+def _untouched(call: Call, rank: int) -> int:
+    """How many of the last axes are neither numbered nor masked."""
+    if does(call.node, Trait.PUTS_ENTRIES):
+        sizes = [(n.meta["val"].dim() if is_mask(n) else 1) if n is not None else 0 for n in call.argument(1)]
+        last = max(i for i, size in enumerate(sizes) if size)
+        return rank - sum(size or 1 for size in sizes[: last + 1])
     if does(call.node, Trait.PUTS_IN_ORDER):
         base, mask, source = (call.argument(i) for i in range(3))
-        return base.meta["val"].shape[-1:] == source.meta["val"].shape[-1:] and _is_of_rows(call, mask)
-    dims = dims_of(call.argument("dim", 0), rank)
-    return rank - 1 not in dims
+        return int(base.meta["val"].shape[-1:] == source.meta["val"].shape[-1:] and _is_of_rows(call, mask))
+    return rank - 1 - max(dims_of(call.argument("dim", 0), rank))
 
 
 def _is_of_rows(call: Call, mask: fx.Node) -> bool:
@@ -292,9 +302,3 @@ def _is_of_rows(call: Call, mask: fx.Node) -> bool:
     if mask.meta["val"].shape[-1:] in ((), (1,)) or _is_uniform(call, mask, -1):
         return True
     return does(mask, Trait.COPIES) and _is_of_rows(call, mask.all_input_nodes[0])
-
-
-def _disturbs(call: Call, argument: fx.Node) -> bool:
-    """Whether a constant operand has entries of its own along the last axis."""
-    constant = call.constant(argument)
-    return isinstance(constant, Tensor) and constant.is_floating_point() and bool(constant.any())
