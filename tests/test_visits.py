@@ -6,14 +6,22 @@ import math
 
 import pytest
 import torch
+import transformers
 from conftest import MODELS
+from torch import Generator
 
+from hf_align.matching.cross import cross, inner_product, nearest
 from hf_align.matching.stream import residual
 from hf_align.matching.visits import Visits
 from hf_align.matching.weights import steps_of
 from hf_align.opening.pairs import open_pair
+from hf_align.runtime.processes import ALONE
+from hf_align.symmetry.certificate.random_copy import random_weights
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.elements import Element, Matrix, Monomial
+from hf_align.symmetry.groups.fit import fit
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.trace import trace
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +80,19 @@ def test_units_that_moved_do_not_rest(spec: SymmetrySpec) -> None:
         visits.solved(units, elements, {units: found})
         elements |= {units: found, stream: turned(size, 1e-5 * (shift + 1))}
         assert visits.is_due(units, elements)
+
+
+def test_what_a_step_says_of_the_objective_counts_gains_as_what_they_stand_for() -> None:
+    """Gains on what a block writes into the stream stay where they are, and are stored as their difference from one."""
+    config = transformers.Gemma2Config(
+        vocab_size=11, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, head_dim=4,
+        num_key_value_heads=1, architectures=["Gemma2ForCausalLM"],
+    )  # fmt: skip
+    spec, rng = derive(trace(config)), Generator().manual_seed(0)
+    a, b = random_weights(spec, rng), random_weights(spec, rng)
+    stream = residual(spec)
+    assert stream is not None and any(spec.gains.get(name) for name in spec.uses(stream))
+    matrices = cross(spec, stream, a, b, {}, spec.uses(stream), ALONE)
+    element = nearest(spec.group(stream), matrices, torch.device("cpu"))
+    said = float(fit(element, matrices).sum())
+    assert said == pytest.approx(inner_product(spec, a, b, {stream: element}, only=spec.uses(stream)))

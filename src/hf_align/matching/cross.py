@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_align.running.network import Weights
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
-from hf_align.symmetry.action import Elements, act, occurrences
+from hf_align.symmetry.action import Elements, act, as_gain, occurrences
 from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.groups import Group, ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
@@ -80,10 +80,13 @@ def inner_product(
     processes: Processes = ALONE,
     only: Iterable[str] | None = None,
 ) -> float:
-    """⟨A, gB⟩: the objective of weight matching, over all weights or only these."""
+    """⟨A, gB⟩: the objective of weight matching, over all weights or only these; of gains as what they stand for, as
+    groups move them."""
 
     def product(name: str) -> float:
-        return float((a[name] * act(b[name], name, spec, elements)).sum(dtype=torch.float64))
+        sides = a[name], act(b[name], name, spec, elements)
+        left, right = (as_gain(side, name, spec) for side in sides)
+        return float((left * right).sum(dtype=torch.float64))
 
     return over_weights(spec, spec.parameters if only is None else only, processes, product)
 

@@ -24,7 +24,7 @@ from hf_align.matching.metric import weighted
 from hf_align.matching.solver import Solution, Solver
 from hf_align.matching.stream import alone, products_of_tables
 from hf_align.matching.visits import Visits
-from hf_align.symmetry.action import Elements
+from hf_align.symmetry.action import Elements, as_gain
 from hf_align.symmetry.elements import PRIMAL, Element
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -116,7 +116,7 @@ def _limit(models: Balanced) -> float:
     """(|A|² + |B|²) / 2, the objective where both are the same."""
 
     def squares(name: str) -> float:
-        return float(models.a[name].square().sum() + models.b[name].square().sum())
+        return sum(float(as_gain(side[name], name, models.spec).square().sum()) for side in (models.a, models.b))
 
     return over_weights(models.spec, models.spec.parameters, models.processes, squares) / 2
 

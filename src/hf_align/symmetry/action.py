@@ -26,8 +26,7 @@ def act(
     """
     if not any(space in elements for space in spec.carried(name)):
         return tensor
-    offset = spec.gains.get(name, 0.0)
-    tensor = tensor + offset if offset else tensor
+    tensor, offset = as_gain(tensor, name, spec), spec.gains.get(name, 0.0)
     found = spec.blocks(name)
     if len(found) == 1 and all(f.within is None for f in found[0].factors):
         moved = act_on_block(found[0].factored(tensor), found[0], elements).reshape(tensor.shape)
@@ -36,6 +35,12 @@ def act(
         for block in found:
             block.factored(moved).copy_(act_on_block(block.factored(tensor), block, elements))
     return moved - offset if offset else moved
+
+
+def as_gain(tensor: Tensor, name: str, spec: SymmetrySpec) -> Tensor:
+    """A gain that is stored as its difference from something, as what it stands for; other weights as they are."""
+    offset = spec.gains.get(name, 0.0)
+    return tensor + offset if offset else tensor
 
 
 def act_on_block(view: Tensor, block: Block, elements: Elements, still: tuple[str, int] | None = None) -> Tensor:
@@ -59,8 +64,7 @@ def occurrences(
 
     With `elements`, all is moved by them but this place by this space.
     """
-    offset = spec.gains.get(name, 0.0)
-    tensor = tensor + offset if offset else tensor
+    tensor = as_gain(tensor, name, spec)
     for block in spec.blocks(name):
         for move in block.moves:
             if move.space != space:
