@@ -162,15 +162,18 @@ def certify(
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     if parameters > most:
         why = f"{parameters} parameters are more than the {most:.0f} of which null directions are counted"
-        return uncounted(*_soundness(program, spec, torch.Generator().manual_seed(0)), why)
+        return uncounted(*measured_soundness(program, spec, torch.Generator().manual_seed(0)), why)
     drawn, error, doubt = list[NullDirections](), 0.0, ""
     for draw in draws(config, copy, lambda larger: derived(called(larger))):
         program, spec = draw.program, draw.spec
-        seen, doubt = _soundness(program, spec, draw.rng)
+        seen, doubt = measured_soundness(program, spec, draw.rng)
         error = max(error, seen) if seen < EXACT else seen
         if math.isnan(error):
             return uncounted(error, doubt, "its outputs are no numbers")
-        drawn.append(draw.count())
+        try:
+            drawn.append(draw.count())
+        except OverflowError as overflow:
+            return uncounted(error, doubt, str(overflow))
         if not error < EXACT:
             drawn = drawn[-1:]
             break
@@ -194,10 +197,11 @@ def certify(
     )
 
 
-def _soundness(program: Program, spec: SymmetrySpec, rng: Generator) -> tuple[float, str]:
+def measured_soundness(program: Program, spec: SymmetrySpec, rng: Generator) -> tuple[float, str]:
     """The largest change under some elements and inputs, and why nothing follows from it, if so.
 
-    Where the model is undecided, other weights are drawn, and smaller ones: scores may tie by chance.
+    Where the model is undecided, other weights are drawn, and smaller ones: scores may tie by chance, and large numbers
+    overflow.
     """
     usual, smaller = SIZES
     weights = random_weights(spec, rng, usual)
@@ -223,7 +227,8 @@ def soundness(
 def decided_soundness(
     program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
 ) -> tuple[float, Undecided | None]:
-    """As `soundness`, and where the model is undecided, if all that changes may have changed by rounding alone."""
+    """As `soundness`, and where the model is undecided, if all that changes may have changed by rounding alone, or if
+    its outputs are no numbers."""
     found = _changes(program, spec, weights, inputs, rng)
     error = _largest(found)
     return error, None if error < EXACT else undecided(found, program, weights, inputs, rng)

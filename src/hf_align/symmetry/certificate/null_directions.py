@@ -8,6 +8,7 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,7 @@ from hf_align.symmetry.certificate.count import (
 from hf_align.symmetry.certificate.fibres import Fibres, fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
 from hf_align.symmetry.certificate.kinks import on_both_sides, within_reach
-from hf_align.symmetry.certificate.random_copy import Weights, random_weights
+from hf_align.symmetry.certificate.random_copy import SIZES, Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.spec import SymmetrySpec
@@ -96,12 +97,25 @@ class NullDirections:
 
 
 def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, thorough: bool = False) -> NullDirections:
-    """Those at random canonical weights.
+    """Those at random canonical weights; at smaller ones where the copy overflows.
 
     Args:
         thorough: at weights that were drawn with more care, where a first look has left open directions.
+
+    Raises:
+        OverflowError: at all of these weights derivatives are no numbers.
     """
-    weights = canonical_weights(program, spec, rng, around_kinks=thorough)
+    *larger, smallest = SIZES
+    for size in larger:
+        with suppress(OverflowError):
+            return _null_directions(program, spec, rng, size=size, thorough=thorough)
+    return _null_directions(program, spec, rng, size=smallest, thorough=thorough)
+
+
+def _null_directions(
+    program: Program, spec: SymmetrySpec, rng: Generator, *, size: float, thorough: bool
+) -> NullDirections:
+    weights = canonical_weights(program, spec, rng, size=size, around_kinks=thorough)
     moved, fixed = tangents(spec, weights), fibres(spec.gauges, weights)
     sizes = {name: weight.numel() for name, weight in weights.items()}
     contexts = sum(look.contexts for look in looks(program, sizes, _SHARE, spare=1))
@@ -112,7 +126,7 @@ def null_directions(program: Program, spec: SymmetrySpec, rng: Generator, *, tho
     derivatives, rest = _beyond(program, weights, torch.cat([first, second]), read, contexts, rng)
     null, third = torch.cat([first, second, rest]), rest[:0]
     if len(rest):
-        means = [*_means(program, spec, rng)]
+        means = [*_means(program, spec, rng, size)]
         flat = flat_directions(program, means, _canonical(null, fixed, read), read, rng)
         # What a null direction has beyond the known ones is its part in the rest; computed so, it lies there exactly.
         third = orthonormal((flat @ rest.T) @ rest)
@@ -166,18 +180,20 @@ def _canonical(null: Tensor, fixed: Fibres, reached: Tensor) -> Tensor:
     return orthonormal(fixed.across(whole)[:, reached])
 
 
-def canonical_weights(program: Program, spec: SymmetrySpec, rng: Generator, *, around_kinks: bool = False) -> Weights:
+def canonical_weights(
+    program: Program, spec: SymmetrySpec, rng: Generator, *, size: float = 1.0, around_kinks: bool = False
+) -> Weights:
     """Random weights with every gauge fixed."""
-    weights = random_weights(spec, rng)
+    weights = random_weights(spec, rng, size)
     if around_kinks:
         weights = within_reach(program, spec, on_both_sides(program, spec, weights, rng), rng)
     quiet = {n: _QUIET * weights[n] for n in without_derivative(program)}
     return dict(CanonicalWeights(weights | quiet, spec.gauges))
 
 
-def _means(program: Program, spec: SymmetrySpec, rng: Generator) -> Iterator[Weights]:
+def _means(program: Program, spec: SymmetrySpec, rng: Generator, size: float) -> Iterator[Weights]:
     for _ in range(POINTS):
-        a, b = (canonical_weights(program, spec, rng) for _ in range(2))
+        a, b = (canonical_weights(program, spec, rng, size=size) for _ in range(2))
         yield {name: (a[name] + b[name]) / 2 for name in a}
 
 

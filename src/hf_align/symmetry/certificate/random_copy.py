@@ -24,8 +24,8 @@ Weights = dict[str, Tensor]
 _SMALL_SIDE = 16
 """Of pictures: in the last stage of a copy no more than one place may be left of them, which all attention falls on."""
 SIZES = (1.0, 0.5)
-"""Of random weights; the second where a model is undecided at the first: from layer to layer rounding grows as weights
-do. Of much smaller ones no unit would reach a limit."""
+"""Of random weights; the second where a model overflows or is undecided at the first: from layer to layer numbers and
+their rounding grow as weights do. Of much smaller ones no unit would reach a limit."""
 _LIMIT = 0.7
 """Of what random weights make, about as much is larger as is smaller: nearly every unit comes to lie on both sides."""
 NO_LIMIT = 100.0

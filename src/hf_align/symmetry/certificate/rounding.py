@@ -2,7 +2,7 @@
 
 The weights are moved by half a unit in the last place on average, as the witness moves them, and the model is run
 again. A symmetry rounds weights as well, so a model whose answers jump by that cannot say whether the symmetry leaves
-it alone.
+it alone. Nor can one that overflows at the weights that were drawn.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ Changes = Mapping[fx.Node, float]
 
 @dataclass(frozen=True)
 class Undecided:
-    """A model whose own rounding is as large as what is asked of it.
+    """A model whose own rounding is as large as what is asked of it, or whose outputs are no numbers.
 
     Attributes:
-        where: the op that enlarges rounding most, and its line.
-        change: of an output by rounding alone, over its largest entry.
+        where: the op that enlarges rounding most, and its line; the first one whose result is no number, if any is.
+        change: of an output by rounding alone, over its largest entry; NaN where the outputs are no numbers.
     """
 
     where: str
     change: float
 
     def __str__(self) -> str:
+        if math.isnan(self.change):
+            return f"the model itself gives no numbers at {self.where}"
         return f"the model itself is undecided at {self.where}: rounding alone changes its output by {self.change:.0e}"
 
 
@@ -76,6 +78,8 @@ def undecided(
         found: what a symmetry changes in each result of these weights on these inputs.
     """
     before, rounding = run(program, weights, inputs), dict.fromkeys(found, 0.0)
+    if any(_is_lost(before[node]) for node in found):
+        return Undecided(_op(next(node for node, value in before.items() if _is_lost(value))), math.nan)
     worst, where = 0.0, ""
     for _ in range(_DRAWS):
         after = run(program, {n: _rounded(w, rng) for n, w in weights.items()}, inputs)
@@ -98,7 +102,11 @@ def _where(before: Mapping[fx.Node, Any], after: Mapping[fx.Node, Any]) -> str:
     moved = {node: _moved(before[node], after[node]) for node in before}
     grown = {n: c / max(_EPS, *(moved.get(a, 0.0) for a in n.all_input_nodes))
              for n, c in moved.items() if n.op == "call_function"}  # fmt: skip
-    found = evidence(max(grown, key=lambda n: grown[n]), "")
+    return _op(max(grown, key=lambda n: grown[n]))
+
+
+def _op(node: fx.Node) -> str:
+    found = evidence(node, "")
     return f"{found.op} in {found.line}" if found.line else found.op
 
 
@@ -110,3 +118,10 @@ def _moved(before: Any, after: Any) -> float:
         return 0.0
     found = float(change(before, after))
     return 0.0 if math.isnan(found) else found
+
+
+def _is_lost(value: Any) -> bool:
+    """Whether entries of a result, or of one of several, are no numbers."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_lost, value))
+    return isinstance(value, Tensor) and bool(value.isnan().any())
