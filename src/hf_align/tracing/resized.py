@@ -24,11 +24,13 @@ LEAST = 3
 
 
 def axes_by_size(example: Example) -> Mapping[int, list[tuple[str, int]]]:
-    """The axes of all arguments, those together that are as long."""
+    """The axes of all arguments, those together that are as long; but for those without entries, as of what a model of
+    time series is not given."""
     together: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for name, value in example.arguments.items():
         for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
-            together[size].append((name, axis))
+            if size:
+                together[size].append((name, axis))
     return together
 
 
