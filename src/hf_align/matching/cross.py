@@ -91,6 +91,16 @@ def inner_product(
     return over_weights(spec, spec.parameters if only is None else only, processes, product)
 
 
+def rise(
+    spec: SymmetrySpec, a: Weights, b: Weights, elements: Elements, found: Elements, processes: Processes = ALONE
+) -> float:
+    """By how much ⟨A, gB⟩ rises with new elements of some spaces."""
+    names = dict.fromkeys(name for space in found for name in spec.uses(space))
+    sides = (elements, {**elements, **found})
+    before, after = (inner_product(spec, a, b, side, processes, names) for side in sides)
+    return after - before
+
+
 def over_weights(spec: SymmetrySpec, names: Iterable[str], processes: Processes, term: Callable[[str], float]) -> float:
     """The sum of one term for each weight."""
     return sum(processes.spread(list(names), lambda n: math.prod(spec.shape(n)), lambda own: list(map(term, own))))

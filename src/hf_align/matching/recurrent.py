@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_align.matching.cross import cross, inner_product, nearest
+from hf_align.matching.cross import cross, nearest, rise
 from hf_align.running.network import Weights
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
@@ -47,6 +47,4 @@ def unless_worse(
     spec: SymmetrySpec, found: Mapping[str, Element], a: Weights, b: Weights, elements: Elements
 ) -> dict[str, Element]:
     """New elements, or none if they lower the agreement of the weights that they move."""
-    names = dict.fromkeys(name for space in found for name in spec.uses(space))
-    before, after = (inner_product(spec, a, b, used, only=names) for used in (elements, {**elements, **found}))
-    return dict(found) if after >= before else {}
+    return dict(found) if rise(spec, a, b, elements, found) >= 0 else {}

@@ -17,7 +17,7 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
 
-_STILL = 1e-7
+_STILL = 1e-9
 """An element that changes by a smaller part of its square has not moved: the objective changes by less."""
 _FAR = 1e-2
 """The same around a step that rests, if it is visited without waiting for the others."""

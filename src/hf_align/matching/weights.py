@@ -4,7 +4,8 @@ Theus et al., 2506.22712, section 4), over whatever groups the spec has.
 The spaces are visited in turn, each solved exactly with all others held still (better than it was, if it meets itself
 in a weight), until none has a neighbour that moved, or the objective ⟨A, gB⟩ no longer rises. It never falls. Steps
 that meet in no weight, layers mostly, are spread over processes, and over the threads of each; of a step by itself, the
-residual stream, the weights are.
+residual stream, the weights are. In the second sweep a few of many layers are visited first: where one gains next to
+nothing, its neighbours are left as they are.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
 from hf_align.matching.memory import Step, room, weights_of
 from hf_align.matching.metric import weighted
-from hf_align.matching.solver import Solution, Solver
+from hf_align.matching.solver import Solver
 from hf_align.matching.stream import alone, products_of_tables
+from hf_align.matching.sweep import Sweep
 from hf_align.matching.visits import Visits
 from hf_align.symmetry.action import Elements, as_gain
 from hf_align.symmetry.elements import PRIMAL, Element
@@ -33,6 +35,11 @@ _SWEEPS = 50
 _CONVERGED = 1e-5
 """A sweep that changes the objective by a smaller part of it is the last, unless that is more than is left to gain: of
 copies, all is found."""
+_AGAIN = 2
+"""The sweep in which models that are alike gain next to nothing in most layers. Of others, units go on changing places
+now and then, of which a few layers tell nothing."""
+_LITTLE = 1e-6
+"""The part of the objective that some layers may leave to gain, judged by one of them."""
 _SLACK = 1e-6
 """The part of the objective by which its float32 sum may fall although every step raises it."""
 
@@ -88,19 +95,20 @@ def descend(
     elements = {s: start(models, s, points) for s, points in tables.items()} if first is None else dict(first)
     steps = steps_of(spec)
     runs = list(_independent(spec, steps))
-    visits, solved = Visits(spec, steps), dict[Step, Solution]()
+    visits = Visits(spec, steps)
     solver = Solver(models, tables, pairing, room(spec, steps))
+    now = Sweep(solver, visits, elements)
     best, sweep = float("-inf"), 0
     limit = cache(partial(_limit, models))
+
     for sweep in range(1, _SWEEPS + 1):
         for run in runs:
-            together = [step for step in run if visits.is_due(step, elements)]
-            for step, solution in zip(together, solver.solve(together, elements), strict=True):
-                visits.solved(step, elements, solution.elements)
-                elements.update(solution.elements)
-                solved[step] = solution
+            if sweep == _AGAIN:
+                now.through_few(run, min(_LITTLE * abs(best), limit() - best))
+            else:
+                now.through(run)
         last = [step for step in steps[-1:] if visits.is_current(step, elements)]
-        objective = solver.objective(elements, last, solved)
+        objective = solver.objective(elements, last, now.solved)
         assert pairing is not best_fit or objective >= best - _SLACK * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
