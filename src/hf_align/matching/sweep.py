@@ -37,7 +37,7 @@ class Sweep:
         self.elements.update(self._solve(self._due(run)))
 
     def through_few(self, run: Sequence[Step], little: float) -> None:
-        """Visit one of some neighbours first, and the others only where it gains more than so little for all of them."""
+        """Visit one of some neighbours first, and the others only where it gains more than this for all of them."""
         together = neighbours(self.solver.spec, self._due(run))
         first, others = self._solve([layers[0] for layers in together]), list[Step]()
         for layers in together:

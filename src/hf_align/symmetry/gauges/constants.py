@@ -26,6 +26,7 @@ from hf_align.symmetry.gauges.index_provenance import (
     present,
     row_of,
     shown,
+    slices_along,
     slices_of,
 )
 from hf_align.symmetry.gauges.masked_means import is_in_masked_mean
@@ -285,9 +286,9 @@ class Ways:
             if meeting is not None:
                 yield Fate(entries, Taken(bias.name, meeting), bias.start)
                 return
-        if use.user in self._by_statistics and (rows := _alike_along(1, use.labels)) is not None:
+        if use.user in self._by_statistics and (read := slices_along(1, use.labels)) is not None:
             norm = self._by_statistics[use.user]
-            yield Fate(entries, Taken(norm.bias, slices_of(rows), gain=norm.gain), use.user)
+            yield Fate(entries, Taken(norm.bias, read, gain=norm.gain), use.user)
             return
         yield Fate(entries, seen=not _is_lost(use, self.found.program))
 
@@ -305,12 +306,6 @@ class Ways:
             for fate in self.fates({reading.node: numbered(reading)}, own, within=reading):
                 through = fate.taken and replace(fate.taken, weight=reading.weight, axis=reading.in_axis, read=read)
                 yield replace(fate, entries=entries, taken=through)
-
-
-def _alike_along(axis: int, labels: Tensor) -> Tensor | None:
-    """The labels along an axis, if they are the same at all places."""
-    rows = labels.movedim(axis, -1).reshape(-1, labels.shape[axis])
-    return rows[0] if bool((rows == rows[:1]).all()) else None
 
 
 def _is_lost(use: Use, program: Program) -> bool:

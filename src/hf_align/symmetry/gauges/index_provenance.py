@@ -240,5 +240,10 @@ def row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices 
     weight = len(found.weights[reading.weight].axes)
     if weight > 2 and pads(reading.node):
         return None
-    rows = labels.movedim(labels.dim() + 1 - weight, -1).reshape(-1, labels.shape[labels.dim() + 1 - weight])
+    return slices_along(labels.dim() + 1 - weight, labels)
+
+
+def slices_along(axis: int, labels: Tensor) -> Slices | None:
+    """The entries that an axis shows, if they are the same at all places."""
+    rows = labels.movedim(axis, -1).reshape(-1, labels.shape[axis])
     return slices_of(rows[0]) if bool((rows == rows[:1]).all()) else None
