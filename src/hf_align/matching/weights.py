@@ -5,7 +5,8 @@ The spaces are visited in turn, each solved exactly with all others held still (
 in a weight), until none has a neighbour that moved, or the objective ⟨A, gB⟩ no longer rises. It never falls. Steps
 that meet in no weight, layers mostly, are spread over processes, and over the threads of each; of a step by itself, the
 residual stream, the weights are. In the second sweep a few of many layers are visited first: where one gains next to
-nothing, its neighbours are left as they are.
+nothing, its neighbours are left as they are. Later ones begin with streams turned further than the sweep before has
+brought them (`momentum.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
 from hf_align.matching.memory import Step, room, weights_of
 from hf_align.matching.metric import weighted
+from hf_align.matching.momentum import beyond
 from hf_align.matching.solver import Solver
-from hf_align.matching.stream import alone, products_of_tables
+from hf_align.matching.stream import alone, products_of_tables, streams
 from hf_align.matching.sweep import Sweep
 from hf_align.matching.visits import Visits
 from hf_align.symmetry.action import Elements, as_gain
@@ -98,9 +100,10 @@ def descend(
     visits = Visits(spec, steps)
     solver = Solver(models, tables, pairing, room(spec, steps))
     now = Sweep(solver, visits, elements)
+    kept, ahead = dict(elements), dict[str, Element]()
     best, sweep = float("-inf"), 0
     limit = cache(partial(_limit, models))
-
+    turning = streams(spec) if pairing is best_fit else []
     for sweep in range(1, _SWEEPS + 1):
         for run in runs:
             if sweep == _AGAIN:
@@ -109,14 +112,24 @@ def descend(
                 now.through(run)
         last = [step for step in steps[-1:] if visits.is_current(step, elements)]
         objective = solver.objective(elements, last, now.solved)
+        if has_overshot := bool(ahead) and objective < best:
+            objective, ahead = best, {}
+            elements.update(kept)
         assert pairing is not best_fit or objective >= best - _SLACK * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
+        if has_overshot:
+            continue
         gained, best = abs(objective - best), objective
         is_over = gained <= _CONVERGED * abs(objective) and gained <= limit() - objective
         is_over = is_over or not any(visits.is_due(step, elements) for step in steps)
         if is_over and (visits.is_confirmed or not visits.wake(elements)):
             break
+        if sweep >= _AGAIN:
+            further = partial(beyond, models, turning, kept, dict(elements))
+            ahead = models.processes.by_the_first(further)
+        kept = dict(elements)
+        elements.update(ahead)
     return elements, sweep
 
 

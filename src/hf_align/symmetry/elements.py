@@ -82,7 +82,7 @@ class Matrix(Element):
         return Matrix(self.matrix @ other.as_matrix())
 
     @cached_property
-    def _keeps_lengths(self) -> bool:
+    def keeps_lengths(self) -> bool:
         gram = self.matrix @ self.matrix.mT
         return bool((gram - torch.eye(gram.shape[-1]).to(gram)).abs().max() <= _ISOMETRY)
 
@@ -90,7 +90,7 @@ class Matrix(Element):
         """As `Element.act`, rounded once where lengths change: large terms may cancel then, and what float32 rounds of
         them would be many units of the sum. That product is taken where the element is, in its own dtype."""
         matrix = self.as_matrix(power)
-        if tensor.dtype == torch.float64 or matrix.dtype != torch.float64 or self._keeps_lengths:
+        if tensor.dtype == torch.float64 or matrix.dtype != torch.float64 or self.keeps_lengths:
             matrix = matrix.to(tensor)
         flat = tensor.reshape(*matrix.shape[:-2], -1, tensor.shape[-1]).to(matrix)
         return (flat @ matrix.mT).reshape(tensor.shape).to(tensor)
