@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
@@ -18,7 +17,7 @@ from hf_align.matching.find import searching
 from hf_align.matching.objectives import Objective
 from hf_align.merging.distil import Limits, TowardsMix, distilled, nearest, written_by
 from hf_align.running.network import Batch, Weights
-from hf_align.runtime.saving import save_tensors
+from hf_align.runtime.saving import read_tensors, save_tensors
 
 _DISTILLED, _NEAREST, _START = "distilled.safetensors", "nearest.safetensors", "start"
 
@@ -68,7 +67,7 @@ def distil_once(
 
     path = once(claim, _DISTILLED, find)
     with safe_open(path, "pt") as file:
-        return file.metadata()[_START], load_file(path)
+        return file.metadata()[_START], read_tensors(path)
 
 
 def nearest_once(

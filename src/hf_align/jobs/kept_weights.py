@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.runtime.saving import save_tensors
+from hf_align.runtime.saving import read_tensors, save_tensors
 
 _FOUND = "found"
 
@@ -44,7 +43,7 @@ class KeptWeights(MutableMapping[str, Tensor]):
         self._claim.keep(self._whole, partial(save_tensors, {}, metadata={_FOUND: json.dumps(list(self))}))
 
     def __getitem__(self, name: str) -> Tensor:
-        return load_file(self._path(name))[name]
+        return read_tensors(self._path(name))[name]
 
     def __setitem__(self, name: str, weight: Tensor) -> None:
         self._claim.keep(self._files[name], partial(save_tensors, {name: weight.contiguous()}))

@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
@@ -39,7 +38,7 @@ from hf_align.publishing.documenting import certified, cosines
 from hf_align.running.generate import noise
 from hf_align.running.network import Batch, Weights
 from hf_align.runtime.progress import waiting
-from hf_align.runtime.saving import save_tensors
+from hf_align.runtime.saving import read_tensors, save_tensors
 from hf_align.settings.choices import Effort
 from hf_align.tracing.trace import trace
 from hf_align.witness.witness import Moved
@@ -219,7 +218,7 @@ class Merge(OpenedJob[Mixed]):
 
     def _bulge(self, claim: Claim, weights: Sequence[Weights]) -> dict[str, Tensor]:
         """What is learned of a curve, or of a simplex."""
-        return load_file(once(claim, _OFFSETS, partial(self._offsets, weights)))
+        return read_tensors(once(claim, _OFFSETS, partial(self._offsets, weights)))
 
     def _offsets(self, weights: Sequence[Weights], state: State) -> Callable[[Path], None]:
         network, search = self.models.network, self.models.search()

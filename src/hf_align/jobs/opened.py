@@ -190,7 +190,7 @@ class Opened:
             if len(kept) == len(names):
                 return [Match.load(path, self.spec) for path in kept]
             state = State(claim.progress, made_of=f"{number} {claim.record!r}")
-            found = self.find(fit, say, state=state, processes=claim.processes)
+            found = [m.laid_out() for m in self.find(fit, say, state=state, processes=claim.processes)]
             if claim.processes.leads:
                 for name, match in zip(names, found, strict=False):
                     claim.keep(name, partial(match.save, spec=self.spec))

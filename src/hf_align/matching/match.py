@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -44,13 +44,18 @@ class Match:
         """Before and after; None if not known."""
         return None if self.before is None or self.after is None else (self.before, self.after)
 
+    def laid_out(self) -> Match:
+        """The same as it comes back from a file: on how factors lie in memory the last place of a product depends."""
+        a, b = ({space: element.laid_out() for space, element in side.items()} for side in (self.a, self.b))
+        return replace(self, a=a, b=b)
+
     def save(self, path: Path, spec: SymmetrySpec) -> None:
         """Write all elements as safetensors, keys `a|b/space/array`; the metadata names the spaces."""
         arrays = {
-            f"{side}/{space}/{key}": t.contiguous()
+            f"{side}/{space}/{key}": t
             for side, elements in (("a", self.a), ("b", self.b))
             for space, element in elements.items()
-            for key, t in element.tensors().items()
+            for key, t in element.laid_out().tensors().items()
         }
         about = {"spaces": _spaces(spec), "before": self.before, "after": self.after, "sweeps": self.sweeps}
         # One entry: safetensors writes several in any order.
@@ -70,7 +75,7 @@ class Match:
                 for key in file.keys():  # noqa: SIM118  (a safetensors file is no mapping)
                     side, _, rest = key.partition("/")
                     space, _, array = rest.rpartition("/")
-                    sides[side].setdefault(space, {})[array] = file.get_tensor(key)
+                    sides[side].setdefault(space, {})[array] = file.get_tensor(key).clone()  # as `read_tensors`
         except (OSError, SafetensorError, KeyError) as error:
             raise HfAlignError(f"{path} is not an alignment file") from error
         about = json.loads(metadata.get(_FORMAT, "{}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
@@ -27,6 +27,12 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
         if (number := _NUMBER.search(str(error))) is None:
             raise
         raise _of_system(int(number[1]), path) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """What `save_tensors` wrote, in memory of its own: in a file tensors begin anywhere, and on where its factors begin
+    depends the last place of a product, which would not be that of tensors that were computed."""
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def save_state(state: Mapping[str, object], path: Path) -> None:

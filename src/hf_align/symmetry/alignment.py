@@ -30,7 +30,8 @@ class MovedWeights(OnDemand):
 
 
 class AlignedWeights(MovedWeights):
-    """A model's raw weights in canonical gauge, moved by an alignment.
+    """A model's raw weights in canonical gauge, moved by an alignment, in row-major order: on how its factors lie in
+    memory depends the last place of a product.
 
     Args:
         device: where they are moved; they are given on the CPU.
@@ -43,7 +44,7 @@ class AlignedWeights(MovedWeights):
         self._device = device
 
     def __getitem__(self, name: str) -> Tensor:
-        return act(self._weights[name].to(self._device), name, self._spec, self._elements).cpu()
+        return act(self._weights[name].to(self._device), name, self._spec, self._elements).cpu().contiguous()
 
 
 def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str, Element]:

@@ -52,6 +52,10 @@ class Element(ABC):
         """The same element there."""
         return load_element({key: t.to(device) for key, t in self.tensors().items()})
 
+    def laid_out(self) -> Element:
+        """The same, with entries in row-major order."""
+        return load_element({key: t.contiguous() for key, t in self.tensors().items()})
+
     @abstractmethod
     def shifted(self, by: Tensor) -> Element:
         """The element with `by` added to its continuous coordinates."""
