@@ -118,6 +118,8 @@ class Trait(Flag):
     """Linear on either side of zero."""
     LIMITS = auto()
     """y = x between limits, and constant beyond."""
+    FLATTENS = auto()
+    """Gives the same for many numbers, so that what differs may tie."""
     OF_POSITIVES = auto()
     """Not a number below zero."""
     SELECTS = auto()

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
+from hf_align.symmetry.rules.patterns import NO_LIMIT
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.fields import parts
@@ -28,8 +29,6 @@ SIZES = (1.0, 0.5)
 their rounding grow as weights do. Of much smaller ones no unit would reach a limit."""
 _LIMIT = 0.7
 """Of what random weights make, about as much is larger as is smaller: nearly every unit comes to lie on both sides."""
-NO_LIMIT = 100.0
-"""What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
 
 
 def with_eps(config: PretrainedConfig, eps: float) -> PretrainedConfig:

@@ -14,6 +14,7 @@ from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter.call import Call, is_same_along, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.symmetry.interpreter.values import Value, aligned
+from hf_align.symmetry.rules.patterns import may_tie
 from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.views import dims_of
@@ -73,12 +74,15 @@ def _pointed(index: Value) -> tuple[Axis, ...]:
 @rule("topk", harmless="k largest sorted", traits=Trait.CHOOSES_LARGEST | Trait.POINTS_TO_LARGEST)
 @rule("sort", "argsort", harmless="descending stable")
 def topk(call: Call) -> object:
-    """The largest entries along an axis and their numbers: permutations of the axis leave the values alone."""
+    """The largest entries along an axis and their numbers: permutations of the axis leave the values alone, and where
+    entries may tie, not the numbers."""
     value = call.value(call.argument(0))
     axes = list(value.axes)
     dim = call.argument("dim", -1) % len(axes)
     call.mixes(value, [dim])
     call.lower_all(axes, PERMUTATION, "topk")
+    if may_tie(call.argument(0)):
+        call.lower(axes[dim], FIXED, "ties")
     after = (*axes[:dim], fresh(call.shape[dim], FIXED), *axes[dim + 1 :])
     numbers = Value(after, points_to=axes[dim])
     return numbers if isinstance(call.node.meta["val"], Tensor) else (Value(after), numbers)

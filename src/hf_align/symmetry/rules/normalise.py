@@ -12,7 +12,7 @@ from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES, ONES_UP_TO
 from hf_align.symmetry.interpreter.call import Call, rule
 from hf_align.symmetry.interpreter.spaces import Axis, fresh, split_product
 from hf_align.symmetry.interpreter.values import Gain, Product, Statistics, Value, aligned
-from hf_align.symmetry.rules.patterns import subtracts_mean
+from hf_align.symmetry.rules.patterns import may_tie, subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.tracing.ops import Trait, describe, op_name, runs
@@ -134,7 +134,8 @@ describe("any", traits=Trait.ANY)
 @rule("amax", "amin", "any", "all", "min", "argmax", "argmin", "logsumexp", "prod", "median", "count_nonzero",
       "kthvalue", harmless="keepdim dtype k")  # fmt: skip
 def reduction(call: Call) -> object:
-    """y = f(x_1 … x_n), f symmetric: the axis permutes; of an index, the axis is what it points to."""
+    """y = f(x_1 … x_n), f symmetric: the axis permutes; of an index, the axis is what it points to,
+    and keeps its order where entries may tie."""
     if call.argument("other") is not None:
         return comparison(call)
     value = call.value(call.argument(0))
@@ -148,6 +149,8 @@ def reduction(call: Call) -> object:
     if len(reduced) != 1 or not gives_numbers:
         return Value(kept)
     (dim,) = reduced
+    if may_tie(call.argument(0)):
+        call.lower(value.axes[dim], FIXED, "ties")
     numbers = Value(kept, points_to=value.axes[dim])
     return numbers if isinstance(results, Tensor) else (Value(kept), numbers)
 

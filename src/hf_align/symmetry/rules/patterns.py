@@ -13,6 +13,9 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does, op_name
 from hf_align.tracing.program import Program
 
+NO_LIMIT = 100.0
+"""What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
+
 
 def keeps_last(node: fx.Node) -> bool:
     """Whether an op leaves the last axis of its operand where it is, and as it is."""
@@ -83,6 +86,20 @@ def sums_to_one(node: object) -> bool:
             return False
         node = before
     return isinstance(node, fx.Node) and is_softmax(node)
+
+
+def may_tie(node: object) -> bool:
+    """Whether entries of a value that differ by what weights make of them may still be the same: behind a limit, say.
+    Of those the first is the largest, so that their order is seen."""
+    while isinstance(node, fx.Node) and not does(node, Trait.FLATTENS):
+        node = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
+    return isinstance(node, fx.Node) and not _only_keeps_from_overflow(node)
+
+
+def _only_keeps_from_overflow(node: fx.Node) -> bool:
+    """Whether the limits of an op lie so far away that nothing reaches them."""
+    limits = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    return does(node, Trait.LIMITS | Trait.FLOORS) and bool(limits) and all(abs(limit) >= NO_LIMIT for limit in limits)
 
 
 def is_softmax(node: fx.Node, axis: int = -1) -> bool:

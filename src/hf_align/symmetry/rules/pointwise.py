@@ -45,8 +45,11 @@ def unchanged(call: Call) -> object:
 
 
 describe("isnan", traits=Trait.NAN)
-describe("clamp", "clamp_", "clip", traits=Trait.LIMITS)
-describe("clamp_min", "clamp_min_", traits=Trait.FLOORS)
+describe("clamp", "clamp_", "clip", traits=Trait.LIMITS | Trait.FLATTENS)
+describe("clamp_min", "clamp_min_", traits=Trait.FLOORS | Trait.FLATTENS)
+describe("clamp_max", "hardtanh", "hardtanh_", "relu6", "hardsigmoid", "hardswish", "hardswish_", "threshold", "round",
+         "floor", "ceil", "trunc", "sign", "relu", "relu_", "gt", "ge", "lt", "le", "eq", "ne",
+         traits=Trait.FLATTENS)  # fmt: skip
 
 
 @runs("to", "_to_copy", "type_as")

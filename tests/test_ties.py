@@ -1,0 +1,60 @@
+"""Units that are chosen by what may tie keep their order: of those that tie, the first is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from traps.tower import Tower, TowerConfig
+
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.modes import find_modes
+
+
+class Peak(nn.Module):
+    """The vectors of some units, looked up by number."""
+
+    choose: Callable[[Tensor], Tensor]
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, 7)
+        self.values = nn.Parameter(torch.zeros(7, config.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values[type(self).choose(self.up(x))]
+
+
+def spec_of(choose: Callable[[Tensor], Tensor]) -> SymmetrySpec:
+    part = type("Part", (Peak,), {"choose": staticmethod(choose)})
+    with torch.device("meta"):
+        model = type("Ties", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
+    return derive(find_modes(model)[0][1])
+
+
+def moves(spec: SymmetrySpec) -> bool:
+    (name,) = [n for n in spec.parameters if n.endswith("values")]
+    return any(space in spec.spaces and spec.spaces[space].size == 7 for space in spec.carried(name))
+
+
+CHOICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "argmax": (lambda h: h.argmax(-1), True),
+    "argmax of a monotone function": (lambda h: h.softmax(-1).argmax(-1), True),
+    "argmax within what a float16 can hold": (lambda h: h.clamp(-65504.0, 65504.0).argmax(-1), True),
+    "argmax within limits": (lambda h: h.clamp(max=8.0).argmax(-1), False),
+    "argmax of a function of what is limited": (lambda h: h.clamp(-9, 9).softmax(-1).argmax(-1), False),
+    "argmin of relu": (lambda h: torch.relu(h).argmin(-1), False),
+    "max of rounded": (lambda h: h.round().max(-1).indices, False),
+    "topk": (lambda h: h.topk(1, -1).indices[..., 0], True),
+    "topk within limits": (lambda h: nn.functional.relu6(h).topk(1, -1).indices[..., 0], False),
+    "argsort of what is compared": (lambda h: (h > 0).float().argsort(-1)[..., 0], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_units_that_may_tie_keep_their_order(choice: str) -> None:
+    choose, free = CHOICES[choice]
+    assert moves(spec_of(choose)) == free
