@@ -169,7 +169,13 @@ def _beyond(
 
 def _of_read(rows: Tensor, read: Tensor) -> Tensor:
     """The derivatives of results that depend on no other weights than those that are read, by these: only there must
-    what is left of a direction of a group be null."""
+    what is left of a direction of a group be null.
+
+    Raises:
+        OverflowError: at these weights some are no numbers.
+    """
+    if not rows.isfinite().all():
+        raise OverflowError("its derivatives are no numbers")
     return rows[(rows[:, ~read] == 0).all(1)][:, read]
 
 
