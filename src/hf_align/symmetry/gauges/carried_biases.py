@@ -148,7 +148,7 @@ def _way(
     def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
         if user in sums:
             return None
-        return labels if multiplies_by_one(user, node, found.program) else passed_on(user, node, labels)
+        return labels if multiplies_by_one(user, node, found.program) else passed_on(found.program, user, node, labels)
 
     maps: dict[fx.Node, LinearUse] = {}
     ways = set()

@@ -263,7 +263,7 @@ class Ways:
             if is_sum(user) and self._beside(user, node, own) is not None:
                 return None
             by_one = multiplies_by_one(user, node, self.found.program) or user in self.still
-            return labels if by_one else passed_on(user, node, labels)
+            return labels if by_one else passed_on(self.found.program, user, node, labels)
 
         for use in follow(starts, self.found, goes_on):
             if use.user not in blind:
@@ -314,7 +314,7 @@ def _is_lost(use: Use, program: Program) -> bool:
     return _is_right_factor(use.value, use.user) and alike and reaches_softmax(use.user, program)
 
 
-def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+def passed_on(program: Program, user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
     """The entries behind an op that is linear in a value, and makes of a constant the same constant."""
     shape = user.meta["val"].shape if isinstance(user.meta.get("val"), Tensor) else ()
     places = [i for i, a in enumerate(user.args) if a is node]
@@ -331,7 +331,7 @@ def passed_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
         return mean.round().long() if torch.allclose(mean.square(), squares / count, atol=1e-6) else None
     if masked:
         return torch.broadcast_to(labels, shape)
-    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[factors_of(user)[0]]):  # type: ignore[index]
+    if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[factors_of(user)[0]], program):  # type: ignore[index]
         return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
     return None
 

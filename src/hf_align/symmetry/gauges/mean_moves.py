@@ -4,6 +4,7 @@ the stream as it is."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import fx
@@ -62,7 +63,7 @@ def _again(constants: Iterable[MoveConstant], changed: set[str]) -> Iterator[Mov
 def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tuple[Taken, ...] | None:
     """The biases of all that reads a constant, if nothing else sees its mean."""
     readers: dict[Taken, set[fx.Node]] = {}
-    for use in follow(starts, found, passed_on):
+    for use in follow(starts, found, partial(passed_on, found.program)):
         if (reading := found.reading(use.user, use.value)) is not None:
             whole = ((0, found.weights[reading.weight].axes[reading.in_axis].size),)
             if reading.bias is None or row_of(reading, use.labels, found) != whole:

@@ -133,7 +133,7 @@ class Streams:
             if is_sum(user):
                 sums.append(user)
             is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
-            return None if is_shifted else passed_on(user, node, labels)
+            return None if is_shifted else passed_on(self.found.program, user, node, labels)
 
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ def shortened_constants(
     for source, starts in sources(found, kept, gone):
         readers: set[tuple[str, int, Slices | None]] = set()
         read, beside = set[int](), set[int]()
-        for use in follow(starts, found, passed_on):
+        for use in follow(starts, found, partial(passed_on, found.program)):
             if (reading := found.reading_by_matrix(use.user, use.value)) is not None:
                 readers.add((reading.weight, reading.in_axis, row_of(reading, use.labels, found)))
                 read |= set(present(use.labels).tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -78,14 +79,22 @@ def is_expanded_as(user: fx.Node, node: fx.Node) -> bool:
     return does(user, Trait.COPIES) and does(user, Trait.LIKE) and user.args[0] is node
 
 
-def sums_to_one(node: object) -> bool:
-    """Whether a value comes out of a softmax over its last axis."""
+def sums_to_one(node: object, program: Program) -> bool:
+    """Whether a value comes out of a softmax over its last axis, each row of which holds something for any text: fused
+    attention makes zeros of a row in which all is hidden."""
     while isinstance(node, fx.Node) and does(node, Trait.SAME | Trait.RESHAPES | Trait.COPIES):
         before = node.all_input_nodes[0]
         if before.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
             return False
         node = before
-    return isinstance(node, fx.Node) and is_softmax(node)
+    return isinstance(node, fx.Node) and is_softmax(node) and not _is_hidden_by_input(node.args[0], program)
+
+
+def _is_hidden_by_input(scores: object, program: Program) -> bool:
+    """Whether a mask that depends on what the model is given fills scores with -inf."""
+    if not does(scores, Trait.FILLS) or scores.args[2] != -math.inf:  # type: ignore[attr-defined]
+        return False
+    return scores.args[1] not in program.constants  # type: ignore[attr-defined]
 
 
 def may_tie(node: object) -> bool:

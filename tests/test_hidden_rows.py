@@ -1,0 +1,63 @@
+"""Fused attention makes zeros of a row in which all is hidden: a bias of values then reaches nobody there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.gauges.moves import MoveConstant
+from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.modes import find_modes
+
+
+class Config(PretrainedConfig):
+    model_type = "hidden_rows"
+    vocab_size, hidden_size = 11, 8
+
+
+class Attentive(PreTrainedModel):
+    """One block of fused attention, with a mask of truth values."""
+
+    config_class = Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(11, 8)
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.post_init()
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        places = torch.arange(x.shape[1], device=x.device)
+        past = places <= places[:, None]
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=past & ~self.hidden(input_ids))
+        return self.head(torch.tanh(x + self.o(seen.transpose(1, 2).flatten(2))))
+
+
+class Never(Attentive):
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        return torch.arange(input_ids.shape[1], device=input_ids.device) < 0
+
+
+class Word(Attentive):
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        return (input_ids == 1)[:, None, None]
+
+
+@pytest.mark.parametrize(("kind", "free"), [(Never, True), (Word, False)])
+def test_a_bias_of_values_moves_where_no_word_hides_all(kind: type[Attentive], free: bool) -> None:
+    config = type(f"{kind.__name__}Config", (Config,), {"model_type": f"hidden_{kind.__name__}"})
+    model = type(kind.__name__, (kind,), {"config_class": config})
+    transformers.AutoModelForCausalLM.register(config, model)
+    gauges = derive(find_modes(build_without_weights(config(architectures=[kind.__name__])))[0][1]).gauges
+    moved = [g for g in gauges if isinstance(g, MoveConstant) and g.source.parameter == "v.bias"]
+    assert bool(moved) == free
