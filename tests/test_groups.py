@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hf_align.symmetry import groups as g
 from hf_align.symmetry.elements import DUAL, PRIMAL, Element, Monomial, Power
+from hf_align.symmetry.groups.fit import assign
 from hf_align.symmetry.interpreter.bounds import (
     FIXED,
     FREE,
@@ -47,6 +48,15 @@ def kinds_of(kind: type[g.Group]) -> set[type[g.Group]]:
 
 def test_no_group_is_left_out() -> None:
     assert {type(x) for x in (*GROUPS, SCALING, *TURNS)} == {k for k in kinds_of(g.Group) if not isabstract(k)}
+
+
+@given(gain=st.integers(1, 4).flatmap(lambda n: st.lists(st.integers(-3, 3), min_size=n * n, max_size=n * n)))
+def test_no_order_is_better_than_that_which_is_assigned(gain: list[int]) -> None:
+    """With ties, and where the largest of each row are in columns of their own."""
+    n = math.isqrt(len(gain))
+    matrix = torch.tensor(gain, dtype=torch.float64).reshape(n, n)
+    totals = {order: sum(matrix[i, j].item() for i, j in enumerate(order)) for order in itertools.permutations(range(n))}
+    assert totals[tuple(assign(matrix).tolist())] == max(totals.values())
 
 
 def rng(seed: int) -> torch.Generator:
