@@ -55,7 +55,7 @@ def test_no_order_is_better_than_that_which_is_assigned(gain: list[int]) -> None
     """With ties, and where the largest of each row are in columns of their own."""
     n = math.isqrt(len(gain))
     matrix = torch.tensor(gain, dtype=torch.float64).reshape(n, n)
-    totals = {order: sum(matrix[i, j].item() for i, j in enumerate(order)) for order in itertools.permutations(range(n))}
+    totals = {order: float(matrix[range(n), order].sum()) for order in itertools.permutations(range(n))}
     assert totals[tuple(assign(matrix).tolist())] == max(totals.values())
 
 
