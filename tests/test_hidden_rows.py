@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -20,7 +22,7 @@ class Config(PretrainedConfig):
 
 
 class Attentive(PreTrainedModel):
-    """One block of fused attention, with a mask of truth values."""
+    """One block of fused attention, with a mask of truth values unless it is made another."""
 
     config_class = Config
 
@@ -34,12 +36,15 @@ class Attentive(PreTrainedModel):
     def hidden(self, input_ids: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def mask(self, seen: Tensor) -> Tensor:
+        return seen
+
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embed(input_ids)
         q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
         places = torch.arange(x.shape[1], device=x.device)
         past = places <= places[:, None]
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=past & ~self.hidden(input_ids))
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(past & ~self.hidden(input_ids)))
         return self.head(torch.tanh(x + self.o(seen.transpose(1, 2).flatten(2))))
 
 
@@ -53,7 +58,31 @@ class Word(Attentive):
         return (input_ids == 1)[:, None, None]
 
 
-@pytest.mark.parametrize(("kind", "free"), [(Never, True), (Word, False)])
+class Added(Word):
+    def mask(self, seen: Tensor) -> Tensor:
+        return torch.zeros(seen.shape).masked_fill(~seen, -math.inf)
+
+
+class Chosen(Word):
+    def mask(self, seen: Tensor) -> Tensor:
+        return torch.where(seen, 0.0, -math.inf)
+
+
+class Lowered(Word):
+    """Words that hide all leave the mean of all, as scores of one size do."""
+
+    def mask(self, seen: Tensor) -> Tensor:
+        return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+
+
+class Always(Never):
+    mask = Added.mask
+
+
+@pytest.mark.parametrize(
+    ("kind", "free"),
+    [(Never, True), (Word, False), (Added, False), (Chosen, False), (Lowered, True), (Always, True)],
+)
 def test_a_bias_of_values_moves_where_no_word_hides_all(kind: type[Attentive], free: bool) -> None:
     config = type(f"{kind.__name__}Config", (Config,), {"model_type": f"hidden_{kind.__name__}"})
     model = type(kind.__name__, (kind,), {"config_class": config})

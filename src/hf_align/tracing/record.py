@@ -48,6 +48,9 @@ from hf_align.tracing.state import left_as_found
 
 _TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
 """Several names of a matrix whose axes change places, if it is real."""
+_SHAPED_LIKE = {torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
+                torch.ops.aten.view_as.default: torch.ops.aten.view.default}  # fmt: skip
+"""What reads only a shape of its second operand, and the op on the first alone."""
 LISTED_AT = "listed at"
 """Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _HANDLE: Any = torch._library.utils.handle_dispatch_mode
@@ -178,6 +181,8 @@ class _Recorder(ProxyTorchDispatchMode):
             func, args = torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
         if func in _TURNED and not args[0].is_complex():
             func, args = torch.ops.aten.transpose.int, (args[0], -2, -1)
+        if func in _SHAPED_LIKE and not isinstance(args[0], FakeTensor):
+            func, args = _SHAPED_LIKE[func], (args[0], [*args[1].shape])
         if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
             func, args = torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
         op = behaviour_of(func)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES, Bound, Scalars, monomial
@@ -26,6 +27,7 @@ from hf_align.symmetry.interpreter.spaces import (
 )
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse, Product, Relation, Rows, Value, aligned
 from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import NO_TRAITS, Factors, Trait, describe, op_name
 from hf_align.tracing.program import Evidence, evidence
 
@@ -71,6 +73,22 @@ class Call:
             return self.found.program.constants.get(argument)
         return argument
 
+    def is_zero(self, argument: Any) -> bool:
+        """Whether a constant is zero, and computed of zeros alone: what is made of other numbers, as a mask is of
+        positions, may be zero only because the text is short."""
+        if not isinstance(argument, fx.Node):
+            return not argument
+        constants = self.found.program.constants
+        seen, waiting = {argument}, [argument]
+        while waiting:
+            node = waiting.pop()
+            if any(n is not None and torch.as_tensor(n).any() for n in leaves(constants[node])):
+                return False
+            new = {n for n in node.all_input_nodes if n in constants} - seen
+            seen |= new
+            waiting += new
+        return True
+
     def value(self, argument: Any) -> Value:
         """The axes of a tensor argument; of a constant, they allow what leaves it as it is."""
         found = self.raw(argument)
@@ -106,8 +124,9 @@ class Call:
         """As `value`, but an elementwise product may still be open."""
         if argument in self.found.values:
             return self.found.values[argument]
-        tensor = self.found.program.constants[argument]
-        return Value(tuple(fresh(n, left_by(tensor, i)) for i, n in enumerate(tensor.shape)))
+        tensor, is_zero = self.found.program.constants[argument], self.is_zero(argument)
+        bounds = (FREE if is_zero and tensor.is_floating_point() else left_by(tensor, i) for i in range(tensor.dim()))
+        return Value(tuple(map(fresh, tensor.shape, bounds)))
 
     def unify(self, a: Axis, b: Axis, role: str) -> None:
         unify(a, b, evidence(self.node, role))
@@ -149,13 +168,10 @@ class Call:
 
 
 def left_by(constant: Tensor, dim: int) -> Bound:
-    """Elements along an axis that leave a constant as it is: any g leaves zeros, and where all along the axis it is the
-    same, any with g 1 = 1."""
-    if not constant.is_floating_point():
-        return FIXED
-    if not constant.any():
-        return FREE
-    return ONES if constant.shape[dim] > 1 and is_same_along(constant, dim) else FIXED
+    """Elements along an axis that leave a constant as it is: where all along the axis it is the same, any with
+    g 1 = 1."""
+    alike = constant.is_floating_point() and constant.shape[dim] > 1 and is_same_along(constant, dim)
+    return ONES if alike else FIXED
 
 
 def is_same_along(constant: Tensor, dim: int) -> bool:

@@ -250,7 +250,7 @@ def written_by_number(call: Call) -> Value:
     """y = x with entries replaced or added to, by number: numbered axes are pinned, and those behind them shared."""
     inputs, numbers = call.operands(), _numbers(call)
     operands = [call.value(a) for a in inputs if a in call.found.values and a not in numbers]
-    constants = [call.constant(a) for a in inputs if a not in call.found.values and a not in numbers]
+    others = [a for a in inputs if a not in call.found.values and a not in numbers and not call.is_zero(a)]
     axes: list[Axis] = [fresh(n, FIXED) for n in call.shape]
     behind = range(-_untouched(call, len(axes)), 0)
     for i in behind:
@@ -260,8 +260,8 @@ def written_by_number(call: Call) -> Value:
             call.unify(axes[i], other, "add")
         if len(shared) < len(operands) or "index_fill" in str(call.node.target):
             call.lower(axes[i], ONES, "broadcast")
-        for constant in constants:
-            if not isinstance(constant, Tensor) or not constant.is_floating_point() or not bool(constant.any()):
+        for constant in map(call.constant, others):
+            if not isinstance(constant, Tensor) or not constant.is_floating_point():
                 continue
             alike = constant.dim() < -i or is_same_along(constant, constant.dim() + i)
             call.lower(axes[i], ONES if alike else FIXED, "constant")

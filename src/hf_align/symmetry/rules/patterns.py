@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does, op_name
-from hf_align.tracing.program import Program
+from hf_align.tracing.program import Program, upstream
 
 NO_LIMIT = 100.0
 """What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
@@ -91,18 +91,32 @@ def sums_to_one(node: object, program: Program) -> bool:
 
 
 def _is_hidden_by_input(scores: object, program: Program) -> bool:
-    """Whether a mask that depends on what the model is given fills scores with -inf."""
-    if not does(scores, Trait.FILLS) or scores.args[2] != -math.inf:  # type: ignore[attr-defined]
-        return False
-    return scores.args[1] not in program.constants  # type: ignore[attr-defined]
+    """Whether a mask that depends on what the model is given, and not on weights, makes scores -inf, or may do so for
+    another text: some op on its way knows that number."""
+    while isinstance(scores, fx.Node) and does(scores, Trait.SELECTS | Trait.ADDS | Trait.SAME):
+        varying = [a for a in scores.all_input_nodes if a not in program.constants]
+        masks = [a for a in varying if upstream([a], program).isdisjoint(program.parameters)]
+        ops = upstream(masks, program) | {scores} if masks else set()
+        if any(_is_infinite(program.constants.get(a, a)) for op in ops for a in leaves(op.args)):
+            return True
+        scores = next((a for a in varying if a not in masks), None)
+    return False
+
+
+def _is_infinite(number: object) -> bool:
+    """Whether a number is -inf, or one of several."""
+    return isinstance(number, (float, Tensor)) and bool((torch.as_tensor(number) == -math.inf).any())
 
 
 def may_tie(node: object) -> bool:
-    """Whether entries of a value that differ by what weights make of them may still be the same: behind a limit, say.
-    Of those the first is the largest, so that their order is seen."""
-    while isinstance(node, fx.Node) and not does(node, Trait.FLATTENS):
-        node = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
-    return isinstance(node, fx.Node) and not _only_keeps_from_overflow(node)
+    """Whether entries of a value that differ by what weights make of them may still be the same: behind a limit, say,
+    or behind a factor that may be zero. Of those the first is the largest, so that their order is seen."""
+    if not isinstance(node, fx.Node):
+        return False
+    if does(node, Trait.FLATTENS) and not _only_keeps_from_overflow(node):
+        return True
+    operands = node.all_input_nodes
+    return (len(operands) == 1 or does(node, Trait.MULTIPLIES | Trait.DIVIDES)) and any(map(may_tie, operands))
 
 
 def _only_keeps_from_overflow(node: fx.Node) -> bool:

@@ -45,9 +45,9 @@ def unchanged(call: Call) -> object:
 
 
 describe("isnan", traits=Trait.NAN)
-describe("clamp", "clamp_", "clip", traits=Trait.LIMITS | Trait.FLATTENS)
+describe("clamp", "clamp_", "clip", "clamp_max", "clamp_max_", traits=Trait.LIMITS | Trait.FLATTENS)
 describe("clamp_min", "clamp_min_", traits=Trait.FLOORS | Trait.FLATTENS)
-describe("clamp_max", "hardtanh", "hardtanh_", "relu6", "hardsigmoid", "hardswish", "hardswish_", "threshold", "round",
+describe("hardtanh", "hardtanh_", "relu6", "hardsigmoid", "hardswish", "hardswish_", "threshold", "round",
          "floor", "ceil", "trunc", "sign", "relu", "relu_", "gt", "ge", "lt", "le", "eq", "ne",
          traits=Trait.FLATTENS)  # fmt: skip
 
@@ -92,7 +92,7 @@ def one_number(call: Call) -> Value:
     if _is_data(call, call.argument(1)):
         call.lower_all(axes, FIXED, "one entry everywhere")
     else:
-        _add_constant(call, axes, call.constant(call.argument(1)))
+        _add_constant(call, axes, call.argument(1))
     return Value(axes)
 
 
@@ -188,7 +188,7 @@ def addition(call: Call) -> Value:
     ):
         return replace(found, offset=found.offset + times * number)
     axes = call.value(value).axes
-    _add_constant(call, axes, number)
+    _add_constant(call, axes, constant)
     return _broadcast(call, Value(axes))
 
 
@@ -232,7 +232,7 @@ def multiplication(call: Call) -> object:
                 return gain(call, weight, value)
         return Product(a, b)
     value, constant = (left, right) if _is_data(call, left) else (right, left)
-    if "mul" in op_name(call.node) and not torch.any(_as_tensor(call.constant(constant))):  # as well 0 · gx, for any g
+    if "mul" in op_name(call.node) and call.is_zero(constant):  # as well 0 · gx, for any g
         return Value(tuple(fresh(n) for n in call.shape))
     axes = call.value(value).axes
     if value is right and "div" in str(call.node.target):
@@ -259,7 +259,7 @@ def selection(call: Call) -> Value:
     axes = _all_joined(call, data)
     for other in branches:
         if not _is_data(call, other):
-            _add_constant(call, axes, call.constant(other))
+            _add_constant(call, axes, other)
     if _is_data(call, condition):
         for x, y in aligned(axes, call.value(condition).axes):
             if y.size > 1:
@@ -285,9 +285,8 @@ def _keep_order(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
 
 def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
     """A constant in place of entries, or added to them: zero asks nothing, one value for all asks g1 = 1."""
-    tensor = _as_tensor(constant)
-    if torch.any(tensor):
-        for axis, varies in _along(axes, tensor):
+    if not call.is_zero(constant):
+        for axis, varies in _along(axes, _as_tensor(call.constant(constant))):
             call.lower(axis, FIXED if varies else ONES, "constant added")
 
 
