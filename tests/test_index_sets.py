@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 import transformers as hf
 from conftest import run
 from test_gauges import program
+from torch import Tensor, nn
+from traps.tower import MLP, Tower, TowerConfig
 
 from hf_align.symmetry.certificate.alike import alike
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.index_sets import IndexSets
+from hf_align.symmetry.groups import Orthogonal
+from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace
 
 
@@ -76,3 +81,40 @@ def test_certify_does_not_call_it_complete(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(IndexSets, "_are_apart", lambda *_: False)
     assert run("certify", "mixtral", "--quiet") == 1
     assert "experts.qk could differ along model.layers.0.mlp.heads, and does not" in capsys.readouterr().out
+
+
+class Gram(MLP):
+    """Units of two heads, mixed by W Wᵀ."""
+
+    times: Callable[[Tensor], Tensor]
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.w = nn.Parameter(torch.zeros(2, 5, 5))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        heads = self.up(x).unflatten(-1, (2, 5)).transpose(1, 2)
+        return nn.functional.silu(heads @ type(self).times(self.w)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        lambda w: w @ w.mT,
+        lambda w: torch.einsum("hik,hjk->hij", w, w),
+        lambda w: w[0] @ w[0].mT,
+        lambda w: torch.einsum("ik,jk->ij", w[0], w[0]),
+        lambda w: torch.inner(w[0], w[0]),
+        lambda w: nn.functional.linear(w[0], w[0]),
+    ],
+)
+def test_what_a_matrix_is_turned_by_differs_over_no_rows_that_meet(times: Callable[[Tensor], Tensor]) -> None:
+    part = type("Part", (Gram,), {"times": staticmethod(times)})
+    with torch.device("meta"):
+        model = type("Grams", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
+    traced = find_modes(model)[0][1]
+    spec, rng = derive(traced), torch.Generator().manual_seed(0)
+    weights = random_weights(spec, rng)
+    assert max(soundness(traced, spec, weights, random_inputs(traced, rng), rng) for _ in range(3)) < 1e-9
+    (turned,) = [s for s in spec.spaces.values() if s.size == 5 and s.group == Orthogonal(5)]
+    assert {spec.spaces[outer].size for outer in turned.index} <= {2}

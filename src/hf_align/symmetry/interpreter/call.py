@@ -148,6 +148,11 @@ class Call:
         mixed = {i % len(value.axes) for i in dims}
         self.found.inner.append(Value(tuple(a for i, a in enumerate(value.axes) if i not in mixed)))
 
+    def contracts(self, axes: Iterable[Axis]) -> None:
+        """Axes along which a sum of products runs, those of the result with it: the element of one that is summed over
+        may differ over a class only if that class runs once, so that both factors take the same entry."""
+        self.found.inner.append(Value(tuple(axes)))
+
     def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1, *,
               groups: int = 1) -> None:  # fmt: skip
         """This node maps `source` linearly by a weight; each group of outputs reads a group of inputs."""

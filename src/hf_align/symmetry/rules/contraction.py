@@ -62,6 +62,7 @@ def _affine(
     call.mixes(value, [-1])
     call.mixes(weight, [in_axis])
     result = Value((*value.axes[:-1], weight.axes[1 - in_axis]))
+    call.contracts((value.axes[-1], *result.axes))
     name = None
     if bias is not None:
         _added(call, call.value(bias).axes, result.axes, "bias")
@@ -78,6 +79,7 @@ def inner(call: Call) -> Value:
     call.unify(left[-1], right[-1].dual, "score")
     call.mixes(Value(left), [-1])
     call.mixes(Value(right), [-1])
+    call.contracts((*left, *right[:-1]))
     return Value((*left[:-1], *right[:-1]))
 
 
@@ -109,6 +111,7 @@ def _multiplied(call: Call, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> 
         call.note(wide, "batch")
         batch.append(wide)
     columns = right[-1:] if len(right) > 1 else ()
+    call.contracts((left[-1], *batch, *left[-2:-1], *columns))
     return Value((*batch, *left[-2:-1], *columns))
 
 
@@ -137,7 +140,9 @@ def einsum(call: Call) -> Value:
         _share(call, [a for a in axes if a.size > 1], label in wanted)
     for term, operand in zip(terms, operands, strict=True):
         call.mixes(operand, [i for i, label in enumerate(term) if label not in wanted])
-    return Value(tuple(max(carriers[label], key=lambda a: a.size) for label in wanted))
+    running = {label: max(axes, key=lambda a: a.size) for label, axes in carriers.items()}
+    call.contracts(running.values())
+    return Value(tuple(running[label] for label in wanted))
 
 
 def _letters(equation: str, ranks: list[int], rank: int) -> tuple[list[list[str]], list[str]]:
