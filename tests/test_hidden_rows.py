@@ -79,9 +79,30 @@ class Always(Never):
     mask = Added.mask
 
 
+class Before(Never):
+    """The first word attends to nothing."""
+
+    def mask(self, seen: Tensor) -> Tensor:
+        return seen.tril(-1)
+
+
+class AddedBefore(Never):
+    def mask(self, seen: Tensor) -> Tensor:
+        return torch.zeros(seen.shape).masked_fill(~seen.tril(-1), -math.inf)
+
+
 @pytest.mark.parametrize(
     ("kind", "free"),
-    [(Never, True), (Word, False), (Added, False), (Chosen, False), (Lowered, True), (Always, True)],
+    [
+        (Never, True),
+        (Word, False),
+        (Added, False),
+        (Chosen, False),
+        (Lowered, True),
+        (Always, True),
+        (Before, False),
+        (AddedBefore, False),
+    ],
 )
 def test_a_bias_of_values_moves_where_no_word_hides_all(kind: type[Attentive], free: bool) -> None:
     config = type(f"{kind.__name__}Config", (Config,), {"model_type": f"hidden_{kind.__name__}"})

@@ -87,13 +87,16 @@ def sums_to_one(node: object, program: Program) -> bool:
         if before.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
             return False
         node = before
-    return isinstance(node, fx.Node) and is_softmax(node) and not _is_hidden_by_input(node.args[0], program)
+    return isinstance(node, fx.Node) and is_softmax(node) and not _hides_a_row(node.args[0], program)
 
 
-def _is_hidden_by_input(scores: object, program: Program) -> bool:
-    """Whether a mask that depends on what the model is given, and not on weights, makes scores -inf, or may do so for
-    another text: some op on its way knows that number."""
+def _hides_a_row(scores: object, program: Program) -> bool:
+    """Whether a mask makes a row of scores -inf: a constant that does, or one of what the model is given, and not of
+    weights, on whose way some op knows that number, so that it may do so for another text."""
     while isinstance(scores, fx.Node) and does(scores, Trait.SELECTS | Trait.ADDS | Trait.SAME):
+        fills = does(scores, Trait.FILLS) and _is_infinite(scores.args[2])
+        if any(_is_whole_row(program.constants.get(a), fills) for a in scores.all_input_nodes):
+            return True
         varying = [a for a in scores.all_input_nodes if a not in program.constants]
         masks = [a for a in varying if upstream([a], program).isdisjoint(program.parameters)]
         ops = upstream(masks, program) | {scores} if masks else set()
@@ -101,6 +104,14 @@ def _is_hidden_by_input(scores: object, program: Program) -> bool:
             return True
         scores = next((a for a in varying if a not in masks), None)
     return False
+
+
+def _is_whole_row(mask: object, fills: bool) -> bool:
+    """Whether a row of a mask is true where it says what is filled, or -inf where it is added."""
+    if not isinstance(mask, Tensor) or mask.dim() == 0:
+        return False
+    hidden = mask if mask.dtype == torch.bool and fills else mask == -math.inf
+    return bool(hidden.all(-1).any())
 
 
 def _is_infinite(number: object) -> bool:
