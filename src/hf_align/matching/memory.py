@@ -22,8 +22,9 @@ _TERM, _SOLVING = 1, 5
 """Of a cross matrix: a term as it is computed, and what solves it."""
 _ELEMENTS = 8
 """Of all elements: both models' gauges, what is being solved, its composition with them, and what steps have seen."""
-_KEPT = 2
-"""Cross matrices of a stream that are kept: of its tables, and of what only permutations share with it."""
+_KEPT = 4
+"""Matrices of a stream that are kept: the cross matrices of its tables, and of what only permutations share with it;
+and its element as it was a sweep ago, and as it goes on."""
 _SHARE = 1 / 4
 """Of the machine's memory, for steps side by side: an assignment, which takes longest, has one thread."""
 Step = HeadFamily | str

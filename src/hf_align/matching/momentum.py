@@ -2,7 +2,7 @@
 
 Where the rotation of a stream and those of the heads around it wait for each other, each sweep goes a small part of the
 way. So a sweep begins beyond where the one before it ended, and where that makes the objective fall, again from the
-best without (Mitchell, Ye & De Sterck, arXiv 1810.05846, algorithm 2, of alternating least squares).
+best without (Mitchell, Ye & De Sterck, arXiv 1810.05846: alternating least squares, with restarts).
 """
 
 from __future__ import annotations
