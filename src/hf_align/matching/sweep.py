@@ -32,6 +32,19 @@ class Sweep:
     elements: dict[str, Element]
     solved: dict[Step, Solution] = field(default_factory=dict)
 
+    def through_all(self, runs: Iterable[Sequence[Step]], little: float | None) -> None:
+        """Visit the steps of all runs; where it is said what gain is little, a few speak for their neighbours."""
+        for run in runs:
+            if little is None:
+                self.through(run)
+            else:
+                self.through_few(run, little)
+
+    def objective(self, steps: Sequence[Step]) -> float:
+        """⟨A, gB⟩, of which the last step knows most where it was just visited."""
+        last = [step for step in steps[-1:] if self.visits.is_current(step, self.elements)]
+        return self.solver.objective(self.elements, last, self.solved)
+
     def through(self, run: Sequence[Step]) -> None:
         """Visit the steps that are due."""
         self.elements.update(self._solve(self._due(run)))

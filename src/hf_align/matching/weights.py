@@ -23,7 +23,7 @@ from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
 from hf_align.matching.memory import Step, room, weights_of
 from hf_align.matching.metric import weighted
-from hf_align.matching.momentum import beyond
+from hf_align.matching.momentum import Momentum
 from hf_align.matching.solver import Solver
 from hf_align.matching.stream import alone, products_of_tables, streams
 from hf_align.matching.sweep import Sweep
@@ -100,25 +100,18 @@ def descend(
     visits = Visits(spec, steps)
     solver = Solver(models, tables, pairing, room(spec, steps))
     now = Sweep(solver, visits, elements)
-    kept, ahead = dict(elements), dict[str, Element]()
+    momentum = Momentum(models, streams(spec) if pairing is best_fit else [], elements)
     best, sweep = float("-inf"), 0
     limit = cache(partial(_limit, models))
-    turning = streams(spec) if pairing is best_fit else []
     for sweep in range(1, _SWEEPS + 1):
-        for run in runs:
-            if sweep == _AGAIN:
-                now.through_few(run, min(_LITTLE * abs(best), limit() - best))
-            else:
-                now.through(run)
-        last = [step for step in steps[-1:] if visits.is_current(step, elements)]
-        objective = solver.objective(elements, last, now.solved)
-        if has_overshot := bool(ahead) and objective < best:
-            objective, ahead = best, {}
-            elements.update(kept)
+        now.through_all(runs, min(_LITTLE * abs(best), limit() - best) if sweep == _AGAIN else None)
+        objective = now.objective(steps)
+        was_too_far = momentum.takes_back(objective < best)
+        objective = best if was_too_far else objective
         assert pairing is not best_fit or objective >= best - _SLACK * abs(best), "descent lowered its objective"
         if progress is not None:
             progress(sweep, objective)
-        if has_overshot:
+        if was_too_far:
             continue
         gained, best = abs(objective - best), objective
         is_over = gained <= _CONVERGED * abs(objective) and gained <= limit() - objective
@@ -126,10 +119,9 @@ def descend(
         if is_over and (visits.is_confirmed or not visits.wake(elements)):
             break
         if sweep >= _AGAIN:
-            further = partial(beyond, models, turning, kept, dict(elements))
-            ahead = models.processes.by_the_first(further)
-        kept = dict(elements)
-        elements.update(ahead)
+            momentum.go_beyond()
+        else:
+            momentum.keep()
     return elements, sweep
 
 
