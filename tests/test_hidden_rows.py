@@ -39,12 +39,15 @@ class Attentive(PreTrainedModel):
     def mask(self, seen: Tensor) -> Tensor:
         return seen
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(seen))
+
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embed(input_ids)
         q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
         places = torch.arange(x.shape[1], device=x.device)
         past = places <= places[:, None]
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(past & ~self.hidden(input_ids)))
+        seen = self.attend(q, k, v, past & ~self.hidden(input_ids))
         return self.head(torch.tanh(x + self.o(seen.transpose(1, 2).flatten(2))))
 
 
@@ -91,6 +94,22 @@ class AddedBefore(Never):
         return torch.zeros(seen.shape).masked_fill(~seen.tril(-1), -math.inf)
 
 
+class Near(Never):
+    """Words of long texts say nothing."""
+
+    def near(self, places: Tensor) -> Tensor:
+        return (places < 5000).float()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        factor = self.near(torch.arange(v.shape[-2]))[:, None].expand(v.shape)
+        return super().attend(q, k, v * factor, seen)
+
+
+class All(Near):
+    def near(self, places: Tensor) -> Tensor:
+        return torch.ones(len(places))
+
+
 @pytest.mark.parametrize(
     ("kind", "free"),
     [
@@ -102,6 +121,8 @@ class AddedBefore(Never):
         (Always, True),
         (Before, False),
         (AddedBefore, False),
+        (Near, False),
+        (All, True),
     ],
 )
 def test_a_bias_of_values_moves_where_no_word_hides_all(kind: type[Attentive], free: bool) -> None:

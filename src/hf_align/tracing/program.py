@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from transformers import PretrainedConfig
 
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import extent
+from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.reasons import HELPERS
 
@@ -101,6 +103,24 @@ class Program:
     def output(self) -> fx.Node:
         """The tensor that the model is judged by: the first of the interface."""
         return self.interface[0]
+
+    def is_always(self, argument: object, number: int) -> bool:
+        """Whether an argument is a number everywhere, and computed of that number alone: what is made of others, as a
+        mask is of positions, may be so only because the text is short."""
+        seen, waiting = {argument}, [argument]
+        while waiting:
+            value = waiting.pop()
+            known = self.constants.get(value) if isinstance(value, fx.Node) else value
+            if not all(_is_everywhere(leaf, number) for leaf in leaves(known)):
+                return False
+            above = value.all_input_nodes if isinstance(value, fx.Node) else ()
+            waiting += [a for a in above if a in self.constants and a not in seen]
+            seen.update(waiting)
+        return True
+
+
+def _is_everywhere(value: object, number: int) -> bool:
+    return isinstance(value, (bool, int, float, Tensor)) and bool((torch.as_tensor(value) == number).all())
 
 
 def operand(node: fx.Node, position: int) -> fx.Node | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, FREE, ONES, Bound, Scalars, monomial
@@ -27,7 +26,6 @@ from hf_align.symmetry.interpreter.spaces import (
 )
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse, Product, Relation, Rows, Value, aligned
 from hf_align.tracing.arguments import Arguments
-from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import NO_TRAITS, Factors, Trait, describe, op_name
 from hf_align.tracing.program import Evidence, evidence
 
@@ -73,22 +71,6 @@ class Call:
             return self.found.program.constants.get(argument)
         return argument
 
-    def is_zero(self, argument: Any) -> bool:
-        """Whether a constant is zero, and computed of zeros alone: what is made of other numbers, as a mask is of
-        positions, may be zero only because the text is short."""
-        if not isinstance(argument, fx.Node):
-            return not argument
-        constants = self.found.program.constants
-        seen, waiting = {argument}, [argument]
-        while waiting:
-            node = waiting.pop()
-            if any(n is not None and torch.as_tensor(n).any() for n in leaves(constants[node])):
-                return False
-            new = {n for n in node.all_input_nodes if n in constants} - seen
-            seen |= new
-            waiting += new
-        return True
-
     def value(self, argument: Any) -> Value:
         """The axes of a tensor argument; of a constant, they allow what leaves it as it is."""
         found = self.raw(argument)
@@ -124,7 +106,7 @@ class Call:
         """As `value`, but an elementwise product may still be open."""
         if argument in self.found.values:
             return self.found.values[argument]
-        tensor, is_zero = self.found.program.constants[argument], self.is_zero(argument)
+        tensor, is_zero = self.found.program.constants[argument], self.found.program.is_always(argument, 0)
         bounds = (FREE if is_zero and tensor.is_floating_point() else left_by(tensor, i) for i in range(tensor.dim()))
         return Value(tuple(map(fresh, tensor.shape, bounds)))
 

@@ -250,7 +250,8 @@ def written_by_number(call: Call) -> Value:
     """y = x with entries replaced or added to, by number: numbered axes are pinned, and those behind them shared."""
     inputs, numbers = call.operands(), _numbers(call)
     operands = [call.value(a) for a in inputs if a in call.found.values and a not in numbers]
-    others = [a for a in inputs if a not in call.found.values and a not in numbers and not call.is_zero(a)]
+    program = call.found.program
+    others = [a for a in inputs if a not in call.found.values and a not in numbers and not program.is_always(a, 0)]
     axes: list[Axis] = [fresh(n, FIXED) for n in call.shape]
     behind = range(-_untouched(call, len(axes)), 0)
     for i in behind:

@@ -43,8 +43,8 @@ def multiplies_by_one(node: fx.Node, value: fx.Node, program: Program) -> bool:
         return True
     if not does(node, Trait.MULTIPLIES) or node.kwargs or node.meta["val"].shape != value.meta["val"].shape:
         return False
-    factors = [program.constants.get(a) if isinstance(a, fx.Node) else a for a in node.args if a is not value]
-    return len(factors) == 1 and factors[0] is not None and bool((torch.as_tensor(factors[0]) == 1).all())
+    factors = [a for a in node.args if a is not value]
+    return len(factors) == 1 and program.is_always(factors[0], 1)
 
 
 def pads_nothing(node: fx.Node) -> bool:

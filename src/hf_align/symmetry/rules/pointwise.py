@@ -232,7 +232,7 @@ def multiplication(call: Call) -> object:
                 return gain(call, weight, value)
         return Product(a, b)
     value, constant = (left, right) if _is_data(call, left) else (right, left)
-    if "mul" in op_name(call.node) and call.is_zero(constant):  # as well 0 · gx, for any g
+    if "mul" in op_name(call.node) and call.found.program.is_always(constant, 0):  # as well 0 · gx, for any g
         return Value(tuple(fresh(n) for n in call.shape))
     axes = call.value(value).axes
     if value is right and "div" in str(call.node.target):
@@ -285,7 +285,7 @@ def _keep_order(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
 
 def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
     """A constant in place of entries, or added to them: zero asks nothing, one value for all asks g1 = 1."""
-    if not call.is_zero(constant):
+    if not call.found.program.is_always(constant, 0):
         for axis, varies in _along(axes, _as_tensor(call.constant(constant))):
             call.lower(axis, FIXED if varies else ONES, "constant added")
 
