@@ -118,8 +118,10 @@ class Trait(Flag):
     """Linear on either side of zero."""
     LIMITS = auto()
     """y = x between limits, and constant beyond."""
-    FLATTENS = auto()
-    """Gives the same for many numbers, so that what differs may tie."""
+    COMPARES = auto()
+    """Whether numbers are larger or smaller than others, or the same."""
+    SATURATES = auto()
+    """No two numbers give the same, but far from zero the results are rounded to one."""
     OF_POSITIVES = auto()
     """Not a number below zero."""
     SELECTS = auto()

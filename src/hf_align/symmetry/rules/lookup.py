@@ -14,9 +14,9 @@ from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter.call import Call, is_same_along, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.symmetry.interpreter.values import Value, aligned
-from hf_align.symmetry.rules.patterns import may_tie
 from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
+from hf_align.symmetry.rules.ties import keep_order_of_ties
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.tracing.ops import Trait, describe, does, op_name, runs
 
@@ -81,8 +81,7 @@ def topk(call: Call) -> object:
     dim = call.argument("dim", -1) % len(axes)
     call.mixes(value, [dim])
     call.lower_all(axes, PERMUTATION, "topk")
-    if may_tie(call.argument(0)):
-        call.lower(axes[dim], FIXED, "ties")
+    keep_order_of_ties(call, axes[dim], dim)
     after = (*axes[:dim], fresh(call.shape[dim], FIXED), *axes[dim + 1 :])
     numbers = Value(after, points_to=axes[dim])
     return numbers if isinstance(call.node.meta["val"], Tensor) else (Value(after), numbers)

@@ -12,8 +12,9 @@ from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES, ONES_UP_TO
 from hf_align.symmetry.interpreter.call import Call, rule
 from hf_align.symmetry.interpreter.spaces import Axis, fresh, split_product
 from hf_align.symmetry.interpreter.values import Gain, Product, Statistics, Value, aligned
-from hf_align.symmetry.rules.patterns import may_tie, subtracts_mean
+from hf_align.symmetry.rules.patterns import subtracts_mean
 from hf_align.symmetry.rules.pointwise import comparison
+from hf_align.symmetry.rules.ties import keep_order_of_ties
 from hf_align.symmetry.rules.views import dims_of
 from hf_align.tracing.ops import Trait, describe, op_name, runs
 
@@ -149,8 +150,7 @@ def reduction(call: Call) -> object:
     if len(reduced) != 1 or not gives_numbers:
         return Value(kept)
     (dim,) = reduced
-    if may_tie(call.argument(0)):
-        call.lower(value.axes[dim], FIXED, "ties")
+    keep_order_of_ties(call, value.axes[dim], dim)
     numbers = Value(kept, points_to=value.axes[dim])
     return numbers if isinstance(results, Tensor) else (Value(kept), numbers)
 

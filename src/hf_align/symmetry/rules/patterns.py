@@ -119,23 +119,6 @@ def _is_infinite(number: object) -> bool:
     return isinstance(number, (float, Tensor)) and bool((torch.as_tensor(number) == -math.inf).any())
 
 
-def may_tie(node: object) -> bool:
-    """Whether entries of a value that differ by what weights make of them may still be the same: behind a limit, say,
-    or behind a factor that may be zero. Of those the first is the largest, so that their order is seen."""
-    if not isinstance(node, fx.Node):
-        return False
-    if does(node, Trait.FLATTENS) and not _only_keeps_from_overflow(node):
-        return True
-    operands = node.all_input_nodes
-    return (len(operands) == 1 or does(node, Trait.MULTIPLIES | Trait.DIVIDES)) and any(map(may_tie, operands))
-
-
-def _only_keeps_from_overflow(node: fx.Node) -> bool:
-    """Whether the limits of an op lie so far away that nothing reaches them."""
-    limits = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (int, float)) and not isinstance(a, bool)]
-    return does(node, Trait.LIMITS | Trait.FLOORS) and bool(limits) and all(abs(limit) >= NO_LIMIT for limit in limits)
-
-
 def is_softmax(node: fx.Node, axis: int = -1) -> bool:
     """Whether an op is a softmax over an axis, counted from behind."""
     dim: Any = node.args[1] if does(node, Trait.SOFTMAX) else None

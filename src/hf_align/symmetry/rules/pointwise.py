@@ -45,11 +45,11 @@ def unchanged(call: Call) -> object:
 
 
 describe("isnan", traits=Trait.NAN)
-describe("clamp", "clamp_", "clip", "clamp_max", "clamp_max_", traits=Trait.LIMITS | Trait.FLATTENS)
-describe("clamp_min", "clamp_min_", traits=Trait.FLOORS | Trait.FLATTENS)
-describe("hardtanh", "hardtanh_", "relu6", "hardsigmoid", "hardswish", "hardswish_", "threshold", "round",
-         "floor", "ceil", "trunc", "sign", "relu", "relu_", "gt", "ge", "lt", "le", "eq", "ne",
-         traits=Trait.FLATTENS)  # fmt: skip
+describe("clamp", "clamp_", "clip", "clamp_max", "clamp_max_", traits=Trait.LIMITS)
+describe("clamp_min", "clamp_min_", traits=Trait.FLOORS)
+describe("gt", "ge", "lt", "le", "eq", "ne", traits=Trait.COMPARES)
+describe("sigmoid", "sigmoid_", "tanh", "tanh_", "erf", "erfc", "gelu", "elu", "celu", "selu", "expm1",
+         traits=Trait.SATURATES)  # fmt: skip
 
 
 @runs("to", "_to_copy", "type_as")

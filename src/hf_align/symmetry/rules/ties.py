@@ -1,0 +1,103 @@
+"""Whether entries of a value may tie: of those the first is the largest, so that a choice among them shows their order.
+
+No list of ops is asked. What the ops since the last product of matrices make of random numbers of several sizes is
+looked at: behind a limit, a rounding or a comparison, some are equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, fx
+
+from hf_align.symmetry.interpreter.bounds import FIXED
+from hf_align.symmetry.interpreter.call import Call
+from hf_align.symmetry.interpreter.spaces import Axis
+from hf_align.tracing.execute import run_node
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
+
+_SIZES = (0.01, 1.0, 30.0)
+"""Of the numbers: limits lie within them, unless they only keep numbers from overflowing."""
+_DRAWS = 2
+_HIDDEN = 1e30
+"""As large are numbers in the place of what is not to be chosen: which of these is the first is nobody's concern."""
+
+
+def keep_order_of_ties(call: Call, axis: Axis, dim: int) -> None:
+    """Pin an axis of what an op chooses from if entries along it may tie."""
+    if not all(atom.root.space.bound.fixed for atom in axis.atoms) and may_tie(
+        call.argument(0), dim, call.found.program
+    ):
+        call.lower(axis, FIXED, "ties")
+
+
+def may_tie(value: fx.Node, axis: int, program: Program) -> bool:
+    """Whether entries along an axis may be equal for some text; so, too, where it cannot be tried."""
+    ops, sources = _since_products(value, program)
+    rng = Generator().manual_seed(0)
+    try:
+        return any(_has_ties(_run(ops, sources, program, size, rng)[value], axis) for size in _SIZES * _DRAWS)
+    except Exception:  # whatever an op finds wrong with random numbers
+        return True
+
+
+def _since_products(value: fx.Node, program: Program) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What a value is computed by since the last products of matrices, in order, and what that begins with."""
+    ops, sources, waiting = set[fx.Node](), set[fx.Node](), [value]
+    while waiting:
+        node = waiting.pop()
+        if node in program.constants or node in ops or node in sources:
+            continue
+        mixes = Trait.AFFINE | Trait.CONTRACTS | Trait.CONVOLVES | Trait.NAMES_AXES | Trait.LOOKS_UP_ROWS
+        if node.op != "call_function" or does(node, mixes):
+            sources.add(node)
+        else:
+            ops.add(node)
+            waiting += node.all_input_nodes
+    return sorted(ops, key=program.order.__getitem__), sorted(sources, key=program.order.__getitem__)
+
+
+def _run(
+    ops: list[fx.Node], sources: list[fx.Node], program: Program, size: float, rng: Generator
+) -> dict[fx.Node, Any]:
+    values = {node: _drawn(node, program, size, rng) for node in sources}
+
+    def lookup(node: fx.Node) -> Any:
+        value = values[node] if node in values else program.constants[node]
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    for node in ops:
+        if does(node, Trait.SATURATES):
+            x = lookup(node.all_input_nodes[0])
+            values[node] = x + (x.square() + 1).sqrt()
+        elif does(node, Trait.FILLS) and not _is_compared(node.args[1]):
+            value, mask, _ = node.args
+            values[node] = lookup(value).masked_fill(lookup(mask), -torch.inf)  # type: ignore[arg-type]
+        else:
+            values[node] = run_node(node, lookup)
+    return values
+
+
+def _drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Tensor:
+    """Random numbers, and of what is no number of the model, such as a mask, what was given."""
+    example = source.meta["val"]
+    if example.is_floating_point():
+        return size * torch.randn(example.shape, generator=rng, dtype=torch.float64)
+    given = program.example.arguments.get(program.inputs.get(source, ""))
+    return given if isinstance(given, Tensor) else torch.zeros(example.shape, dtype=example.dtype)
+
+
+def _is_compared(mask: object) -> bool:
+    """Whether a mask says which entries are larger or smaller than something; others are taken for what hides entries
+    that are not to be chosen, as those of groups that were not."""
+    while isinstance(mask, fx.Node) and len(mask.all_input_nodes) == 1 and not does(mask, Trait.COMPARES):
+        (mask,) = mask.all_input_nodes
+    return does(mask, Trait.COMPARES)
+
+
+def _has_ties(value: Tensor, axis: int) -> bool:
+    ordered = value.double().sort(axis).values
+    first, second = (ordered.narrow(axis, start, ordered.shape[axis] - 1) for start in (0, 1))
+    return bool(((first == second) & (first.abs() < _HIDDEN)).any() | ordered.isnan().all())
