@@ -434,7 +434,7 @@ call("layer_norm", lambda x, w, b: aten.layer_norm(x, [3, 4], w, b), Z, weight(3
 call("layer_norm", lambda x, w, b: aten.layer_norm(x, [4], w, b), X, data(4), data(4), label="with computed gain")
 call("rms_norm", lambda x: aten.rms_norm(x, [3, 4], None, 1e-2), Z, label="of matrices")
 call("rms_norm", lambda x, w: aten.rms_norm(x, [3, 4], w, 1e-2), Z, weight(3, 4), label="of matrices, with gain")
-for op in ("softmax", "_softmax", "log_softmax"):
+for op in ("softmax", "_softmax", "_safe_softmax", "log_softmax"):
     f, rest = getattr(aten, op), (False,) if op == "_softmax" else ()
     call(op, lambda x, f=f, rest=rest: f(x, -1, *rest), X)
     call(op, lambda x, f=f, rest=rest: f(x, 0, *rest), Z, label="of the first")

@@ -78,6 +78,36 @@ class Lowered(Word):
         return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
 
 
+class Logarithm(Word):
+    def mask(self, seen: Tensor) -> Tensor:
+        return seen.float().log()
+
+
+class Twice(Lowered):
+    """Lower than what a number can be."""
+
+    def mask(self, seen: Tensor) -> Tensor:
+        return 2 * super().mask(seen)
+
+
+class State(Never):
+    """Words with little in them are not seen."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return super().attend(q, k, v, seen & (k.detach().square().sum(-1) > 1e-2)[..., None, :])
+
+
+class Biased(Never):
+    """Scores have a bias of places, as those of T5."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.places = nn.Parameter(torch.zeros(64))
+
+    def mask(self, seen: Tensor) -> Tensor:
+        return self.places[: seen.shape[-1]].expand(seen.shape)
+
+
 class Always(Never):
     mask = Added.mask
 
@@ -119,6 +149,10 @@ class All(Near):
         (Chosen, False),
         (Lowered, True),
         (Always, True),
+        (Logarithm, False),
+        (Twice, False),
+        (State, False),
+        (Biased, True),
         (Before, False),
         (AddedBefore, False),
         (Near, False),

@@ -205,6 +205,8 @@ def test_modes_and_lengths() -> None:
         "input_ids with position_ids 100 apart", "input_ids with position_ids 255 apart",
         "input_ids with attention_mask that hides what comes first",
         "input_ids with attention_mask that hides what comes last",
+        "input_ids with attention_mask that hides all but one", "input_ids with attention_mask that hides all",
+        "input_ids with attention_mask that hides a whole text",
     ]  # fmt: skip
     assert not failed
     assert WRITTEN == 32

@@ -114,6 +114,8 @@ class Trait(Flag):
     STORED_STATISTICS = auto()
     """Normalises by a mean and a variance that are stored."""
     SOFTMAX = auto()
+    ZERO_WHERE_HIDDEN = auto()
+    """Gives zeros, and not NaN, where all that goes in is -inf."""
     KINKED = auto()
     """Linear on either side of zero."""
     LIMITS = auto()

@@ -144,8 +144,21 @@ def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
             yield Context(f"{name} that hides what comes first", {name: _left(value)}, is_asked=False, is_new=True)
             last = _left(value).flip(1)
             yield Context(f"{name} that hides what comes last", {name: last}, is_asked=False, is_new=True)
+            one = torch.zeros_like(value).index_fill(1, torch.tensor([0]), 1)
+            yield Context(f"{name} that hides all but one", {name: one}, is_asked=False, is_new=True)
+            yield Context(f"{name} that hides all", {name: torch.zeros_like(value)}, is_asked=False, is_new=True)
+            yield Context(f"{name} that hides a whole text", {name: _first_hidden(value)}, is_asked=False, is_new=True)
         else:
             yield Context(name, {name: value}, is_asked=False)
+            if name.endswith("type_ids"):
+                for kind in value.unique().tolist():
+                    alike = torch.full_like(value, kind)
+                    yield Context(f"{name} that are all {kind}", {name: alike}, is_asked=False, is_new=True)
+
+
+def _first_hidden(mask: Tensor) -> Tensor:
+    """A mask that hides nothing but the whole first text."""
+    return torch.ones_like(mask).index_fill(0, torch.tensor([0]), 0)
 
 
 def _in_steps(whole: Context, count: int) -> Context:

@@ -17,15 +17,16 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """softmax(s q kᵀ + m) v, [batch, heads, positions, channels], as separate products."""
+    """softmax(s q kᵀ + m) v, [batch, heads, positions, channels], as separate products; zero where a mask hides all."""
     repeats = query.shape[-3] // key.shape[-3] if enable_gqa else 1
     if repeats > 1:
         key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), -math.inf)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return torch.softmax(scores, -1) @ value
+    shares = torch.softmax(scores, -1) if attn_mask is None else torch._safe_softmax(scores, -1)
+    return shares @ value

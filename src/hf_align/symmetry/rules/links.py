@@ -21,7 +21,7 @@ _EXPONENTS = {"square": Fraction(2), "sqrt": Fraction(1, 2), "sqrt_": Fraction(1
 _LARGEST = 64
 """Numerator or denominator of exponents: those of lengths are small."""
 _UNREACHED = 1e-6
-"""No length falls below so low a floor, unless it is zero."""
+"""No length falls below so low a floor, unless it is zero; of squares, its square."""
 _KEEPS_FACTORS = (
     Trait.SAME | Trait.MOVES | Trait.COPIES | Trait.TOTALS | Trait.AVERAGES | Trait.MEASURES | Trait.MULTIPLIES
 )
@@ -86,8 +86,7 @@ def exponent_of(node: fx.Node) -> Fraction | None:
         return exact if exact is not None and max(abs(exact.numerator), exact.denominator) <= _LARGEST else None
     if does(node, Trait.FLOORS):
         floor = beside[0] if beside else None
-        unreached = isinstance(floor, (int, float)) and 0 < floor <= _UNREACHED and _is_size(node.args[0])
-        return Fraction(1) if unreached or floor == 0 else None
+        return Fraction(1) if floor == 0 or _is_unreached(floor, _power_of_size(node.args[0])) else None
     if does(node, Trait.KINKED):
         return Fraction(1)
     return _EXPONENTS.get(op_name(node)) if not beside else None
@@ -100,18 +99,27 @@ def exponent_of_any(node: fx.Node) -> Fraction | None:
     return None if not whole or does(node, Trait.KINKED | Trait.FLOORS) else exponent
 
 
-def _is_size(node: object) -> bool:
-    """Whether a value is made of absolute values, squares or roots: it is not below zero, and hardly ever near it."""
+def _is_unreached(floor: object, power: Fraction | None) -> bool:
+    return isinstance(floor, (int, float)) and power is not None and 0 < floor <= _UNREACHED ** float(power)
+
+
+def _power_of_size(node: object) -> Fraction | None:
+    """The power of a length that a value is made of; None if it is not made of absolute values, squares or roots, which
+    are not below zero, and hardly ever near it."""
+    power, is_size = Fraction(1), False
     while isinstance(node, fx.Node):
         exponent = None if does(node, Trait.KINKED | Trait.FLOORS) else exponent_of(node)
-        squared = does(node, Trait.MULTIPLIES) and node.args[0] is node.args[1]
-        even = exponent is not None and exponent.numerator * exponent.denominator % 2 == 0
-        if does(node, Trait.MEASURES) or op_name(node) == "abs" or even or squared:
-            return True
-        if not does(node, Trait.SAME | Trait.MOVES | Trait.COPIES | Trait.TOTALS | Trait.AVERAGES | Trait.FLOORS):
-            return False
+        if does(node, Trait.MULTIPLIES) and node.args[0] is node.args[1]:
+            exponent = Fraction(2)
+        if exponent is not None:
+            power *= abs(exponent)
+            is_size |= op_name(node) == "abs" or exponent.numerator * exponent.denominator % 2 == 0
+        elif does(node, Trait.MEASURES):
+            return power
+        elif not does(node, Trait.SAME | Trait.MOVES | Trait.COPIES | Trait.TOTALS | Trait.AVERAGES | Trait.FLOORS):
+            break
         node = node.args[0]
-    return False
+    return power if is_size else None
 
 
 def is_length_of(node: object, value: fx.Node) -> bool:

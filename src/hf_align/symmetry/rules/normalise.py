@@ -66,6 +66,7 @@ def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int =
 
 
 @rule("softmax", "_softmax", harmless="dtype half_to_float", traits=Trait.SOFTMAX)
+@rule("_safe_softmax", harmless="dtype", traits=Trait.SOFTMAX | Trait.ZERO_WHERE_HIDDEN)
 @rule("log_softmax", harmless="dtype half_to_float")
 def softmax(call: Call) -> Value:
     """y_i = exp x_i / Σ_j exp x_j: permutations of the axis, and of every other."""
@@ -73,6 +74,14 @@ def softmax(call: Call) -> Value:
     call.mixes(value, [call.argument("dim")])
     call.lower_all(value.axes, PERMUTATION, "softmax")
     return Value(value.axes)
+
+
+@runs("_safe_softmax")
+def _zero_where_hidden(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Without NaN on the way, which gradients would be of."""
+    scores, dim = args[:2]
+    hidden = (scores == -torch.inf).all(dim, keepdim=True)
+    return scores.masked_fill(hidden, 0.0).softmax(dim).masked_fill(hidden, 0.0)
 
 
 @runs("softmax", "log_softmax", "mean", "sum", "cumsum")

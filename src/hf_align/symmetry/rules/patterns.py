@@ -81,29 +81,35 @@ def is_expanded_as(user: fx.Node, node: fx.Node) -> bool:
 
 def sums_to_one(node: object, program: Program) -> bool:
     """Whether a value comes out of a softmax over its last axis, each row of which holds something for any text: fused
-    attention makes zeros of a row in which all is hidden."""
+    attention makes zeros of a row in which all is hidden; others make no numbers of it."""
     while isinstance(node, fx.Node) and does(node, Trait.SAME | Trait.RESHAPES | Trait.COPIES):
         before = node.all_input_nodes[0]
         if before.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
             return False
         node = before
-    return isinstance(node, fx.Node) and is_softmax(node) and not _hides_a_row(node.args[0], program)
+    if not isinstance(node, fx.Node) or not is_softmax(node):
+        return False
+    return not does(node, Trait.ZERO_WHERE_HIDDEN) or not _may_hide_a_row(node.all_input_nodes[0], program)
 
 
-def _hides_a_row(scores: object, program: Program) -> bool:
-    """Whether a mask makes a row of scores -inf: a constant that does, or one of what the model is given, and not of
-    weights, on whose way some op knows that number, so that it may do so for another text."""
-    while isinstance(scores, fx.Node) and does(scores, Trait.SELECTS | Trait.ADDS | Trait.SAME):
-        fills = does(scores, Trait.FILLS) and _is_infinite(scores.args[2])
-        if any(_is_whole_row(program.constants.get(a), fills) for a in scores.all_input_nodes):
-            return True
-        varying = [a for a in scores.all_input_nodes if a not in program.constants]
-        masks = [a for a in varying if upstream([a], program).isdisjoint(program.parameters)]
-        ops = upstream(masks, program) | {scores} if masks else set()
-        if any(_is_infinite(program.constants.get(a, a)) for op in ops for a in leaves(op.args)):
-            return True
-        scores = next((a for a in varying if a not in masks), None)
-    return False
+def _may_hide_a_row(scores: fx.Node, program: Program) -> bool:
+    """Whether the mask of fused attention, filled in or added, hides a row, or may do so for another text."""
+    mask, fills = scores.args[1], does(scores, Trait.FILLS)
+    if not isinstance(mask, fx.Node) or mask in program.constants:
+        return _is_whole_row(program.constants.get(mask), fills)  # type: ignore[arg-type]
+    return fills or not _is_finite(mask, program)
+
+
+def _is_finite(value: object, program: Program) -> bool:
+    """Whether a value is chosen among finite numbers, or made of weights alone."""
+    number = program.constants.get(value) if isinstance(value, fx.Node) else value
+    if not isinstance(value, fx.Node) or number is not None:
+        return number is None or bool(torch.as_tensor(number).isfinite().all())
+    if not value.meta["val"].is_floating_point() or upstream([value], program).isdisjoint(program.inputs):
+        return True
+    chosen = does(value, Trait.SELECTS | Trait.SAME | Trait.RESHAPES | Trait.COPIES | Trait.ADDS_UNIT_AXES)
+    numbers = [a for a in value.args if isinstance(a, (float, fx.Node))]
+    return chosen and all(_is_finite(a, program) for a in numbers)
 
 
 def _is_whole_row(mask: object, fills: bool) -> bool:
@@ -112,11 +118,6 @@ def _is_whole_row(mask: object, fills: bool) -> bool:
         return False
     hidden = mask if mask.dtype == torch.bool and fills else mask == -math.inf
     return bool(hidden.all(-1).any())
-
-
-def _is_infinite(number: object) -> bool:
-    """Whether a number is -inf, or one of several."""
-    return isinstance(number, (float, Tensor)) and bool((torch.as_tensor(number) == -math.inf).any())
 
 
 def is_softmax(node: fx.Node, axis: int = -1) -> bool:
