@@ -104,6 +104,7 @@ def contexts(model: PreTrainedModel, base: Example, sizes: Sequence[int] = ()) -
                 yield from (_of_texts(steps, count) for count in several)
         if base.tokens and whole.is_asked:
             yield from _of_sizes(whole, sizes, of_one)
+    yield from _seldom_given(model, base)
 
 
 def _near(sizes: Sequence[int], most: int) -> dict[int, None]:
@@ -144,21 +145,24 @@ def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
             yield Context(f"{name} that hides what comes first", {name: _left(value)}, is_asked=False, is_new=True)
             last = _left(value).flip(1)
             yield Context(f"{name} that hides what comes last", {name: last}, is_asked=False, is_new=True)
-            one = torch.zeros_like(value).index_fill(1, torch.tensor([0]), 1)
-            yield Context(f"{name} that hides all but one", {name: one}, is_asked=False, is_new=True)
-            yield Context(f"{name} that hides all", {name: torch.zeros_like(value)}, is_asked=False, is_new=True)
-            yield Context(f"{name} that hides a whole text", {name: _first_hidden(value)}, is_asked=False, is_new=True)
         else:
             yield Context(name, {name: value}, is_asked=False)
-            if name.endswith("type_ids"):
-                for kind in value.unique().tolist():
-                    alike = torch.full_like(value, kind)
-                    yield Context(f"{name} that are all {kind}", {name: alike}, is_asked=False, is_new=True)
 
 
-def _first_hidden(mask: Tensor) -> Tensor:
-    """A mask that hides nothing but the whole first text."""
-    return torch.ones_like(mask).index_fill(0, torch.tensor([0]), 0)
+def _seldom_given(model: PreTrainedModel, base: Example) -> Iterator[Context]:
+    """Masks that hide all, or nearly all, and types that are the same for all tokens: each by itself, for code may ask
+    for one of them."""
+    for name, value in numbers_beside(model, base):
+        values: dict[str, Tensor] = {}
+        if name.endswith("attention_mask") and "global" not in name:
+            first = torch.tensor([0])
+            values["hides all but one"] = torch.zeros_like(value).index_fill(1, first, 1)
+            values["hides all"] = torch.zeros_like(value)
+            values["hides a whole text"] = torch.ones_like(value).index_fill(0, first, 0)
+        elif name.endswith("type_ids"):
+            values = {f"are all {kind}": torch.full_like(value, kind) for kind in value.unique().tolist()}
+        for said, given in values.items():
+            yield Context(f"{name} that {said}", {name: given}, is_asked=False, is_new=True)
 
 
 def _in_steps(whole: Context, count: int) -> Context:
