@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.tracing import record, trace
+from hf_align.tracing import recorder, trace
 from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program
 
@@ -177,7 +177,7 @@ def trace_op(example: OpExample) -> Program:
     with (
         torch.no_grad(),
         mock.patch.object(trace, "_writes_in_place", lambda node: False),
-        mock.patch.object(record._Recorder, "_written_anew", lambda recorder, *call: False),
+        mock.patch.object(recorder.Recorder, "_written_anew", lambda recorder, *call: False),
     ):
         return way(model, arguments)
 

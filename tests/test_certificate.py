@@ -103,7 +103,7 @@ def test_an_unfolded_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_value_bias_taken_for_a_key_bias_is_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "_is_lost", lambda use, program: constants._is_right_factor(use.value, use.user))
-    monkeypatch.setattr(constants, "sums_to_one", lambda left: False)
+    monkeypatch.setattr(constants, "sums_to_one", lambda left, program: False)
     assert not certify(tiny_gpt2()).sound
 
 

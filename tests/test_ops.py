@@ -22,7 +22,8 @@ BY_NAME = {
 }
 """Files that may ask for the name of an op, and what for."""
 BUILDS = {
-    "tracing/record.py": "writes down ops that the model did not call: a copy",
+    "tracing/recorder.py": "writes down ops that the model did not call: a copy",
+    "tracing/synonyms.py": "and which of several names of one op",
     "tracing/listed.py": "and what lets through only those rows that a list holds",
     "tracing/memory.py": "and what puts a new value into the place of a view",
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from transformers import PreTrainedModel
 
+from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
@@ -424,3 +427,46 @@ def test_infinite_scores_have_to_stay_and_none_shows_nothing(filling: float) -> 
     error = soundness(program, spec, weights, random_inputs(program, rng), rng)
     assert error < 1e-12 if filling == -torch.inf else math.isnan(error)
     assert any(space.group for space in spec.spaces.values())
+
+
+class Watchful(nn.Module):
+    """Asks whether a length was zero, and does something about it."""
+
+    def __init__(self, mend: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.mend = nn.Linear(4, 3), mend
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        h = h / h.norm(dim=-1, keepdim=True)
+        return self.mend(h) if h.isnan().any() else torch.tanh(h)
+
+
+def give_up(h: Tensor) -> Tensor:
+    raise ValueError("no number")
+
+
+def complain(h: Tensor) -> Tensor:
+    warnings.warn("no number", stacklevel=1)
+    return torch.tanh(h)
+
+
+def look_closer(h: Tensor) -> Tensor:
+    return torch.tanh(h) if h[0].isfinite().all() else h
+
+
+@pytest.mark.parametrize(
+    ("mend", "refused"),
+    [
+        (give_up, False),
+        (complain, False),
+        (torch.sin, True),
+        (lambda h: torch.tanh(torch.nan_to_num(h, 0.3)), True),
+        (lambda h: torch.tanh(h * 2.0), True),
+        (look_closer, True),
+    ],
+)
+def test_code_that_mends_what_is_no_number_is_refused(mend: Callable[[Tensor], Tensor], refused: bool) -> None:
+    said = pytest.raises(IncompatibleModels, match="needs numbers") if refused else nullcontext()
+    with said, warnings.catch_warnings(action="ignore"):
+        recorded(Watchful(mend), "x", x=torch.zeros(2, 4))

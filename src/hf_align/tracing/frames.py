@@ -10,7 +10,7 @@ import torch
 
 from hf_align.tracing.reasons import HELPERS
 
-_RECORDING = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).with_name("record.py")))
+_RECORDING = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).with_name("recorder.py")))
 
 
 def modelling_frame() -> FrameType | None:

@@ -25,6 +25,8 @@ from hf_align.tracing.results import Behaviour
 
 LONGEST = 2**15
 """Entries of a mask from which on no list of them is written down."""
+LISTED_AT = "listed at"
+"""Under which a graph has the lines of modelling code that made lists of what its data chooses (`listed.py`)."""
 _aten = torch.ops.aten
 
 

@@ -27,6 +27,7 @@ from hf_align.tracing.build import build_without_weights, canonical_names, inven
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
+from hf_align.tracing.listed import LISTED_AT
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, needs_ends, parameters_of
 from hf_align.tracing.memory import with_reshapes
@@ -34,7 +35,7 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, needs_numbers, reason
-from hf_align.tracing.record import LISTED_AT, SwallowedQuestionError, record
+from hf_align.tracing.record import SwallowedQuestionError, record
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import left_as_found

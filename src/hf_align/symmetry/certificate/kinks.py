@@ -12,8 +12,7 @@ from torch import Generator, Tensor
 from torch.fx import Node
 
 from hf_align.symmetry.certificate.count import Look, in_each, jacobian
-from hf_align.symmetry.certificate.random_copy import Weights, random_inputs
-from hf_align.symmetry.rules.patterns import NO_LIMIT
+from hf_align.symmetry.certificate.random_copy import NO_LIMIT, Weights, random_inputs
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.execute import run
 from hf_align.tracing.ops import Trait, does

@@ -14,7 +14,6 @@ from transformers import PretrainedConfig
 
 from hf_align.symmetry.action import act
 from hf_align.symmetry.elements import Element
-from hf_align.symmetry.rules.patterns import NO_LIMIT
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.fields import parts
@@ -27,6 +26,8 @@ _SMALL_SIDE = 16
 SIZES = (1.0, 0.5)
 """Of random weights; the second where a model overflows or is undecided at the first: from layer to layer numbers and
 their rounding grow as weights do. Of much smaller ones no unit would reach a limit."""
+NO_LIMIT = 100.0
+"""What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
 _LIMIT = 0.7
 """Of what random weights make, about as much is larger as is smaller: nearly every unit comes to lie on both sides."""
 

@@ -14,9 +14,6 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does, op_name
 from hf_align.tracing.program import Program, upstream
 
-NO_LIMIT = 100.0
-"""What is larger keeps numbers from overflowing, or hides scores, and limits no unit."""
-
 
 def keeps_last(node: fx.Node) -> bool:
     """Whether an op leaves the last axis of its operand where it is, and as it is."""

@@ -49,7 +49,7 @@ describe("clamp", "clamp_", "clip", "clamp_max", "clamp_max_", traits=Trait.LIMI
 describe("clamp_min", "clamp_min_", traits=Trait.FLOORS)
 describe("gt", "ge", "lt", "le", "eq", "ne", traits=Trait.COMPARES)
 describe("sigmoid", "sigmoid_", "tanh", "tanh_", "erf", "erfc", "gelu", "elu", "celu", "selu", "expm1",
-         traits=Trait.SATURATES)  # fmt: skip
+         "exp", "exp_", "exp2", "softplus", "silu", "silu_", "mish", traits=Trait.SATURATES)  # fmt: skip
 
 
 @runs("to", "_to_copy", "type_as")

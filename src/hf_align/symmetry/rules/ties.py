@@ -18,7 +18,7 @@ from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
-_SIZES = (0.01, 1.0, 30.0)
+_SIZES = (0.01, 1.0, 30.0, 1000.0)
 """Of the numbers: limits lie within them, unless they only keep numbers from overflowing."""
 _DRAWS = 2
 _HIDDEN = 1e30
@@ -72,6 +72,8 @@ def _run(
         if does(node, Trait.SATURATES):
             x = lookup(node.all_input_nodes[0])
             values[node] = x + (x.square() + 1).sqrt()
+        elif does(node, Trait.SOFTMAX):
+            values[node] = lookup(node.all_input_nodes[0]).log_softmax(node.args[1])
         elif does(node, Trait.FILLS) and not _is_compared(node.args[1]):
             value, mask, _ = node.args
             values[node] = lookup(value).masked_fill(lookup(mask), -torch.inf)  # type: ignore[arg-type]

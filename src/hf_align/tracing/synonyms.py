@@ -1,0 +1,27 @@
+"""Several names that torch has for one op: the graph knows each op by one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
+"""Of a matrix whose axes change places, if it is real."""
+_SHAPED_LIKE = {torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
+                torch.ops.aten.view_as.default: torch.ops.aten.view.default}  # fmt: skip
+"""What reads only a shape of its second operand, and the op on the first alone."""
+
+
+def plainly(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """An op and its operands under the name that rules know; as they are where there is no other."""
+    if func is torch.ops.aten.numpy_T.default:
+        return torch.ops.aten.permute.default, (args[0], [*range(args[0].dim())][::-1])
+    if func in _TURNED and not args[0].is_complex():
+        return torch.ops.aten.transpose.int, (args[0], -2, -1)
+    if func in _SHAPED_LIKE and not isinstance(args[0], FakeTensor):
+        return _SHAPED_LIKE[func], (args[0], [*args[1].shape])
+    if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
+        return torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
+    return func, args
