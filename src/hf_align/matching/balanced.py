@@ -91,7 +91,12 @@ class Balanced:
 def _balanced(
     spec: SymmetrySpec, raw: Weights, processes: Processes, device: torch.device, most: int
 ) -> tuple[Weights, dict[str, Element]]:
-    canonical = WeightCache(CanonicalWeights(raw, spec.gauges), spec.parameters, torch.float64, device=device)
+    fixed: Weights = CanonicalWeights(raw, spec.gauges)
+    if device != CPU:  # it takes longer to bring a weight there than to balance it there again
+        brought = WeightCache(fixed, spec.parameters, torch.float32, most, device)
+        brought.fill()
+        fixed, most = brought, 0
+    canonical = WeightCache(fixed, spec.parameters, torch.float64, device=device)
     free = [name for name, space in spec.spaces.items() if space.group is not None and space.group.has_gauge]
     found = processes.spread(
         free,

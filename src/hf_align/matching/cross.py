@@ -28,6 +28,7 @@ def cross(
     elements: Elements,
     only: Iterable[str] | None = None,
     processes: Processes = ALONE,
+    device: torch.device = CPU,
 ) -> dict[Power, Tensor]:
     """M[a, b] = Σ A[a, ·] B[b, ·] over every weight that carries the space, by power of the action.
 
@@ -35,20 +36,23 @@ def cross(
         elements: what already acts on B; the space itself stands still where it is compared.
         only: the parameters to sum over; by default all that carry the space.
         processes: that each take some of the weights; all get the sum.
+        device: where the sum is given. Several processes tell each other of it on the CPU.
 
     Returns:
-        power -> [*index, n, n] float64, on the CPU.
+        power -> [*index, n, n] float64.
     """
     names = list(spec.uses(space) if only is None else only)
     total: dict[Power, Tensor] = {}
-    for part in processes.in_order(_parts(spec, names), lambda few: _sum_over(spec, space, a, b, elements, few)):
+    for part in processes.in_order(
+        _parts(spec, names), lambda few: _sum_over(spec, space, a, b, elements, few, device)
+    ):
         for power, matrix in part.items():
             total[power] = total[power].add_(matrix) if power in total else matrix
     return total
 
 
 def _sum_over(
-    spec: SymmetrySpec, space: str, a: Weights, b: Weights, elements: Elements, names: list[str]
+    spec: SymmetrySpec, space: str, a: Weights, b: Weights, elements: Elements, names: list[str], device: torch.device
 ) -> dict[Power, Tensor]:
     total: dict[Power, Tensor] = {}
     for name in names:
@@ -57,7 +61,7 @@ def _sum_over(
         for (power, x), (_, y) in zip(rows_a, rows_b, strict=True):
             term = x @ y.mT
             total[power] = total[power].add_(term) if power in total else term.double()
-    return {power: matrix.cpu() for power, matrix in total.items()}
+    return {power: matrix.to(device) for power, matrix in total.items()}
 
 
 def _parts(spec: SymmetrySpec, names: list[str]) -> list[list[str]]:
@@ -107,8 +111,7 @@ def over_weights(spec: SymmetrySpec, names: Iterable[str], processes: Processes,
 
 
 def nearest(group: Group, matrices: Mapping[Power, Tensor], device: torch.device) -> Element:
-    """The element of a group that fits cross matrices best, on the CPU; polar factors are computed on the device, and
-    assignments, which it could not speed up, are not."""
-    if isinstance(group, ScaledPermutation):
-        return group.nearest(matrices)
-    return group.nearest({power: matrix.to(device) for power, matrix in matrices.items()}).to(CPU)
+    """The element of a group that fits cross matrices best, on the CPU; what is found entry by entry is found there,
+    polar factors and the gains of assignments on the device."""
+    place = CPU if isinstance(group, ScaledPermutation) and not group.permutes else device
+    return group.nearest({power: matrix.to(place) for power, matrix in matrices.items()}).to(CPU)

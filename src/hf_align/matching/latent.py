@@ -155,6 +155,6 @@ class Arranging(Stretching):
     def retract(self) -> None:
         """The factors were learned for entries of B, and go where the new order takes these."""
         super().retract()
-        before, self._order = self._order, assign(self._latent).to(self._latent.device)
+        before, self._order = self._order, assign(self._latent)
         came_from = before.argsort(-1).gather(-1, self._order)
         self._scale = torch.take_along_dim(self._scale, came_from.unsqueeze(-2), -1)

@@ -12,6 +12,8 @@ from hf_align.matching.head_families import HeadFamily
 from hf_align.matching.heads import numbers_of_pair, pairs_at_once
 from hf_align.matching.stream import streams
 from hf_align.matching.weight_cache import CACHED
+from hf_align.running.offload import room as free_on
+from hf_align.runtime.devices import CPU
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.spec import SymmetrySpec
 
@@ -72,13 +74,14 @@ def of_matching(spec: SymmetrySpec, steps: list[Step]) -> int:
     return 2 * min(CACHED, sum(sizes) * torch.float32.itemsize) + own + room(spec, steps)
 
 
-def room(spec: SymmetrySpec, steps: list[Step]) -> int:
-    """Bytes for steps that are solved side by side: what one for each thread takes, up to a share of the machine's
-    memory; what the largest step, or moving the largest weight, takes is needed in any case."""
+def room(spec: SymmetrySpec, steps: list[Step], device: torch.device = CPU) -> int:
+    """Bytes for steps that are solved side by side: what one for each thread takes, up to a share of the memory that is
+    free on an accelerator, or of all that the machine has; what the largest step, or moving the largest weight, takes
+    is needed in any case."""
     largest = max(math.prod(spec.shape(name)) for name in spec.parameters)
     step = max((of_step(spec, step) for step in steps), default=0)
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(_WEIGHTS * largest * _DOUBLE, step, min(torch.get_num_threads() * step, int(_SHARE * machine)))
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device == CPU else free_on(device)
+    return max(_WEIGHTS * largest * _DOUBLE, step, min(torch.get_num_threads() * step, int(_SHARE * free)))
 
 
 def at_once(spec: SymmetrySpec, together: list[Step], most: int) -> int:

@@ -19,6 +19,7 @@ from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.stream import Tables
 from hf_align.matching.turns import match_turns, signed_beside
 from hf_align.matching.visits import moved
+from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.elements import Element, Power
@@ -117,6 +118,7 @@ class Solver:
         """The cross matrices of a space, by power; those of a stream's tables are known, and what it says of weights
         that are permuted is known as long as the permutations stay."""
         names, known = list(self.spec.uses(space)), list[Mapping[Power, Tensor]]()
+        device = self.models.device if processes.count == 1 else CPU
         if space in self.tables:
             beside = {name: {*self.spec.carried(name)} - {space} for name in names}
             tables = anchored(self.spec, space)
@@ -125,9 +127,9 @@ class Solver:
             known = [self.tables[space], self._of_permuted(space, still, around, processes)]
             told = {*tables, *still}
             names = [name for name in names if name not in told]
-        found = cross(self.spec, space, self.models.a, self.models.b, elements, names, processes)
+        found = cross(self.spec, space, self.models.a, self.models.b, elements, names, processes, device)
         for power, matrix in (item for matrices in known for item in matrices.items()):
-            found[power] = found[power].add_(matrix) if power in found else matrix.clone()
+            found[power] = found[power].add_(matrix.to(device)) if power in found else matrix.to(device, copy=True)
         return found
 
     def _permutes(self, space: str) -> bool:
@@ -145,7 +147,8 @@ class Solver:
 
     def _nearest(self, space: str, matrices: Mapping[Power, Tensor]) -> Solution:
         element = nearest(self.spec.group(space), matrices, self.models.device)
-        return Solution({space: element}, float(fit(element, matrices).sum()))
+        place = next(iter(matrices.values())).device
+        return Solution({space: element}, float(fit(element.to(place), matrices).sum()))
 
 
 def _same(before: Elements, after: Elements) -> bool:

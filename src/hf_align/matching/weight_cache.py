@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from hf_align.runtime.devices import CPU
 
 CACHED = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""
-_SHARE = 1 / 3
+_SHARE = 0.6
 """Of what is free on an accelerator, for all models: bringing weights there takes longer than their products."""
 
 
@@ -43,6 +44,16 @@ class WeightCache(OnDemand):
         self._left = most
         self._device = device
         self._kept: dict[str, Tensor] = {}
+
+    def fill(self) -> None:
+        """Ask for all at once, in as many threads as torch has: reading waits for files."""
+        if torch.get_num_threads() > 1:
+            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+                list(threads.map(self._keep, self))
+
+    def _keep(self, name: str) -> None:
+        if self._left > 0:
+            self[name]
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._kept:

@@ -98,7 +98,7 @@ def descend(
     steps = steps_of(spec)
     runs = list(_independent(spec, steps))
     visits = Visits(spec, steps)
-    solver = Solver(models, tables, pairing, room(spec, steps))
+    solver = Solver(models, tables, pairing, room(spec, steps, models.device))
     now = Sweep(solver, visits, elements)
     momentum = Momentum(models, streams(spec) if pairing is best_fit else [], elements)
     best, sweep = float("-inf"), 0

@@ -23,6 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.checkpoints.ondemand import Computed, OnDemand
 from hf_align.errors import CannotRun
 from hf_align.running.network import Batch, Build, Gram, Network, Weights, in_dtype, name_within, runnable
+from hf_align.runtime.devices import CPU
 from hf_align.tracing.build import build_to_run, build_without_weights, inventory, quiet
 
 _COPIES = 4
@@ -52,7 +53,9 @@ def network_for(
 
 
 def room(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Bytes that are free on a device, those that torch keeps for later tensors among them."""
+    if device != CPU:
+        getattr(torch.get_device_module(device), "empty_cache", lambda: None)()
     free = get_max_memory()
     return int(free["cpu"] if device.type == "cpu" else free.get(device.index or 0, free["cpu"]))
 

@@ -92,7 +92,7 @@ def assign(gain: Tensor) -> Tensor:
 def _assign(gain: Tensor) -> Tensor:
     """The best order [n]; where the largest gain of each row is in a column of its own, as in models that are alike,
     none can be better."""
-    largest = gain.argmax(-1).cpu()
+    largest = gain.argmax(-1)
     if len(largest.unique()) == len(largest):
         return largest
-    return torch.from_numpy(linear_sum_assignment(gain.cpu().numpy(), maximize=True)[1])
+    return torch.from_numpy(linear_sum_assignment(gain.cpu().numpy(), maximize=True)[1]).to(gain.device)

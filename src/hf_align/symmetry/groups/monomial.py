@@ -74,7 +74,7 @@ class ScaledPermutation(Group):
         """The best of the elements that are nearest for each choice of the signs that all entries share."""
         best = self._nearest_entries(cross)
         for signs in self.signs(_SHARED)[1:]:
-            flips = torch.tensor(signs, dtype=torch.float64)[:, None]
+            flips = best.scale.new_tensor(signs)[:, None]
             found = self._nearest_entries({p: sign(signs, p) * m for p, m in cross.items()})
             turned = Monomial(found.order, flips * found.scale)
             better = fit(turned, cross) > fit(best, cross)
@@ -113,7 +113,7 @@ class ScaledPermutation(Group):
             return greedy_signs(fit, self._signed)[0].movedim(0, -2)
         signs = self.signs()
         best = torch.stack([under_signs(fit, s) for s in signs]).argmax(0)
-        return torch.tensor(signs, dtype=torch.float64)[best].mT
+        return torch.tensor(signs, dtype=torch.float64, device=best.device)[best].mT
 
     def balance(self, grams: Cross) -> Monomial:
         return self.even({p: m.diagonal(dim1=-2, dim2=-1) for p, m in grams.items()})

@@ -90,8 +90,12 @@ def sums_to_one(node: object, program: Program) -> bool:
 
 
 def _may_hide_a_row(scores: fx.Node, program: Program) -> bool:
-    """Whether the mask of fused attention, filled in or added, hides a row, or may do so for another text."""
-    mask, fills = scores.args[1], does(scores, Trait.FILLS)
+    """Whether the mask of fused attention, filled in or added, hides a row, or may do so for another text; so, too,
+    where something else goes into the softmax."""
+    fills = does(scores, Trait.FILLS)
+    if not (fills or is_sum(scores)):
+        return True
+    mask = scores.args[1]
     if not isinstance(mask, fx.Node) or mask in program.constants:
         return _is_whole_row(program.constants.get(mask), fills)  # type: ignore[arg-type]
     return fills or not _is_finite(mask, program)
