@@ -34,7 +34,7 @@ ABOUT = """# On an accelerator
 
 Seconds of `hf-align align` for two Llamas that have as much in common as they have apart (random weights, bfloat16;
 the second is the first in another basis, with noise of the size of every matrix), and the most memory of the process,
-the accelerator's not counted. Files were in the page cache.
+the accelerator's not counted. Files were in the page cache. A row without a witness is of `--no-witness`.
 
 """
 
@@ -70,11 +70,11 @@ def make(billions: float, folder: Path) -> None:
         save_torch_state_dict({n: weights[n].bfloat16().cpu().contiguous() for n in a}, folder / name)
 
 
-def measure(folder: Path, device: str) -> dict[str, float]:
+def measure(folder: Path, device: str, *, witness: bool) -> dict[str, float]:
     """Seconds of each stage and in all, and the peak of memory in GiB."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "hf_align", "align", folder / "a", folder / "b", "-o", folder / "out",
-               "--overwrite", "--json", "--device", device]  # fmt: skip
+               "--overwrite", "--json", "--device", device, *([] if witness else ["--no-witness"])]  # fmt: skip
     child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     told = child.stdout.read()
@@ -82,12 +82,14 @@ def measure(folder: Path, device: str) -> dict[str, float]:
     if status:
         raise typer.Exit(1)
     seconds: dict[str, float] = json.loads(told)["seconds"]
+    if not witness:
+        del seconds["witness"]
     return {**seconds, "all": time.perf_counter() - began, "gib": usage.ru_maxrss / 2**20}
 
 
 def row(billions: float, device: str, found: dict[str, float]) -> str:
     """A line of the table."""
-    times = " | ".join(f"{found.get(stage, 0):.0f}" for stage in (*STAGES, "all"))
+    times = " | ".join(f"{found[stage]:.0f}" if stage in found else "" for stage in (*STAGES, "all"))
     return f"| {billions:g} | {device} | {times} | {found['gib']:.1f} | {revision()} |"
 
 
@@ -96,6 +98,7 @@ def main(
     billions: Annotated[list[float] | None, typer.Option(help="Parameters: 8, or a size of engine.py.")] = None,
     device: Annotated[list[str] | None, typer.Option(help="By default the accelerator.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Where the temporary folder goes.")] = None,
+    witness: Annotated[bool, typer.Option(help="Whether aligned models are run.")] = True,
 ) -> None:
     import torch
 
@@ -110,7 +113,7 @@ def main(
             subprocess.run(command, check=True)
             for each in device or [str(there)]:
                 label = named if each == str(there) else each
-                rows[f"{size:g}", label] = row(size, label, measure(Path(place), each))
+                rows[f"{size:g}", label] = row(size, label, measure(Path(place), each, witness=witness))
                 typer.echo(rows[f"{size:g}", label])
                 write(rows, TABLE, ABOUT, HEADER)
 

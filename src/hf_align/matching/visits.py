@@ -7,8 +7,10 @@ an end; then it is looked at once more where what has moved meanwhile could show
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from hf_align.matching.memory import Step, spaces_of, weights_of
@@ -34,6 +36,7 @@ class Visits:
         self._seen: dict[Step, dict[str, Element | None]] = {}
         self._resting: set[Step] = set()
         self._woken: set[Step] | None = None
+        self._changes: dict[tuple[int, int], tuple[Element | None, Element | None, float]] = {}
 
     @property
     def is_confirmed(self) -> bool:
@@ -55,6 +58,7 @@ class Visits:
             elements: as they were when the step was solved.
             found: those of the step.
         """
+        self._changes.clear()
         again = step in self._seen
         self._seen[step] = {space: elements.get(space) for space in self._around[step]}
         stayed = not any(moved(elements.get(space), element, _STILL) for space, element in found.items())
@@ -70,23 +74,35 @@ class Visits:
 
     def _moved_around(self, step: Step, elements: Elements, least: float) -> bool:
         seen = self._seen.get(step)
-        return seen is None or any(moved(before, elements.get(space), least) for space, before in seen.items())
+        return seen is None or any(self._change(b, elements.get(space)) > least for space, b in seen.items())
+
+    def _change(self, before: Element | None, after: Element | None) -> float:
+        """As `change`, which all steps that meet in a space ask of the same two elements."""
+        pair = id(before), id(after)
+        if pair not in self._changes:
+            self._changes[pair] = before, after, change(before, after)  # held, for the numbers are theirs as they live
+        return self._changes[pair][-1]
 
 
 def moved(before: Element | None, after: Element | None, least: float = _STILL) -> bool:
     """Whether an element has changed by more than a part of its square."""
-    if before is after or after is None:
-        return before is not after
-    if before is None or before.tensors().keys() != after.tensors().keys():
-        return True
-    pairs = zip(before.tensors().values(), after.tensors().values(), strict=True)
-    return any(_differ(x, y, least) for x, y in pairs)
+    return change(before, after) > least
 
 
-def _differ(x: Tensor, y: Tensor, least: float) -> bool:
+def change(before: Element | None, after: Element | None) -> float:
+    """By which part of its square an element has changed; infinite where its order has, or its kind."""
+    if before is after:
+        return 0.0
+    if before is None or after is None or before.tensors().keys() != after.tensors().keys():
+        return math.inf
+    return max(map(_difference, before.tensors().values(), after.tensors().values()))
+
+
+def _difference(x: Tensor, y: Tensor) -> float:
     if not x.is_floating_point():
-        return not bool((x == y).all())
-    return float((x - y).square().sum()) > least * float(y.square().sum())
+        return 0.0 if torch.equal(x, y) else math.inf
+    changed, size = (float(torch.linalg.vector_norm(t)) ** 2 for t in (x - y, y))
+    return changed / size if size else (math.inf if changed else 0.0)
 
 
 def _surroundings(spec: SymmetrySpec, steps: Sequence[Step]) -> Mapping[Step, Collection[str]]:

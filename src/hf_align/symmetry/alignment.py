@@ -44,7 +44,7 @@ class AlignedWeights(MovedWeights):
         self._device = device
 
     def __getitem__(self, name: str) -> Tensor:
-        return act(self._weights[name].to(self._device), name, self._spec, self._elements).cpu().contiguous()
+        return act(self._weights[name].to(self._device), name, self._spec, self._elements).contiguous().cpu()
 
 
 def compose(spec: SymmetrySpec, later: Elements, earlier: Elements) -> dict[str, Element]:
