@@ -11,8 +11,8 @@ from torch import Tensor
 from traps.tower import MLP, Tower, TowerConfig
 
 from hf_align.symmetry.rules.links import exponent_of
-from hf_align.tracing.modes import find_modes
 from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.trace import trace_first_call
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_floors_of_squares_are_reached_by_lengths(length: Callable[[Tensor], Ten
     part = type("Part", (MLP,), {"hidden": lambda self, x: self.up(x) / length(self.up(x))})
     with torch.device("meta"):
         model = type("Floor", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
-    floors = [node for node in find_modes(model)[0][1].graph.nodes if does(node, Trait.FLOORS)]
+    floors = [node for node in trace_first_call(model).graph.nodes if does(node, Trait.FLOORS)]
     assert [exponent_of(node) is not None for node in floors] == [unreached]

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.moves import MoveConstant
 from hf_align.tracing.build import build_without_weights
-from hf_align.tracing.modes import find_modes
+from hf_align.tracing.trace import trace_first_call
 
 
 class Config(PretrainedConfig):
@@ -163,6 +163,6 @@ def test_a_bias_of_values_moves_where_no_word_hides_all(kind: type[Attentive], f
     config = type(f"{kind.__name__}Config", (Config,), {"model_type": f"hidden_{kind.__name__}"})
     model = type(kind.__name__, (kind,), {"config_class": config})
     transformers.AutoModelForCausalLM.register(config, model)
-    gauges = derive(find_modes(build_without_weights(config(architectures=[kind.__name__])))[0][1]).gauges
+    gauges = derive(trace_first_call(build_without_weights(config(architectures=[kind.__name__])))).gauges
     moved = [g for g in gauges if isinstance(g, MoveConstant) and g.source.parameter == "v.bias"]
     assert bool(moved) == free

@@ -19,8 +19,7 @@ from hf_align.symmetry.certificate.random_copy import random_inputs, random_weig
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.index_sets import IndexSets
 from hf_align.symmetry.groups import Orthogonal
-from hf_align.tracing.modes import find_modes
-from hf_align.tracing.trace import trace
+from hf_align.tracing.trace import trace, trace_first_call
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_what_a_matrix_is_turned_by_differs_over_no_rows_that_meet(times: Callab
     part = type("Part", (Gram,), {"times": staticmethod(times)})
     with torch.device("meta"):
         model = type("Grams", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
-    traced = find_modes(model)[0][1]
+    traced = trace_first_call(model)
     spec, rng = derive(traced), torch.Generator().manual_seed(0)
     weights = random_weights(spec, rng)
     assert max(soundness(traced, spec, weights, random_inputs(traced, rng), rng) for _ in range(3)) < 1e-9

@@ -12,7 +12,7 @@ from traps.tower import MLP, Tower, TowerConfig
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.modes import find_modes
+from hf_align.tracing.trace import trace_first_call
 
 
 def late(x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def spec_of(hidden: Callable[[MLP, Tensor], Tensor]) -> SymmetrySpec:
     part = type("Part", (MLP,), {"hidden": hidden})
     with torch.device("meta"):
         model = type("Late", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
-    return derive(find_modes(model)[0][1])
+    return derive(trace_first_call(model))
 
 
 def units(spec: SymmetrySpec, name: str) -> set[str]:

@@ -11,7 +11,7 @@ from traps.tower import Tower, TowerConfig
 
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.modes import find_modes
+from hf_align.tracing.trace import trace_first_call
 
 
 class Peak(nn.Module):
@@ -32,7 +32,7 @@ def spec_of(choose: Callable[[Tensor], Tensor]) -> SymmetrySpec:
     part = type("Part", (Peak,), {"choose": staticmethod(choose)})
     with torch.device("meta"):
         model = type("Ties", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
-    return derive(find_modes(model)[0][1])
+    return derive(trace_first_call(model))
 
 
 def moves(spec: SymmetrySpec) -> bool:

@@ -14,8 +14,8 @@ from hf_align.symmetry.certificate.certify import decided_soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.modes import find_modes
 from hf_align.tracing.program import Program
+from hf_align.tracing.trace import trace_first_call
 
 
 def traced(hidden: Callable[[Tensor], Tensor]) -> Program:
@@ -24,7 +24,7 @@ def traced(hidden: Callable[[Tensor], Tensor]) -> Program:
     kind = type("Undecided", (Tower,), {"mlp": part})
     with torch.device("meta"):
         model = kind(TowerConfig(num_hidden_layers=1)).eval()
-    return find_modes(model)[0][1]
+    return trace_first_call(model)
 
 
 def tied(h: Tensor) -> Tensor:
