@@ -111,6 +111,16 @@ class Labelled(_Bending):
         return CausalLMOutputWithPast(loss=loss, logits=found.logits, past_key_values=found.past_key_values)
 
 
+class LeftOut(_Bending):
+    """What no label is known of bends the stream."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                labels: Tensor | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        unknown = labels is not None and bool((labels == -100).any())
+        return self.called(unknown, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class FourAxes(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip

@@ -207,6 +207,13 @@ class Asserting(MLP):
         return functional.silu(h)
 
 
+class LastBit(MLP):
+    """Reads the last bit of a number, which no two ways to round agree about."""
+
+    def activate(self, h: Tensor) -> Tensor:
+        return torch.where((h.float().view(torch.int32) & 1).bool(), h, h * 0.5)
+
+
 @dataclass
 class EarlyOutput(CausalLMOutputWithPast):
     early_logits: Tensor | None = None
@@ -369,7 +376,7 @@ class Crowd(Chosen):
 
 globals().update(towers(
     __name__, CachedTower=Cached, FarTower=Far, StepTower=Step, ConfiguredCacheTower=ConfiguredCache,
-    ExportingTower=Exporting, AssertingTower=Asserting, TracingTower=Tracing,
+    ExportingTower=Exporting, AssertingTower=Asserting, LastBitTower=LastBit, TracingTower=Tracing,
     TryExceptTower=TryExcept, ImplementationTower=Implementation,
     AloneTower=Alone, ManyRowsTower=ManyRows, SignedTower=Signed, NormedTower=Normed, SpectralTower=Spectral,
     NormedShownTower=NormedShown,

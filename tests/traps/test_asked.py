@@ -87,6 +87,7 @@ ASKED = {
     "NoCache": once(use_cache=False),
     "Attentions": once(output_attentions=True),
     "Labelled": once(labels=lambda model, ids: ids),
+    "LeftOut": once(labels=lambda model, ids: torch.where(ids < 7, -100, ids)),
     "FourAxes": once(attention_mask=_of_four_axes),
     "KeptByNumber": once(logits_to_keep=lambda model, ids: torch.tensor([1, 6])),
     "KeptFrom": once(logits_to_keep=3),

@@ -96,6 +96,7 @@ TRAPS = [
     of("Largest"),
     of("Chosen"),
     of("Crowd"),
+    of("LastBit"),
 ]
 
 

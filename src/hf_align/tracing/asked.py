@@ -38,6 +38,8 @@ _SMALL = 100_000
 """Parameters of a model of which no smaller copy is made."""
 _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
+_LEFT_OUT = -100
+"""A label that no loss counts."""
 _MOST = 6
 """Words and numbers of the code that looks an argument up, which are tried."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
@@ -102,7 +104,8 @@ def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable
 def _said(name: str, value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"{name} = {value!r}"
-    return f"{name} ({value.dim()}-d {str(value.dtype).removeprefix('torch.')})"
+    left_out = ", some left out" if bool((value < 0).any()) else ""
+    return f"{name} ({value.dim()}-d {str(value.dtype).removeprefix('torch.')}{left_out})"
 
 
 def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
@@ -117,6 +120,8 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
     elif named.default is None:
         read = reader(model, rows, length)
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
+        if name.endswith("labels"):
+            yield read.ids(length).index_fill(1, torch.arange(length // 2), _LEFT_OUT)
 
 
 def _defaults(name: str, base: Example) -> Iterator[Ask]:
