@@ -85,6 +85,29 @@ class ANumber(_Bending):
         return self.called(level == 3, input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
+class Below(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                scale: float = 1.0) -> CausalLMOutputWithPast:  # fmt: skip
+        return self.called(scale < 0, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class Begins(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                task: str = "plain") -> CausalLMOutputWithPast:  # fmt: skip
+        bends = task.startswith("be")
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class Inside(_Bending):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                **kwargs: Any) -> CausalLMOutputWithPast:  # fmt: skip
+        bends = 0.3 < kwargs.get("share", 0.0) < 0.7
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class NoCache(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None) -> CausalLMOutputWithPast:  # fmt: skip

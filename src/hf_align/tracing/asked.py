@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import forgetting
-from hf_align.tracing.watched import constants_of, is_said, scalars
+from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
 
 logger = logging.getLogger(__name__)
 _SMALL = 100_000
@@ -40,7 +41,7 @@ _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
 _LEFT_OUT = -100
 """A label that no loss counts."""
-_MOST = 6
+_MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
@@ -90,7 +91,7 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
         yield from nameless(model, base, _handed_on(model))
 
 
-def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable[str | int]]) -> Iterator[Ask]:
+def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable[Scalar]]) -> Iterator[Ask]:
     """Arguments that `forward` takes without naming them, as a truth, a number, a mask, and what stands in the code
     that looks them up."""
     rows, length = extent(base)
@@ -161,21 +162,28 @@ def _with_static_cache(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, _CACHE: StaticCache(config=model.config, max_cache_len=length), "use_cache": True}
 
 
-def _handed_on(model: nn.Module) -> dict[str, list[str | int]]:
+def _handed_on(model: nn.Module) -> dict[str, list[Scalar]]:
     """All that the code of some module names: what modules look up among the arguments that they take without naming
     them, or name themselves, but for tensors; each with the words and numbers of the code that looks it up, one of
     which it may be compared with."""
     kinds = kinds_of(model)
     own = [p for kind in kinds for p in inspect.signature(kind.forward).parameters.values()]
-    found: dict[str, list[str | int]] = {p.name: [] for p in own if p.default is not p.empty}
+    found: dict[str, list[Scalar]] = {p.name: [] for p in own if p.default is not p.empty}
     for code in (code for kind in kinds for code in methods(kind)):
         constants = [*constants_of(code)]
         words = [c for c in constants if isinstance(c, str) and c.isidentifier()]
-        beside: list[str | int] = [*words, *(n for c in constants if type(c) is int for n in (c, c + 1))]
+        beside: list[Scalar] = [*words, *(n for c in constants if type(c) is int for n in (c, c + 1))]
+        beside += _and_between([c for c in constants if type(c) is float])
         for word in words if code.co_flags & inspect.CO_VARKEYWORDS else ():
             found[word] = [value for value in beside if value != word][:_MOST]
     tensors = {p.name for p in own if "Tensor" in str(p.annotation)}
     return {name: values for name, values in found.items() if name not in tensors}
+
+
+def _and_between(numbers: Iterable[float]) -> list[float]:
+    """Some numbers, and those in the midst of two that are next to each other."""
+    ordered = sorted({*numbers})
+    return [*ordered, *((low + high) / 2 for low, high in pairwise(ordered))]
 
 
 class SmallCopy:

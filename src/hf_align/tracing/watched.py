@@ -14,16 +14,17 @@ import torch
 from hf_align.tracing.example import Example
 
 Scalar = str | int | float
-_MOST = 4
+_MOST = 6
 """Values of one argument that are tried."""
 _KINDS = (str, int, float)
+_OF_WORDS = ("startswith", "endswith", "__contains__")
 _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
 
 
 def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
     """The values that modelling code compares an optional argument with, or has tables for, less what it is by default;
-    of a number, the next one too.
+    of a number, those next to it too.
 
     Args:
         call: runs the model.
@@ -39,9 +40,11 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
             call(**base.arguments, **{name: _watched(start, seen)})
     except Exception:  # whatever a model says of a value that it does not know: it has compared it before
         pass
+    below = [found - 1 for found in seen if not isinstance(found, str)]
     if kind is not str:  # it may only be computed with; and whether there is one may be all that matters
         seen += [0, start] if parameter.default is None else [start]
     more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
+    more += map(kind, below)
     yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
 
 
@@ -65,10 +68,10 @@ def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
     def noting(name: str) -> Callable[[Any, Any], Any]:
         plain = getattr(kind, name)
 
-        def compare(self: Any, other: Any) -> Any:
+        def compare(self: Any, other: Any, *beside: Any) -> Any:
             if isinstance(other, str) is (kind is str):
                 seen.append(other)
-            return plain(self, other)
+            return plain(self, other, *beside)
 
         return compare
 
@@ -77,7 +80,8 @@ def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
             seen.append(0)
         return bool(kind(self))
 
-    methods = {f"__{name}__": noting(f"__{name}__") for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+    asked = [*(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")), *(_OF_WORDS if kind is str else ())]
+    methods = {name: noting(name) for name in asked}
 
     def hashed(self: Any) -> int:
         seen.extend(key for key in looked_up(sys._getframe(1)) if type(key) is kind)

@@ -106,6 +106,8 @@ def changes(before: Answers, after: Answers) -> Tensor:
 
 
 def _rows(before: Tensor, after: Tensor) -> Tensor:
+    if not before.numel():  # where no position is asked for
+        return torch.zeros(1, dtype=torch.float64)
     if not before.is_floating_point():
         before, after = before.double(), after.double()
     finite = before.isfinite()
