@@ -80,7 +80,7 @@ class Visits:
         """As `change`, which all steps that meet in a space ask of the same two elements."""
         pair = id(before), id(after)
         if pair not in self._changes:
-            self._changes[pair] = before, after, change(before, after)  # held, for the numbers are theirs as they live
+            self._changes[pair] = before, after, change(before, after)  # held: their ids are no others'
         return self._changes[pair][-1]
 
 
