@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -455,6 +456,10 @@ def look_closer(h: Tensor) -> Tensor:
     return torch.tanh(h) if h[0].isfinite().all() else h
 
 
+def mend_elsewhere(h: Tensor) -> Tensor:
+    return torch.from_numpy(np.nan_to_num(h.numpy(), nan=0.3))
+
+
 @pytest.mark.parametrize(
     ("mend", "refused"),
     [
@@ -464,6 +469,7 @@ def look_closer(h: Tensor) -> Tensor:
         (lambda h: torch.tanh(torch.nan_to_num(h, 0.3)), True),
         (lambda h: torch.tanh(h * 2.0), True),
         (look_closer, True),
+        (mend_elsewhere, True),
     ],
 )
 def test_code_that_mends_what_is_no_number_is_refused(mend: Callable[[Tensor], Tensor], refused: bool) -> None:

@@ -6,6 +6,7 @@ else there, which no graph of the first pass shows.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from hf_align.tracing.ops import read_families
-from hf_align.tracing.reasons import needs_numbers
+from hf_align.tracing.reasons import HELPERS, needs_numbers
 from hf_align.tracing.recorder import Recorder
 from hf_align.tracing.state import left_as_found
 
 _MIXED: WeakKeyDictionary[type, frozenset[Hashable]] = WeakKeyDictionary()
 """The ops, each in its line of code, that gave birth to what the last call of a class wrote to: a first guess of those
 of its next call, which holds if they are the same."""
+_RAISES = dis.opmap["RAISE_VARARGS"]
+"""What `raise` and `assert` are to the interpreter."""
 
 
 class SwallowedQuestionError(Exception):
@@ -83,11 +86,21 @@ def _refuse_repairs(graph: fx.GraphModule, other: Recorder, asked_at: str, call:
         with left_as_found(call[0]):
             repaired = other.run(*call)
     except Exception as error:
-        if other.asked is None:
+        if other.asked is None and _is_raised_by_the_code(error):
             return
         raise needs_numbers(asked_at) from error
     if str(repaired.graph) != str(graph.graph) or not all(map(_same, *map(_attributes, (graph, repaired)))):
         raise needs_numbers(asked_at)
+
+
+def _is_raised_by_the_code(error: Exception) -> bool:
+    """Whether a line of modelling code raises or asserts it, and no op that has no values here."""
+    last = error.__traceback__
+    assert last is not None
+    while last.tb_next is not None:
+        last = last.tb_next
+    code = last.tb_frame.f_code
+    return code.co_code[last.tb_lasti] == _RAISES and not code.co_filename.startswith(HELPERS)
 
 
 def _attributes(graph: fx.GraphModule) -> list[Tensor]:
