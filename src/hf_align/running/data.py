@@ -20,11 +20,12 @@ from transformers.models.auto.modeling_auto import (
 from hf_align.errors import HfAlignError
 from hf_align.running.network import Batch
 from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.tokens import NO_LABEL
 
 _CONTEXT = 512
 """Tokens of a row of text at most."""
-_MASKED, NO_LABEL = 0.15, -100
-"""The share of tokens that a masked language model is to predict, and the label of all others."""
+_MASKED = 0.15
+"""The share of tokens that a masked language model is to predict; all others have no label."""
 _TAKEN = "--data takes .safetensors, .jsonl, text, or a folder of images"
 _TABLES = (".csv", ".tsv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import HfAlignError, MissingExtra
-from hf_align.running.data import NO_LABEL, with_labels
+from hf_align.running.data import with_labels
 from hf_align.running.network import Batch, Loss, Network, Weights, batches
+from hf_align.tracing.tokens import NO_LABEL
 
 ROUNDING = 1e-4
 """How far two losses that are one may be from each other, relative: float32."""

@@ -32,6 +32,7 @@ from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.state import forgetting
+from hf_align.tracing.tokens import NO_LABEL
 from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ _SMALL = 100_000
 """Parameters of a model of which no smaller copy is made."""
 _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
-_LEFT_OUT = -100
-"""A label that no loss counts."""
 _MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
@@ -122,7 +121,7 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
         read = reader(model, rows, length)
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
         if name.endswith("labels"):
-            yield read.ids(length).index_fill(1, torch.arange(length // 2), _LEFT_OUT)
+            yield read.ids(length).index_fill(1, torch.arange(length // 2), NO_LABEL)
 
 
 def _defaults(name: str, base: Example) -> Iterator[Ask]:

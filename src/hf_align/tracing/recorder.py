@@ -124,7 +124,7 @@ class Recorder(ProxyTorchDispatchMode):
         if op.compares_with_number and (equal := self._where_equal(*args)) is not None:
             return self._born(func, equal ^ (Trait.UNEQUAL in op.traits))
         if Trait.ANY in op.traits and len(args) == 1 and self._is_nan(args[0]):
-            self.supposed = self.supposed or line() or "its code"
+            self.supposed = self.supposed or line()
             return self._born(func, torch.tensor(self.broken))
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _unread, (args, kwargs))

@@ -10,6 +10,8 @@ from transformers import PretrainedConfig
 
 from hf_align.tracing.fields import parts
 
+NO_LABEL = -100
+"""The label of a token that no loss counts."""
 _MODALITIES = ("image", "audio", "video", "vision", "speech")
 
 

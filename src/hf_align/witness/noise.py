@@ -21,8 +21,8 @@ typical entry, not by half a unit; elements that scale are no rotations, and pas
 FLOOR = 16.0
 """Units in the last place of the largest output, where noise is none by chance: outputs are rounded themselves."""
 MEANINGLESS = 1e-2
-"""What half a unit in the last place of every weight changes of answers that say nothing about a basis: code that reads
-the last bits of numbers answers anything."""
+"""Answers that change by more than this when every weight moves by half a unit in the last place say nothing about a
+basis: so do those of code that reads the last bits of numbers."""
 JUMP = 16.0
 """How much farther than half of all rows of outputs rounding moves a row where something jumps: a router that is
 undecided between two experts is ten thousand times farther, and where nothing jumps rows differ by less."""

@@ -178,7 +178,7 @@ class _Trial:
         rounding = float(noise[calm(noise, typical)].max())
         if not rounding <= MEANINGLESS:
             raise HfAlignError(f"{self._moved.called} cannot be checked to answer as before: rounding its weights "
-                               f"changes outputs by {rounding:.0e} of all (--no-witness skips the check)")  # fmt: skip
+                               f"moves outputs by {rounding:.0e} of the largest (--no-witness skips it)")  # fmt: skip
         most = bound(rounding)
         moved = self._changes(asked, self._written, self._after)
         found = {c: self._largest(c, answers, moved[c], first, most) for c, answers in asked.items()}
