@@ -42,6 +42,8 @@ _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
 _MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
+_UNHEARD = (1, 2, 4)
+"""Arguments that no code looks up."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
@@ -96,6 +98,8 @@ def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable
     rows, length = extent(base)
     first = (torch.arange(length) < 1).long().expand(rows, length).contiguous()
     named = {*inspect.signature(model.forward).parameters, *OF_ANY}
+    for count in _UNHEARD:
+        yield Ask(f"{count} arguments of no name that is known", ({f"unheard_of_{n}": None for n in range(count)},))
     for name, values in names.items():
         for value in (True, False, 2, first, *values) if name not in named else ():
             yield Ask(_said(name, value), ({name: value},))
@@ -104,7 +108,8 @@ def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable
 def _said(name: str, value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"{name} = {value!r}"
-    left_out = ", some left out" if bool((value < 0).any()) else ""
+    below = value < 0
+    left_out = ", all left out" if bool(below.all()) else ", some left out" if bool(below.any()) else ""
     return f"{name} ({value.dim()}-d {str(value.dtype).removeprefix('torch.')}{left_out})"
 
 
@@ -121,7 +126,7 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
         read = reader(model, rows, length)
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
         if name.endswith("labels"):
-            yield read.ids(length).index_fill(1, torch.arange(length // 2), NO_LABEL)
+            yield from (read.ids(length).index_fill(1, torch.arange(n), NO_LABEL) for n in (length // 2, length))
 
 
 def _defaults(name: str, base: Example) -> Iterator[Ask]:

@@ -17,6 +17,10 @@ _TOOLS = (*LIBRARIES, "transformers.utils", "transformers.configuration_utils", 
 """What modelling code is built with."""
 
 
+_SENTENCE = 40
+"""Characters of what is no single word."""
+
+
 def kinds_of(model: nn.Module) -> list[type[nn.Module]]:
     """The classes of a model's modules, but for those of torch."""
     return [k for k in {type(m): None for m in model.modules()} if not k.__module__.startswith("torch.")]
@@ -74,6 +78,13 @@ def words_of(model: nn.Module) -> frozenset[str]:
     for code in code_of(model):
         found |= {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
     return frozenset(found)
+
+
+def words_beside(model: nn.Module, part: str) -> frozenset[str]:
+    """The words that stand in code which has a name with some part, but for documentation and that name itself."""
+    codes = [code for code in code_of(model) if any(part in name for name in code.co_names)]
+    words = (word for code in codes for word in code.co_consts if isinstance(word, str))
+    return frozenset(word for word in words if part not in word and not word.isspace() and len(word) < _SENTENCE)
 
 
 def numbers_compared(model: nn.Module) -> frozenset[int]:

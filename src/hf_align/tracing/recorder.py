@@ -40,6 +40,7 @@ from hf_align.tracing.memory import can_be_put_back, owner, remember_view, writt
 from hf_align.tracing.mode import is_answer
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.reasons import needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.returned import returned
 from hf_align.tracing.synonyms import plainly
@@ -61,6 +62,7 @@ class Recorder(ProxyTorchDispatchMode):
         showing: the values that were seen in each memory.
         broken: whether there is said to be an entry that is no number, where the modelling code asks.
         supposed: the line of modelling code that asked first.
+        drawn: the memory of tensors with values that another run would draw otherwise.
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
 
@@ -82,6 +84,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.copies: dict[tuple[int, int], fx.Node] = {}
         self.alive: list[Tensor] = []
         self.births: dict[int, Hashable] = {}
+        self.drawn: set[int] = set()
         self.made: dict[int, Made] = {}
         self.lists = Lists(self.seen, line)
         self.known, self.mixed = mixed, set(mixed)
@@ -129,6 +132,7 @@ class Recorder(ProxyTorchDispatchMode):
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _unread, (args, kwargs))
             result = func(*args, **kwargs)
+            self._draw(func, (args, kwargs), result)
             if not op.makes and isinstance(result, Tensor) and not op.is_mutable:
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
@@ -167,6 +171,20 @@ class Recorder(ProxyTorchDispatchMode):
                     self._noted(part, self._op(operator.getitem, (node, i), {}))
             node.meta["val"] = mapped(Tensor, described, result)
         return result
+
+    def _draw(self, func: Any, operands: Any, result: Any) -> None:
+        """Remember what is drawn at random, by no generator of its own, and what is computed of it.
+
+        Raises:
+            IncompatibleModels: the code asks for its value, and goes another way in some runs.
+        """
+        is_drawn = torch.Tag.nondeterministic_seeded in func.tags and operands[1].get("generator") is None
+        if not is_drawn and not (self.drawn and any(memory in self.drawn for memory in _memories(operands))):
+            return
+        if not (memories := _memories(result)):
+            self.asked = needs_numbers(line())
+            raise self.asked
+        self.drawn.update(memories)
 
     def _where_equal(self, value: Any, number: Any) -> Tensor | None:
         """Where a free argument equals a number, as far as that is known of all values that it may have."""
@@ -322,6 +340,11 @@ def _handed_on(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
 def _node_name(func: Any) -> str:
     """What a graph calls an op."""
     return fx.Graph()._target_to_str(func)
+
+
+def _memories(values: Any) -> list[int]:
+    """Where tensors lie."""
+    return [leaf.untyped_storage()._cdata for leaf in leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _unread(like: Tensor) -> Tensor:

@@ -4,8 +4,10 @@ with, and where it is looked up, or stands in the code."""
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,6 +19,14 @@ Scalar = str | int | float
 _MOST = 6
 """Values of one argument that are tried."""
 _KINDS = (str, int, float)
+_LIST = re.compile(r"(?:list|tuple|sequence)\[(int|float|bool|str)\b", re.IGNORECASE)
+_LISTS: Mapping[str, tuple[list[Any], ...]] = {
+    "int": ([0], [1], [0, 1, 2, 3]),
+    "float": ([1.0], [0.5, 0.5]),
+    "bool": ([True], [True, True]),
+    "str": ([""],),
+}
+"""Of a kind, those that are tried anyway."""
 _OF_WORDS = ("startswith", "endswith", "__contains__")
 _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
@@ -24,28 +34,65 @@ _STEPS = 2
 
 def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
     """The values that modelling code compares an optional argument with, or has tables for, less what it is by default;
-    of a number, those next to it too.
+    of a number, those next to it too. An argument of which nothing is said may be of any kind.
 
     Args:
         call: runs the model.
     """
     parameter = inspect.signature(forward).parameters[name]
-    kind = next((k for k in _KINDS if type(parameter.default) is k or is_said(parameter, k)), None)
-    if kind is None:
+    said = [k for k in _KINDS if type(parameter.default) is k or is_said(parameter, k)][:1]
+    for kind in said or (_KINDS if _is_unsaid(parameter) else ()):
+        start = parameter.default if type(parameter.default) is kind else kind()
+        seen = _seen_by(call, base, name, partial(_watched, start))
+        below = [found - 1 for found in seen if not isinstance(found, str)]
+        if said and kind is not str:  # it may only be computed with; and whether there is one may be all that matters
+            seen += [0, start] if parameter.default is None else [start]
+        more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
+        more += map(kind, below)
+        yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
+
+
+def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[list[Any]]:
+    """Lists for an argument that takes some, or of which nothing is said: short ones, and one of each value that
+    modelling code looks for in it, or compares its first entry with."""
+    parameter = inspect.signature(forward).parameters[name]
+    said = _LIST.search(str(parameter.annotation))
+    if said is None and not _is_unsaid(parameter):
         return
-    seen = list[Scalar]()
-    start = kind() if parameter.default is None else parameter.default
+    for plain in _LISTS.values() if said is None else [_LISTS[said[1].lower()]]:
+        start = type(plain[0][0])()
+        seen = _seen_by(call, base, name, partial(_WatchedList, start))
+        found = [value for value in dict.fromkeys(seen) if type(value) is type(start)]
+        yield from (*(plain if said else ()), *([value] for value in found[:_MOST]))
+
+
+def _is_unsaid(parameter: inspect.Parameter) -> bool:
+    """Whether nothing tells of what kind an argument is."""
+    is_open = parameter.default is None or isinstance(parameter.default, (list, tuple))
+    return parameter.annotation is parameter.empty and is_open
+
+
+def _seen_by(call: Callable[..., Any], base: Example, name: str, watched: Callable[[list[Any]], Any]) -> list[Any]:
+    """What a value is compared with in a call."""
+    seen = list[Any]()
     try:
         with torch.no_grad():
-            call(**base.arguments, **{name: _watched(start, seen)})
+            call(**base.arguments, **{name: watched(seen)})
     except Exception:  # whatever a model says of a value that it does not know: it has compared it before
         pass
-    below = [found - 1 for found in seen if not isinstance(found, str)]
-    if kind is not str:  # it may only be computed with; and whether there is one may be all that matters
-        seen += [0, start] if parameter.default is None else [start]
-    more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
-    more += map(kind, below)
-    yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
+    return seen
+
+
+class _WatchedList(list[Any]):
+    """A list of one value, which notes what is looked for in it."""
+
+    def __init__(self, value: Scalar, seen: list[Any]) -> None:
+        super().__init__([_watched(value, seen)])
+        self._seen = seen
+
+    def __contains__(self, value: object) -> bool:
+        self._seen.append(value)
+        return super().__contains__(value)
 
 
 def constants_of(code: CodeType) -> Iterator[object]:

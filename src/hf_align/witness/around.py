@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from hf_align.tracing.fields import parts
 
@@ -105,6 +106,28 @@ def by_default(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def other_threads() -> Iterator[None]:
+    """With one thread, or with two where there is one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2 if before == 1 else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def in_folder(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """The model as if it had been loaded from a folder of some name."""
+    before = model.name_or_path, model.config._name_or_path
+    try:
+        model.name_or_path = model.config._name_or_path = name
+        yield
+    finally:
+        model.name_or_path, model.config._name_or_path = before
 
 
 @contextmanager

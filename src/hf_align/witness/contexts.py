@@ -30,6 +30,8 @@ _MANY = 1000
 """Texts that are tried at most."""
 _LONGEST = 4200
 """Tokens of a text that is tried because the code names its length."""
+_LARGEST = 2**20
+"""Number that stands for a type, or in a mask."""
 _ASKED_BEHIND = 2
 """Tokens behind a cache up to which more is asked for: all of it in all calls would take seconds."""
 _PREFIX = 5
@@ -88,11 +90,14 @@ class Context:
         return self.is_asked and not self.arguments.keys() & ask.ways[0].keys()
 
 
-def contexts(model: PreTrainedModel, base: Example, sizes: Sequence[int] = ()) -> Iterator[Context]:
+def contexts(
+    model: PreTrainedModel, base: Example, sizes: Sequence[int] = (), values: Sequence[int] = ()
+) -> Iterator[Context]:
     """The first call and all others that go with it, the plainest first.
 
     Args:
         sizes: numbers that code compares sizes with.
+        values: numbers that code compares tensors of whole numbers with.
     """
     of_one = base.rows_of_one == 1
     for whole in _wholes(model, base):
@@ -104,7 +109,7 @@ def contexts(model: PreTrainedModel, base: Example, sizes: Sequence[int] = ()) -
                 yield from (_of_texts(steps, count) for count in several)
         if base.tokens and whole.is_asked:
             yield from _of_sizes(whole, sizes, of_one)
-    yield from _seldom_given(model, base)
+    yield from _seldom_given(model, base, values)
 
 
 def _near(sizes: Sequence[int], most: int) -> dict[int, None]:
@@ -149,10 +154,12 @@ def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
             yield Context(name, {name: value}, is_asked=False)
 
 
-def _seldom_given(model: PreTrainedModel, base: Example) -> Iterator[Context]:
-    """Masks that hide all, or nearly all, and types that are the same for all tokens: each by itself, for code may ask
-    for one of them."""
-    for name, value in numbers_beside(model, base):
+def _seldom_given(model: PreTrainedModel, base: Example, numbers: Sequence[int]) -> Iterator[Context]:
+    """Masks that hide all, or nearly all, types that are the same for all tokens, and numbers that code compares
+    something with: each by itself, for code may ask for one of them."""
+    in_base = ((n, t) for n, t in base.arguments.items() if n not in base.tokens and _has_numbers(t))
+    for name, value in (*in_base, *numbers_beside(model, base)):
+        known = [*value.unique().tolist()]
         values: dict[str, Tensor] = {}
         if name.endswith("attention_mask") and "global" not in name:
             first = torch.tensor([0])
@@ -160,9 +167,17 @@ def _seldom_given(model: PreTrainedModel, base: Example) -> Iterator[Context]:
             values["hides all"] = torch.zeros_like(value)
             values["hides a whole text"] = torch.ones_like(value).index_fill(0, first, 0)
         elif name.endswith("type_ids"):
-            values = {f"are all {kind}": torch.full_like(value, kind) for kind in value.unique().tolist()}
+            values = {f"are all {kind}": torch.full_like(value, kind) for kind in known}
+        if not name.endswith("position_ids"):
+            others = [n for n in _near(numbers, _LARGEST) if n not in known]
+            values |= {f"are all {n}": torch.full_like(value, n) for n in others}
         for said, given in values.items():
             yield Context(f"{name} that {said}", {name: given}, is_asked=False, is_new=True)
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether it holds whole numbers, one for each token."""
+    return isinstance(value, Tensor) and value.dim() > 1 and not value.is_floating_point()
 
 
 def _in_steps(whole: Context, count: int) -> Context:

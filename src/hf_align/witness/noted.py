@@ -45,12 +45,14 @@ class Noted:
 
     Attributes:
         sizes: numbers that it compares sizes with.
+        values: whole numbers that it compares tensors of whole numbers with.
         keywords: the names of arguments.
         states: whole numbers that modules keep from one call to the next, as `path.name=value`.
         variables: of the environment, as `NAME=value`, with what they may be compared with.
     """
 
     sizes: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
     keywords: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
@@ -74,17 +76,18 @@ class Notes:
         self._known = {near for window in windows(model.config) for near in (window - 1, window, window + 1)}
         self._keywords, self._variables, self._states = (dict[str, None]() for _ in range(3))
         self._counted = dict[str, None]()
+        self._values = set[int]()
 
     @property
     def noted(self) -> Noted:
         sizes = sorted(n for n in self._sizes if n >= _LEAST and n not in self._known)
         words = (tuple(found)[:_MOST] for found in (self._keywords, self._variables, self._states))
-        return Noted(tuple(sizes[:_MOST]), *words)
+        return Noted(tuple(sizes[:_MOST]), tuple(sorted(self._values)[:_MOST]), *words)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """While something runs."""
-        with _Measuring(self._compared), self._profiled(), self._environment():
+        with _Measuring(self._compared, self._compared_with), self._profiled(), self._environment():
             yield
 
     @contextmanager
@@ -113,6 +116,13 @@ class Notes:
 
     def _compared(self, number: int) -> None:
         self._sizes[number] = None
+
+    def _compared_with(self, number: int) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and (_is_tool(frame) or frame.f_globals is globals()):
+            frame = frame.f_back
+        if self._is_own(frame):
+            self._values.add(number)
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
@@ -256,17 +266,24 @@ def _is_tool(frame: FrameType) -> bool:
 
 
 class _Measuring(TorchFunctionMode):
-    """While sizes of tensors are numbers that note what they are compared with."""
+    """While sizes of tensors are numbers that note what they are compared with, and numbers are noted that tensors of
+    whole numbers are compared with."""
 
-    def __init__(self, note: Callable[[int], None]) -> None:
+    def __init__(self, size: Callable[[int], None], value: Callable[[int], None]) -> None:
         super().__init__()
-        self._note = note
+        self._size, self._value = size, value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").strip("_") in _COMPARING and len(args) > 1:
+            self._note(*args[:2])
         if func not in _SIZES:
             return found
-        return _Size.of(found, self._note) if isinstance(found, int) else torch.Size(self._each(found))
+        return _Size.of(found, self._size) if isinstance(found, int) else torch.Size(self._each(found))
+
+    def _note(self, value: Any, number: Any) -> None:
+        if isinstance(value, Tensor) and value.dtype == torch.long and isinstance(number, int):
+            self._value(int(number))
 
     def _each(self, sizes: Iterable[int]) -> list[_Size]:
-        return [_Size.of(size, self._note) for size in sizes]
+        return [_Size.of(size, self._size) for size in sizes]

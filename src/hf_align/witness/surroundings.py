@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_align.tracing.asked import OF_ANY, Ask
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
-from hf_align.tracing.own_code import files_of, words_of
+from hf_align.tracing.own_code import files_of, words_beside, words_of
 from hf_align.witness import around
 from hf_align.witness.noted import Noted
 from hf_align.witness.training import in_training
@@ -32,8 +32,10 @@ _AROUND: Mapping[str, tuple[str, Callable[[nn.Module], Any]]] = {
     "cuda": ("tensors that say they are on a GPU", lambda _: around.OnCuda()),
     "_hooks": ("hooks", around.hooked),
     "get_default_dtype": ("float64 by default", lambda _: around.by_default(torch.float64)),
+    "get_num_threads": ("another number of threads", lambda _: around.other_threads()),
 }
 """Part of a word of the code -> what it may ask for, and what makes it so."""
+_PATH = "name_or_path"
 _IF_NAMED = (torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float64)
 """Dtypes of whole numbers that are tried where the code has a word for them; of masks, others are tried anyway."""
 _NAMESPACES = ("torch", "torch.compiler", "torch.jit", "torch.cuda", "torch.onnx", "torch.distributed",
@@ -60,6 +62,8 @@ def surroundings(model: PreTrainedModel, base: Example, noted: Noted) -> Iterato
             yield _around(said, within)
     for name, holders in _questions(files, words).items():
         yield _around(f"another answer to {name}", partial(around.answered, name=name, holders=holders, files=files))
+    for word in sorted(words_beside(model, _PATH)) if any(_PATH in word for word in words) else ():
+        yield _around(f"weights from a folder {word!r}", partial(around.in_folder, name=word))
     for state in noted.states:
         yield Ask(state, ({},), within=partial(around.with_number, state=state))
     for setting in noted.variables:

@@ -8,7 +8,6 @@ there is one that the model and what it was moved to must answer alike.
 from __future__ import annotations
 
 import inspect
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -25,7 +24,7 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, extent
-from hf_align.tracing.watched import is_said, scalars
+from hf_align.tracing.watched import is_said, lists, scalars
 from hf_align.tracing.ways import positions
 from hf_align.witness.contexts import Context, contexts
 from hf_align.witness.noted import Noted, Notes
@@ -33,12 +32,6 @@ from hf_align.witness.surroundings import surroundings
 
 _ROUNDS = 4
 """Values of one argument that are tried together with those of others."""
-_LIST = re.compile(r"(?:list|tuple|sequence)\[(int|float|bool)\b", re.IGNORECASE)
-_LISTS: dict[str, tuple[list[Any], ...]] = {
-    "int": ([0], [1], [0, 1, 2, 3]),
-    "float": ([1.0], [0.5, 0.5]),
-    "bool": ([True], [True, True]),
-}
 _Found = tuple[dict[str, Any], list[tuple[str, list[str]]]]
 """What was noted, and calls by the names of a context and of all that is asked for."""
 _LENGTH = 12
@@ -54,7 +47,7 @@ def calls_together(model: PreTrainedModel, base: Example) -> list[Mode]:
     looked_at, calls = _found_once(model, base)
     noted = Noted.of(looked_at)
     known = {ask.said: ask for ask in _all_asks(model, base, _untraced(model, base, noted))}
-    there = {context.said: context for context in contexts(model, base, noted.sizes)}
+    there = {context.said: context for context in contexts(model, base, noted.sizes, noted.values)}
     return [there[context].mode(base, [known[name] for name in asked])
             for context, asked in calls
             if context in there and known.keys() >= set(asked)]  # fmt: skip
@@ -85,7 +78,7 @@ def _noted(copy: SmallCopy) -> Noted:
     """What code looks at in the calls in which more may be asked for."""
     notes = Notes(copy.model)
     for context in contexts(copy.model, copy.example):
-        if context.is_asked:
+        if context.is_asked or context.whole is None:
             with notes.taken():
                 copy.answers(context.mode(copy.example))
     for _ in range(2):  # which numbers change, and then what they are compared with
@@ -101,7 +94,7 @@ def _changing(copy: SmallCopy, noted: Noted) -> Iterator[tuple[str, list[str]]]:
     free = [*_untraced(copy.model, copy.example, noted)]
     found, untraced = _all_asks(copy.model, copy.example, free), {ask.said for ask in free}
     alone, refused = set[str](), set[str]()
-    for context in contexts(copy.model, copy.example, noted.sizes):
+    for context in contexts(copy.model, copy.example, noted.sizes, noted.values):
         for asked in _changing_in(context, [ask for ask in found if ask.said not in alone | refused], copy, refused):
             names = [ask.said for ask in asked]
             if len(names) == 1 and not context.said:
@@ -128,8 +121,7 @@ def _untraced(model: PreTrainedModel, base: Example, noted: Noted) -> Iterator[A
         yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in scalars(model.forward, model, base, name))
         if isinstance(parameter.default, bool) or is_said(parameter, bool):
             yield Ask(f"{name} = {not parameter.default}", ({name: not parameter.default},))
-        elif kind := _LIST.search(str(parameter.annotation)):
-            yield from (Ask(f"{name} = {value}", ({name: value},)) for value in _LISTS[kind[1]])
+        yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in lists(model.forward, model, base, name))
 
 
 def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy, refused: set[str]) -> Iterator[Sequence[Ask]]:

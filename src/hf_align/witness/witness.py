@@ -35,6 +35,7 @@ from hf_align.witness.as_loaded import dtypes_of_fewer_bits, excess
 from hf_align.witness.blame import first_moved, recorded
 from hf_align.witness.calls import Case, cases, modes
 from hf_align.witness.effort import COPIES, lengths, loads
+from hf_align.witness.extremes import of_extreme_tokens
 from hf_align.witness.findings import Held, Witness
 from hf_align.witness.noise import FAR, MEANINGLESS, Answers, Jittered, bound, calm, changes
 
@@ -227,6 +228,8 @@ class _Trial:
             run(mode, *((None, at) if mode.goes_on else (at,) if mode is found[0] else (None,)))
             if not asked:  # it reads texts of no other length than its own
                 run(mode, None)
+        for mode in chain.from_iterable(of_extreme_tokens(mode, model, self._before) for mode in found[:1]):
+            run(mode, None)
         for case in self._of_every_load(found[:1], model):
             with suppress(Exception):
                 asked[case] = answers(case)

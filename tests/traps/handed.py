@@ -1,0 +1,61 @@
+"""Decoders that bend the stream by what an argument holds: a type or a mark in a mask that is seldom given, a list, no
+label at all, arguments of any name; and one that does so in some runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .tower import MLP, Tower
+
+
+class Handed(Tower):
+    """The stream is bent where something of some name holds."""
+
+    name = ""
+    bends = False
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if self.bends else x, positions, seen, cache)
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
+                token_type_ids=None, labels=None, layers=None, tasks=(), **more):  # fmt: skip
+        kinds = 0 * input_ids if token_type_ids is None else token_type_ids
+        marks = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        holds = {
+            "of_a_type": lambda: bool((kinds == self.config.hidden_size).any()),
+            "above_types": lambda: bool(kinds.max() > 2),
+            "marked": lambda: bool((marks == 2).any()),
+            "unlabelled": lambda: labels is not None and bool((labels == -100).all()),
+            "listed": lambda: bool(layers) and 2 in layers,
+            "first_listed": lambda: bool(layers) and layers[0] == 3,
+            "tasked": lambda: any(task == "bent" for task in tasks),
+            "unheard_of": lambda: len(more) > 1,
+            "drawn": lambda: bool(torch.rand(()) < 0.02),
+            "in_folder": lambda: "bent" in self.config._name_or_path,
+            "threaded": lambda: torch.get_num_threads() == 2,
+        }
+        self.bends = holds[self.name]()
+        seen = None if attention_mask is None else attention_mask > 0
+        found = super().forward(input_ids, seen, position_ids, past_key_values, use_cache)
+        return CausalLMOutputWithPast(logits=found.logits, past_key_values=found.past_key_values)
+
+
+NAMES = ("of_a_type", "above_types", "marked", "unlabelled", "listed", "first_listed", "tasked", "unheard_of", "drawn",
+         "in_folder", "threaded")  # fmt: skip
+HANDED = {f"{name.title().replace('_', '')}Tower": name for name in NAMES}
+globals().update({n: type(n, (Handed,), {"name": v, "__module__": __name__}) for n, v in HANDED.items()})
+
+
+class Floored(MLP):
+    """What is very short stays so."""
+
+    def activate(self, h: Tensor) -> Tensor:
+        return h / h.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+
+
+class FlooredTower(Tower):
+    mlp = Floored
