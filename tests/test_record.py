@@ -476,3 +476,47 @@ def test_code_that_mends_what_is_no_number_is_refused(mend: Callable[[Tensor], T
     said = pytest.raises(IncompatibleModels, match="needs numbers") if refused else nullcontext()
     with said, warnings.catch_warnings(action="ignore"):
         recorded(Watchful(mend), "x", x=torch.zeros(2, 4))
+
+
+class Drawing(nn.Module):
+    """Bends what it computes where something that is drawn says so."""
+
+    def __init__(self, bends: Callable[[], Any]) -> None:
+        super().__init__()
+        self.linear, self.bends = nn.Linear(4, 4), bends
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        return h.sin() if self.bends() else h
+
+
+def _of_its_own() -> Tensor:
+    return torch.rand((), generator=torch.Generator().manual_seed(3)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("bends", "refused"),
+    [
+        (lambda: torch.rand(()) < 0.02, True),
+        (lambda: torch.rand(3).max().item() > 0.5, True),
+        (lambda: torch.zeros(3).uniform_()[0] > 0.5, True),
+        (lambda: torch.bernoulli(torch.full((), 0.3)), True),
+        (lambda: torch.randint(3, ()) == 1, True),
+        (_of_its_own, False),
+        (lambda: torch.rand(()).shape == (), False),
+        (lambda: torch.ones(()) > 0.5, False),
+    ],
+)
+def test_a_branch_on_what_is_drawn_is_refused(bends: Callable[[], Any], refused: bool) -> None:
+    with pytest.raises(IncompatibleModels, match="needs numbers") if refused else nullcontext():
+        recorded(Drawing(bends), "x", x=torch.zeros(2, 4))
+
+
+def test_layers_of_torch_are_written_down_step_by_step() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    with torch.no_grad():
+        graph = recorded(nn.TransformerEncoder(layer.eval(), 1).eval(), "src", src=torch.zeros(2, 3, 8))
+    named = {op_name(node) for node in graph.graph.nodes if node.op == "call_function"}
+    assert named >= {"linear", "softmax", "layer_norm"} or named >= {"linear", "scaled_dot_product_attention"}
+    assert not {name for name in named if name.startswith(("_transformer", "_native"))}
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -105,7 +105,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.varying.update(self.nodes[value] for value in (*(given[n] for n in free), *empty.values()))
         stay = patch.object(nn.Module, "_apply", lambda module, *_, **__: module)  # a cast of weights is none of ours
         straight = patch.object(torch._library.utils, "handle_dispatch_mode", _handed_on)
-        with stay, straight, self._module_paths(model), enable_python_dispatcher(), self:
+        with stay, straight, _step_by_step(), self._module_paths(model), enable_python_dispatcher(), self:
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
         outputs = returned(model, results)
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
@@ -325,6 +325,17 @@ def _forward_alone(recorder: Recorder, function: Any, *args: Any) -> Any:
     """Of a function that brings its own derivative, inside of vmap, what it computes."""
     with recorder:
         return function.forward(*args)
+
+
+@contextmanager
+def _step_by_step() -> Iterator[None]:
+    """While attention and layers of torch compute step by step what they have an op for that is one step."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _handed_on(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
