@@ -28,6 +28,7 @@ from huggingface_hub import constants
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.__main__ import _NEW_OBJECTS
 from hf_align.cli.app import main
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.descent import Progress
@@ -138,9 +139,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The libraries and the tests themselves stay: no collection of garbage looks through them again."""
+    """The libraries and the tests themselves stay: no collection of garbage looks through them again, and as seldom as
+    in the command looks through the rest."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS)
 
 
 @pytest.fixture(scope="session")
