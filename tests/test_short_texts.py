@@ -58,3 +58,25 @@ def test_units_that_only_late_words_shift_do_not_rotate(
     spec = spec_of(hidden)
     (space,) = units(spec, "up.weight")
     assert isinstance(spec.group(space), GeneralLinear) == free
+
+
+def _units_of_heads(x: Tensor) -> Tensor:
+    return torch.arange(10, device=x.device).to(x)
+
+
+@pytest.mark.parametrize(
+    ("constant", "varies"),
+    [
+        (lambda x: (torch.arange(x.shape[1]) / 3000).floor().to(x)[:, None] * _units_of_heads(x), True),
+        (lambda x: (torch.arange(x.shape[1]) - 3000.0).relu().to(x)[:, None] * _units_of_heads(x), True),
+        (lambda x: (torch.ones(x.shape[1]).cumsum(0) > 3000).to(x)[:, None] * _units_of_heads(x), True),
+        (lambda x: (torch.arange(x.shape[0]) // 33).to(x)[:, None, None] * _units_of_heads(x), True),
+        (lambda x: (torch.arange(x.shape[1]) / 3000).floor().to(x)[:, None], False),
+        (lambda x: torch.zeros(x.shape[1]).to(x)[:, None] * _units_of_heads(x), False),
+    ],
+)
+def test_what_is_alike_for_all_units_in_short_texts_only_tells_them_apart(
+    constant: Callable[[Tensor], Tensor], varies: bool
+) -> None:
+    spec = spec_of(lambda part, x: torch.tanh(part.up(x)) * (1 + constant(x)))
+    assert (not units(spec, "up.weight")) == varies

@@ -59,3 +59,14 @@ class Floored(MLP):
 
 class FlooredTower(Tower):
     mlp = Floored
+
+
+class PiecewiseTower(Tower):
+    """Sums what is multiplied by one of several results."""
+
+    class mlp(MLP):  # noqa: N801
+        def hidden(self, x: Tensor) -> Tensor:
+            gate, up = self.gate(x), self.up(x)
+            first, _ = gate.chunk(2, -1)
+            most, _ = gate.max(-1, keepdim=True)
+            return (up[..., None, :] * first[..., None]).sum(-2) + (up[..., None, :] * most[..., None]).sum(-2)

@@ -83,6 +83,7 @@ def _rare(model: PreTrainedModel) -> dict[str, Callable[[PreTrainedModel], Tenso
 TRAPS = [
     *(Trap(kind, custom(getattr(code, kind)), lambda _, n=name: {n: CALLS[n]}, may_refuse=True)
       for kind, name in code.HANDED.items()),
+    Trap("PiecewiseTower", custom(code.PiecewiseTower)),
     Trap("FlooredTower", custom(code.FlooredTower, vocab_size=3000), _rare, may_refuse=True, then=_shorten),
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hf_align.tracing.nested import leaves, nesting
+from hf_align.tracing.nested import told_apart
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import blank_like
@@ -36,16 +36,10 @@ def evaluate_constants(graph: fx.Graph, constants: dict[fx.Node, Any]) -> None:
                 constants[node] = blank_like(value) if blank else value
             elif known:
                 operands = fx.node.map_arg((node.args, node.kwargs), constants.__getitem__)
-                call = _told_apart(node.target, operands)
+                call = told_apart(node.target, operands)
                 if call not in computed or _draws(node):
                     computed[call] = node.target(*operands[0], **operands[1])
                 constants[node] = computed[call]
-
-
-def _told_apart(target: Any, operands: Any) -> Hashable:
-    """Equal for calls of one op with equal numbers and the same tensors."""
-    told = (id(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves(operands))
-    return target, nesting(operands), tuple(told)
 
 
 def _draws(node: fx.Node) -> bool:

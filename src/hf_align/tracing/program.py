@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from transformers import PretrainedConfig
 
 from hf_align.tracing.example import Example
+from hf_align.tracing.farther import farther
 from hf_align.tracing.mode import extent
 from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import op_name
@@ -103,6 +104,21 @@ class Program:
     def output(self) -> fx.Node:
         """The tensor that the model is judged by: the first of the interface."""
         return self.interface[0]
+
+    @cached_property
+    def _farther(self) -> dict[fx.Node, Any]:
+        return farther(self.graph.nodes, self.constants)
+
+    def values(self, argument: object) -> list[Tensor]:
+        """What a constant is in this call, and what it would be in a far longer text if that is something else."""
+        here = self.constants.get(argument) if isinstance(argument, fx.Node) else argument
+        there = self._farther.get(argument) if isinstance(argument, fx.Node) else None
+        both = [torch.as_tensor(value) for value in (here, there) if isinstance(value, (bool, int, float, Tensor))]
+        return [value for value in both if value.shape == both[0].shape]
+
+    def varies(self, argument: object, dim: int) -> bool:
+        """Whether a constant is not the same all along an axis, here or in a far longer text."""
+        return any(bool((value != value.narrow(dim, 0, 1)).any()) for value in self.values(argument))
 
     def is_always(self, argument: object, number: int) -> bool:
         """Whether an argument is a number everywhere, and computed of that number alone: what is made of others, as a

@@ -33,7 +33,9 @@ def _masked_mean(op: fx.Node) -> tuple[fx.Node, ...]:
     ops = [quotient]
     while not does(ops[0], Trait.MULTIPLIES):
         before = ops[0].args[0] if does(ops[0], Trait.DIVIDES | Trait.SAME | Trait.TOTALS) else None
-        if not isinstance(before, fx.Node) or not before.meta["val"].is_floating_point():
+        if not isinstance(before, fx.Node) or not isinstance(before.meta["val"], Tensor):
+            return ()
+        if not before.meta["val"].is_floating_point():
             return ()
         ops.insert(0, before)
     product, totals = ops[0], [op for op in ops if does(op, Trait.TOTALS)]
@@ -66,7 +68,10 @@ def _back(node: object, more: Trait) -> Iterator[fx.Node]:
         before = node.all_input_nodes
         if not does(node, Trait.SAME | Trait.MOVES | more) or before != [node.args[0]]:
             return
-        if not torch.can_cast(before[0].meta["val"].dtype, node.meta["val"].dtype):  # as of numbers to true and false
+        shown = before[0].meta["val"]
+        if not isinstance(shown, Tensor):  # one of several results
+            return
+        if not torch.can_cast(shown.dtype, node.meta["val"].dtype):  # as of numbers to true and false
             return
         (node,) = before
 

@@ -107,8 +107,15 @@ class Call:
         if argument in self.found.values:
             return self.found.values[argument]
         tensor, is_zero = self.found.program.constants[argument], self.found.program.is_always(argument, 0)
-        bounds = (FREE if is_zero and tensor.is_floating_point() else left_by(tensor, i) for i in range(tensor.dim()))
+        bounds = (FREE if is_zero and tensor.is_floating_point() else self._left_by(argument, tensor, i)
+                  for i in range(tensor.dim()))  # fmt: skip
         return Value(tuple(map(fresh, tensor.shape, bounds)))
+
+    def _left_by(self, argument: fx.Node, constant: Tensor, dim: int) -> Bound:
+        """Elements along an axis that leave a constant as it is: where all along the axis it is the same, any with
+        g 1 = 1."""
+        is_vector = constant.is_floating_point() and constant.shape[dim] > 1
+        return ONES if is_vector and not self.found.program.varies(argument, dim) else FIXED
 
     def unify(self, a: Axis, b: Axis, role: str) -> None:
         unify(a, b, evidence(self.node, role))
@@ -152,18 +159,6 @@ class Call:
     def tie(self, left: Axis, right: Axis) -> Axis:
         """The axis of an elementwise product: monomial, one permutation, scales multiply."""
         return tie(left, right, self.found, self.node)
-
-
-def left_by(constant: Tensor, dim: int) -> Bound:
-    """Elements along an axis that leave a constant as it is: where all along the axis it is the same, any with
-    g 1 = 1."""
-    alike = constant.is_floating_point() and constant.shape[dim] > 1 and is_same_along(constant, dim)
-    return ONES if alike else FIXED
-
-
-def is_same_along(constant: Tensor, dim: int) -> bool:
-    """Whether all entries along an axis are the same."""
-    return bool((constant == constant.narrow(dim, 0, 1)).all())
 
 
 def tie(left: Axis, right: Axis, found: Interpretation, node: fx.Node) -> Axis:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
-from hf_align.symmetry.interpreter.call import Call, is_same_along, rule, rule_for_numbers
+from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.symmetry.interpreter.values import Value, aligned
 from hf_align.symmetry.rules.pieces import run_along
@@ -221,7 +221,7 @@ def _scattered(call: Call, source: Any, numbers: Value) -> None:
 def _is_uniform(call: Call, argument: fx.Node, dim: int) -> bool:
     """Whether a constant has the same entries all along an axis."""
     constant = call.constant(argument)
-    return isinstance(constant, Tensor) and is_same_along(constant, dim)
+    return isinstance(constant, Tensor) and not call.found.program.varies(argument, dim)
 
 
 @rule_for_numbers("one_hot", harmless="num_classes", traits=Trait.ONE_HOT)
@@ -260,11 +260,12 @@ def written_by_number(call: Call) -> Value:
             call.unify(axes[i], other, "add")
         if len(shared) < len(operands) or "index_fill" in str(call.node.target):
             call.lower(axes[i], ONES, "broadcast")
-        for constant in map(call.constant, others):
+        for argument in others:
+            constant = call.constant(argument)
             if not isinstance(constant, Tensor) or not constant.is_floating_point():
                 continue
-            alike = constant.dim() < -i or is_same_along(constant, constant.dim() + i)
-            call.lower(axes[i], ONES if alike else FIXED, "constant")
+            varies = constant.dim() >= -i and program.varies(argument, constant.dim() + i)
+            call.lower(axes[i], FIXED if varies else ONES, "constant")
     for operand in operands:
         places = enumerate(operand.axes, -len(operand.axes))
         call.lower_all((a for i, a in places if i not in behind or a.size != call.shape[i]), FIXED, "lookup")

@@ -112,7 +112,7 @@ def function_of_one_entry(call: Call) -> Value:
         if _is_data(call, other):
             value = Value(tuple(_joined(call, x, y) for x, y in aligned(value.axes, call.value(other).axes)))
         else:
-            _keep_order(call, value.axes, call.constant(other))
+            _keep_order(call, value.axes, other)
     call.lower_all(value.axes, PERMUTATION, "pointwise")
     return _broadcast(call, value)
 
@@ -237,7 +237,7 @@ def multiplication(call: Call) -> object:
     axes = call.value(value).axes
     if value is right and "div" in str(call.node.target):
         call.lower_all(axes, PERMUTATION, "divisor")
-    _keep_order(call, axes, call.constant(constant))
+    _keep_order(call, axes, constant)
     return _broadcast(call, Value(axes))
 
 
@@ -265,7 +265,7 @@ def selection(call: Call) -> Value:
             if y.size > 1:
                 call.lower_all((_joined(call, x, y), y), PERMUTATION, "mask")
     else:
-        _keep_order(call, axes, call.constant(condition))
+        _keep_order(call, axes, condition)
     return _broadcast(call, Value(axes))
 
 
@@ -278,7 +278,7 @@ def _condition(call: Call) -> tuple[Any, list[Any]]:
 
 def _keep_order(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
     """Pin the axes along which a constant operand varies."""
-    for axis, varies in _along(axes, _as_tensor(constant)):
+    for axis, varies in _along(call, axes, constant):
         if varies:
             call.lower(axis, FIXED, "constant")
 
@@ -286,7 +286,7 @@ def _keep_order(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
 def _add_constant(call: Call, axes: tuple[Axis, ...], constant: Any) -> None:
     """A constant in place of entries, or added to them: zero asks nothing, one value for all asks g1 = 1."""
     if not call.found.program.is_always(constant, 0):
-        for axis, varies in _along(axes, _as_tensor(call.constant(constant))):
+        for axis, varies in _along(call, axes, constant):
             call.lower(axis, FIXED if varies else ONES, "constant added")
 
 
@@ -301,7 +301,7 @@ def comparison(call: Call) -> Value:
     axes = _all_joined(call, operands)
     for other in call.node.all_input_nodes:
         if other not in operands:
-            _keep_order(call, axes, call.constant(other))
+            _keep_order(call, axes, other)
     call.lower_all(axes, PERMUTATION, "mask")
     return _broadcast(call, Value(axes))
 
@@ -322,24 +322,12 @@ def _is_data(call: Call, argument: object) -> bool:
     return argument in call.found.values
 
 
-def _as_tensor(constant: object) -> Tensor:
-    if constant is None:
-        return torch.zeros(())
-    return constant if isinstance(constant, Tensor) else torch.as_tensor(constant)
-
-
-def _along(axes: tuple[Axis, ...], constant: Tensor) -> list[tuple[Axis, bool]]:
+def _along(call: Call, axes: tuple[Axis, ...], constant: object) -> list[tuple[Axis, bool]]:
     """For each axis with more than one entry, whether the constant varies along it."""
-    shape = (1,) * (len(axes) - constant.dim()) + tuple(constant.shape)
-    constant = constant.reshape(shape[-max(len(axes), constant.dim()) :])
-    offset = constant.dim() - len(axes)
-    found = []
-    for i, axis in enumerate(axes):
-        size = constant.shape[i + offset]
-        varies = size > 1 and bool((constant != constant.narrow(i + offset, 0, 1)).any())
-        if axis.size > 1:
-            found.append((axis, varies))
-    return found
+    (here, *_) = call.found.program.values(constant) or [torch.zeros(())]
+    offset = here.dim() - len(axes)
+    return [(axis, offset + i >= 0 and here.shape[offset + i] > 1 and call.found.program.varies(constant, offset + i))
+            for i, axis in enumerate(axes) if axis.size > 1]  # fmt: skip
 
 
 def _broadcast(call: Call, value: Value) -> Value:
