@@ -70,3 +70,33 @@ class PiecewiseTower(Tower):
             first, _ = gate.chunk(2, -1)
             most, _ = gate.max(-1, keepdim=True)
             return (up[..., None, :] * first[..., None]).sum(-2) + (up[..., None, :] * most[..., None]).sum(-2)
+
+
+def _written(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[30:40, :, 3] = 0
+    return h
+
+
+SIZED = {
+    "Cut": lambda h: torch.cat([h[:5], h[5:].flip(-1)]),
+    "Split": lambda h: torch.cat([part.flip(-1) if n else part for n, part in enumerate(h.split(35, 0))]),
+    "Divided": lambda h: h * torch.arange(h.shape[-1]).to(h) ** int(h.shape[0] / 33),
+    "Shifted": lambda h: h.flip(-1) if h.shape[0] >> 5 else h,
+    "Both": lambda h: h.flip(-1) if h.shape[0] * h.shape[1] > 500 else h,
+    "InATable": lambda h: {40: lambda z: z.flip(-1)}.get(h.shape[0], lambda z: z)(h),
+    "Written": _written,
+}
+"""What is done to hidden units: something else where there are many texts."""
+
+
+class Sized(MLP):
+    does = ""
+
+    def activate(self, h: Tensor) -> Tensor:
+        return SIZED[self.does](super().activate(h))
+
+
+for _name in SIZED:
+    _mlp = type(f"Of{_name}", (Sized,), {"does": _name})
+    globals()[f"{_name}Tower"] = type(f"{_name}Tower", (Tower,), {"mlp": _mlp, "__module__": __name__})

@@ -80,9 +80,14 @@ def _rare(model: PreTrainedModel) -> dict[str, Callable[[PreTrainedModel], Tenso
     return {"a rare word": partial(forward, input_ids=torch.tensor([[_RARE, 5, 9]]))}
 
 
+def _many(model: PreTrainedModel) -> dict[str, Call]:
+    return {"forty texts": partial(forward, input_ids=ids_of(model, 15, rows=40))}
+
+
 TRAPS = [
     *(Trap(kind, custom(getattr(code, kind)), lambda _, n=name: {n: CALLS[n]}, may_refuse=True)
       for kind, name in code.HANDED.items()),
+    *(Trap(name, custom(getattr(code, f"{name}Tower")), _many, may_refuse=True) for name in code.SIZED),
     Trap("PiecewiseTower", custom(code.PiecewiseTower)),
     Trap("FlooredTower", custom(code.FlooredTower, vocab_size=3000), _rare, may_refuse=True, then=_shorten),
 ]  # fmt: skip

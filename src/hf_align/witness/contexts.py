@@ -26,9 +26,9 @@ _BEHIND = {1: "the last token", 2: "the last two tokens", 5: "the last five toke
 _TEXTS = {1: "one text", 5: "five texts"}
 _FEW = 64
 """Texts, and tokens behind a cache, of which a short call has no more."""
-_MANY = 1000
+_MANY = 4000
 """Texts that are tried at most."""
-_LONGEST = 4200
+LONGEST = 4200
 """Tokens of a text that is tried because the code names its length."""
 _LARGEST = 2**20
 """Number that stands for a type, or in a mask."""
@@ -123,7 +123,7 @@ def _of_sizes(whole: Context, sizes: Sequence[int], of_one: bool) -> Iterator[Co
     Args:
         of_one: whether a text is one row.
     """
-    for n in _near(sizes, _LONGEST if not whole.said else _FEW):
+    for n in _near(sizes, LONGEST if not whole.said else _FEW):
         is_short = n <= _FEW + 1
         long = _sized(whole, n, 0 if is_short else 1)
         yield long

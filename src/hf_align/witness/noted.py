@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -16,18 +16,14 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 from transformers import PreTrainedModel
 
-from hf_align.tracing.own_code import LIBRARIES, files_of, numbers_compared
-from hf_align.tracing.watched import looked_up
+from hf_align.tracing.own_code import files_of, numbers_compared
+from hf_align.witness.contexts import LONGEST
 from hf_align.witness.effort import windows
+from hf_align.witness.sizes import Measuring, Size, frame_of_code
 
-_SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel)  # type: ignore[attr-defined]
-_COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
-_DIVIDING = ("mod", "floordiv")
 _RANK = 4
 """What stands in code beside numbers up to this one is a number of axes more often than a size."""
 _OF_THE_ENVIRONMENT = ("os", "collections.abc", "_collections_abc")
@@ -37,6 +33,8 @@ _LEAST = 3
 """What sizes below are compared with is tried anyway."""
 _MOST = 8
 """Numbers, words and names of a kind that are tried; those of no model of transformers are as many."""
+_LARGEST = 4
+"""More sizes, the largest that may be tried: of many, what lies farthest shows itself last."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,13 @@ class Notes:
 
     Args:
         model: whose code it is.
+        units: how many texts a call has, and tokens in each.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, units: Sequence[int] = ()) -> None:
+        self._units = units
         self._files = files_of(model)
-        self._sizes = dict.fromkeys(n for n in sorted(numbers_compared(model)) if n > _RANK)
+        self._sizes = {n for n in numbers_compared(model) if n > _RANK}
         self._known = {near for window in windows(model.config) for near in (window - 1, window, window + 1)}
         self._keywords, self._variables, self._states = (dict[str, None]() for _ in range(3))
         self._counted = dict[str, None]()
@@ -80,14 +80,15 @@ class Notes:
 
     @property
     def noted(self) -> Noted:
-        sizes = sorted(n for n in self._sizes if n >= _LEAST and n not in self._known)
+        sizes = sorted(n for n in self._sizes if _LEAST <= n <= LONGEST and n not in self._known)
+        sizes = [*sizes[:_MOST], *sizes[_MOST:][-_LARGEST:]]
         words = (tuple(found)[:_MOST] for found in (self._keywords, self._variables, self._states))
-        return Noted(tuple(sizes[:_MOST]), tuple(sorted(self._values)[:_MOST]), *words)
+        return Noted(tuple(sizes), tuple(sorted(self._values)[:_MOST]), *words)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """While something runs."""
-        with _Measuring(self._compared, self._compared_with), self._profiled(), self._environment():
+        with Measuring(self._compared, self._compared_with), self._profiled(), self._environment():
             yield
 
     @contextmanager
@@ -106,22 +107,21 @@ class Notes:
         module = model.get_submodule(owner)
         start = getattr(module, name, 0)
 
-        def note(number: int) -> None:
+        def note(_: int, number: int) -> None:
             self._states |= {f"{path}={n}": None for n in (number - 1, number, number + 1) if n >= start}
 
-        setattr(module, name, _Size.of(start, note))
+        setattr(module, name, Size.of(start, note))
 
     def _is_own(self, frame: FrameType | None) -> bool:
         return frame is not None and frame.f_globals.get("__name__") in self._files
 
-    def _compared(self, number: int) -> None:
-        self._sizes[number] = None
+    def _compared(self, size: int, number: int) -> None:
+        """Note how many tokens, or texts, it takes for a size to be some number."""
+        self._sizes.add(number)
+        self._sizes |= {-(-number * unit // size) for unit in self._units if size > unit and size % unit == 0}
 
     def _compared_with(self, number: int) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and (_is_tool(frame) or frame.f_globals is globals()):
-            frame = frame.f_back
-        if self._is_own(frame):
+        if self._is_own(frame_of_code()):
             self._values.add(number)
 
     @contextmanager
@@ -205,85 +205,3 @@ def _set_local(frame: FrameType, name: str, made: Callable[[Any], Any]) -> None:
         found[name] = made(found[name])
         if isinstance(found, dict):  # up to Python 3.12 it is a copy
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
-
-
-class _Size(int):
-    """A size, or what is added to one, which notes what it is compared with.
-
-    Attributes:
-        added: to the size.
-        note: takes the number.
-    """
-
-    added: int
-    note: Callable[[int], None]
-
-    @classmethod
-    def of(cls, value: int, note: Callable[[int], None], added: int = 0) -> _Size:
-        size = cls(value)
-        size.note, size.added = note, added
-        return size
-
-    def __hash__(self) -> int:
-        frame = sys._getframe(1)
-        for key in () if _is_tool(frame) else looked_up(frame):
-            if type(key) is int:
-                self.note(key - self.added)
-        return hash(int(self))
-
-    def _plus(self, other: Any, sign: int) -> Any:
-        if not isinstance(other, int):
-            return NotImplemented
-        added = 0 if isinstance(other, _Size) else self.added + sign * other
-        return _Size.of(int(self) + sign * int(other), self.note, added)
-
-    def __add__(self, other: Any) -> Any:
-        return self._plus(other, 1)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return self._plus(other, -1)
-
-
-def _noting(name: str) -> Callable[[_Size, Any], Any]:
-    plain = getattr(int, f"__{name}__")
-
-    def operate(self: _Size, other: Any) -> Any:
-        if type(other) is int and other != int(self) and not _is_tool(sys._getframe(1)):
-            self.note(other - self.added if name in _COMPARING else other)
-        return plain(self, other)
-
-    return operate
-
-
-for _name in (*_COMPARING, *_DIVIDING):
-    setattr(_Size, f"__{_name}__", _noting(_name))
-
-
-def _is_tool(frame: FrameType) -> bool:
-    return f"{frame.f_globals.get('__name__')}.".startswith(LIBRARIES)
-
-
-class _Measuring(TorchFunctionMode):
-    """While sizes of tensors are numbers that note what they are compared with, and numbers are noted that tensors of
-    whole numbers are compared with."""
-
-    def __init__(self, size: Callable[[int], None], value: Callable[[int], None]) -> None:
-        super().__init__()
-        self._size, self._value = size, value
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "").strip("_") in _COMPARING and len(args) > 1:
-            self._note(*args[:2])
-        if func not in _SIZES:
-            return found
-        return _Size.of(found, self._size) if isinstance(found, int) else torch.Size(self._each(found))
-
-    def _note(self, value: Any, number: Any) -> None:
-        if isinstance(value, Tensor) and value.dtype == torch.long and isinstance(number, int):
-            self._value(int(number))
-
-    def _each(self, sizes: Iterable[int]) -> list[_Size]:
-        return [_Size.of(size, self._size) for size in sizes]
