@@ -18,12 +18,12 @@ from hf_align.tracing.trace import trace_first_call
 @pytest.mark.parametrize(
     ("length", "unreached"),
     [
-        (lambda h: h.norm(dim=-1, keepdim=True).clamp_min(1e-6), True),
-        (lambda h: h.norm(dim=-1, keepdim=True).clamp_min(1e-3), False),
-        (lambda h: h.square().sum(-1, keepdim=True).clamp_min(1e-12).sqrt(), True),
-        (lambda h: h.square().sum(-1, keepdim=True).clamp_min(1e-6).sqrt(), False),
-        (lambda h: (h * h).mean(-1, keepdim=True).clamp_min(1e-6).sqrt(), False),
-        (lambda h: h.pow(2).sum(-1, keepdim=True).sqrt().clamp_min(1e-6), True),
+        (lambda h: h.norm(dim=-1, keepdim=True).clamp_min(1e-8), True),
+        (lambda h: h.norm(dim=-1, keepdim=True).clamp_min(1e-6), False),
+        (lambda h: h.square().sum(-1, keepdim=True).clamp_min(1e-16).sqrt(), True),
+        (lambda h: h.square().sum(-1, keepdim=True).clamp_min(1e-12).sqrt(), False),
+        (lambda h: (h * h).mean(-1, keepdim=True).clamp_min(1e-12).sqrt(), False),
+        (lambda h: h.pow(2).sum(-1, keepdim=True).sqrt().clamp_min(1e-8), True),
         (lambda h: h.abs().amax(-1, keepdim=True).clamp_min(1e-6), False),
         (lambda h: h.sum(-1, keepdim=True).clamp_min(1e-6), False),
     ],

@@ -59,6 +59,8 @@ CHOICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "argmax of the less of two": (lambda h: torch.stack((h, torch.full_like(h, 9.0))).amin(0).argmax(-1), False),
     "argmax where it is small": (lambda h: torch.where(h > 9, 9.0, h).argmax(-1), False),
     "argmax but for the large": (lambda h: h.masked_fill(h > 9, 9.0).argmax(-1), False),
+    "argmax but for the large and the small": (lambda h: h.masked_fill((h > 9) | (h < -9), 8.0).argmax(-1), False),
+    "argmax within limits that are farther": (lambda h: (h.clamp(max=5000.0) / 100).argmax(-1), False),
     "argmax of a flat side": (lambda h: -nn.functional.leaky_relu(9.0 - h, 0.0).argmax(-1), False),
     "argmax of the shrunk": (lambda h: nn.functional.hardshrink(h, 0.02).argmax(-1), False),
     "argmax of whole numbers": (lambda h: h.long().argmax(-1), False),
@@ -81,3 +83,41 @@ CHOICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 def test_units_that_may_tie_keep_their_order(choice: str) -> None:
     choose, free = CHOICES[choice]
     assert moves(spec_of(choose)) == free
+
+
+class Routed(nn.Module):
+    """Vectors that are looked up by what other units say."""
+
+    act: Callable[[Tensor], Tensor]
+    bias = False
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, 5)
+        self.router = nn.Linear(5, 7, bias=self.bias)
+        self.values = nn.Parameter(torch.zeros(7, config.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values[self.router(type(self).act(self.up(x))).argmax(-1)]
+
+
+@pytest.mark.parametrize(
+    ("act", "bias", "free"),
+    [
+        (torch.relu, False, False),
+        (torch.relu, True, True),
+        (lambda h: h.relu().square(), False, False),
+        (lambda h: (-h).relu(), False, False),
+        (nn.functional.hardswish, False, False),
+        (nn.functional.silu, False, True),
+        (nn.functional.gelu, False, True),
+        (lambda h: h, False, True),
+    ],
+)
+def test_units_that_may_all_be_off_tie_what_they_choose(
+    act: Callable[[Tensor], Tensor], bias: bool, free: bool
+) -> None:
+    part = type("Part", (Routed,), {"act": staticmethod(act), "bias": bias})
+    with torch.device("meta"):
+        model = type("Off", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
+    assert moves(derive(trace_first_call(model))) == free

@@ -100,3 +100,12 @@ class Sized(MLP):
 for _name in SIZED:
     _mlp = type(f"Of{_name}", (Sized,), {"does": _name})
     globals()[f"{_name}Tower"] = type(f"{_name}Tower", (Tower,), {"mlp": _mlp, "__module__": __name__})
+
+
+class ChoosingTower(Tower):
+    """Units are chosen by a product of a row of zeros, where all tie."""
+
+    class mlp(MLP):  # noqa: N801
+        def hidden(self, x: Tensor) -> Tensor:
+            chosen = torch.nn.functional.one_hot(self.gate(x).argmax(-1), self.config.intermediate_size)
+            return self.up(x) + chosen.to(x)

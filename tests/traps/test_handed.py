@@ -72,8 +72,8 @@ CALLS: Mapping[str, Call] = {
 }
 
 
-def _shorten(model: Any, rng: Generator) -> None:
-    model.embed.weight[_RARE].mul_(1e-9)
+def _shortened(factor: float) -> Callable[[Any, Generator], None]:
+    return lambda model, rng: model.embed.weight[_RARE].mul_(factor)
 
 
 def _rare(model: PreTrainedModel) -> dict[str, Callable[[PreTrainedModel], Tensor]]:
@@ -89,7 +89,8 @@ TRAPS = [
       for kind, name in code.HANDED.items()),
     *(Trap(name, custom(getattr(code, f"{name}Tower")), _many, may_refuse=True) for name in code.SIZED),
     Trap("PiecewiseTower", custom(code.PiecewiseTower)),
-    Trap("FlooredTower", custom(code.FlooredTower, vocab_size=3000), _rare, may_refuse=True, then=_shorten),
+    Trap("FlooredTower", custom(code.FlooredTower, vocab_size=3000), _rare, may_refuse=True, then=_shortened(1e-9)),
+    Trap("ChoosingTower", custom(code.ChoosingTower, vocab_size=3000), _rare, may_refuse=True, then=_shortened(0.0)),
 ]  # fmt: skip
 
 

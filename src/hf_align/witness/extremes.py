@@ -37,7 +37,7 @@ def of_extreme_tokens(mode: Mode, model: nn.Module, weights: Mapping[str, Tensor
         if len(table) <= int(known.max()):
             continue
         sizes = table[known].float().norm(dim=-1).cpu()
-        ordered = known[sizes.argsort()][int((sizes == 0).sum()) :]
+        ordered = known[sizes.argsort()][max(0, int((sizes == 0).sum()) - 1) :]  # of rows of zeros one
         chosen = ordered[[*range(_OF_EACH), *range(-_OF_EACH, 0)]] if len(ordered) > 2 * _OF_EACH else ordered
         if len(chosen):
             example = replace(mode.example, tokens={**mode.example.tokens, _TOKENS: chosen})

@@ -20,8 +20,9 @@ _EXPONENTS = {"square": Fraction(2), "sqrt": Fraction(1, 2), "sqrt_": Fraction(1
               "reciprocal": Fraction(-1), "abs": Fraction(1)}  # fmt: skip
 _LARGEST = 64
 """Numerator or denominator of exponents: those of lengths are small."""
-_UNREACHED = 1e-6
-"""No length falls below so low a floor, unless it is zero; of squares, its square."""
+_UNREACHED = 1e-8
+"""No length falls below so low a floor, unless it is zero: rounding of what is summed keeps it above; of squares, its
+square."""
 _KEEPS_FACTORS = (
     Trait.SAME | Trait.MOVES | Trait.COPIES | Trait.TOTALS | Trait.AVERAGES | Trait.MEASURES | Trait.MULTIPLIES
 )

@@ -6,6 +6,7 @@ looked at: behind a limit, a rounding or a comparison, some are equal.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 
-_SIZES = (0.01, 1.0, 30.0, 1000.0)
+_SIZES = (0.01, 1.0, 30.0, 1000.0, 10_000.0)
 """Of the numbers: limits lie within them, unless they only keep numbers from overflowing."""
 _DRAWS = 2
+_OFF = 4.0
+"""How far below zero, or above, a unit is off that ever is; what only comes near zero is not that near yet."""
 _HIDDEN = 1e30
 """As large are numbers in the place of what is not to be chosen: which of these is the first is nobody's concern."""
 
@@ -38,7 +41,12 @@ def may_tie(value: fx.Node, axis: int, program: Program) -> bool:
     ops, sources = _since_products(value, program)
     rng = Generator().manual_seed(0)
     try:
-        return any(_has_ties(_run(ops, sources, program, size, rng)[value], axis) for size in _SIZES * _DRAWS)
+        vanishing = {node for node in sources if _may_vanish(node, program, rng)}
+        return any(
+            _has_ties(_run(ops, _drawn_all(sources, program, size, rng, zero), program)[value], axis)
+            for size in _SIZES * _DRAWS
+            for zero in (set(), vanishing)
+        )
     except Exception:  # whatever an op finds wrong with random numbers
         return True
 
@@ -59,10 +67,34 @@ def _since_products(value: fx.Node, program: Program) -> tuple[list[fx.Node], li
     return sorted(ops, key=program.order.__getitem__), sorted(sources, key=program.order.__getitem__)
 
 
-def _run(
-    ops: list[fx.Node], sources: list[fx.Node], program: Program, size: float, rng: Generator
+def _may_vanish(product: fx.Node, program: Program, rng: Generator) -> bool:
+    """Whether a product may be zero everywhere: what it multiplies is of units that may all be off, and nothing is
+    added."""
+    factors = [a for a in product.all_input_nodes if a not in program.constants and a not in program.parameters]
+    if product.op != "call_function" or not factors:
+        return False
+    values = _drawn_all(product.all_input_nodes, program, 1.0, rng, set(factors))
+    if bool(_run([product], values, program)[product].any()):
+        return False
+    ops, sources = _since_products(factors[0], program)
+    for sign in (1, -1) if ops else ():
+        drawn = {n: sign * (_OFF + t.abs().tanh()) for n, t in _drawn_all(sources, program, 1.0, rng, set()).items()}
+        if not bool(_run(ops, drawn, program)[factors[0]].any()):
+            return True
+    return False
+
+
+def _drawn_all(
+    sources: Iterable[fx.Node], program: Program, size: float, rng: Generator, zero: Collection[fx.Node]
 ) -> dict[fx.Node, Any]:
-    values = {node: _drawn(node, program, size, rng) for node in sources}
+    """Random numbers for what is no constant, and zeros for some of it."""
+    drawn = {node: _drawn(node, program, size, rng) for node in sources if node not in program.constants}
+    return {node: torch.zeros_like(value) if node in zero else value for node, value in drawn.items()}
+
+
+def _run(ops: Iterable[fx.Node], drawn: Mapping[fx.Node, Any], program: Program) -> dict[fx.Node, Any]:
+    """What ops, in order, make of what they begin with."""
+    values = dict(drawn)
 
     def lookup(node: fx.Node) -> Any:
         value = values[node] if node in values else program.constants[node]
@@ -94,9 +126,11 @@ def _drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Te
 def _is_compared(mask: object) -> bool:
     """Whether a mask says which entries are larger or smaller than something; others are taken for what hides entries
     that are not to be chosen, as those of groups that were not."""
-    while isinstance(mask, fx.Node) and len(mask.all_input_nodes) == 1 and not does(mask, Trait.COMPARES):
-        (mask,) = mask.all_input_nodes
-    return does(mask, Trait.COMPARES)
+    if not isinstance(mask, fx.Node) or does(mask, Trait.COMPARES):
+        return isinstance(mask, fx.Node)
+    before = mask.all_input_nodes
+    is_logic = len(before) == 1 or all(node.meta["val"].dtype == torch.bool for node in before)
+    return is_logic and any(map(_is_compared, before))
 
 
 def _has_ties(value: Tensor, axis: int) -> bool:
