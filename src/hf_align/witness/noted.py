@@ -69,7 +69,7 @@ class Notes:
         units: how many texts a call has, and tokens in each.
     """
 
-    def __init__(self, model: PreTrainedModel, units: Sequence[int] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, units: tuple[int, ...] = ()) -> None:
         self._units = units
         self._files = files_of(model)
         self._sizes = {n for n in numbers_compared(model) if n > _RANK}
@@ -120,8 +120,9 @@ class Notes:
         self._sizes.add(number)
         self._sizes |= {-(-number * unit // size) for unit in self._units if size > unit and size % unit == 0}
 
-    def _compared_with(self, number: int) -> None:
-        if self._is_own(frame_of_code()):
+    def _compared_with(self, shape: Sequence[int], number: int) -> None:
+        """Note what is compared with something that each text has, or that is counted over all of them."""
+        if tuple(shape[:1]) in ((), self._units[:1]) and self._is_own(frame_of_code()):
             self._values.add(number)
 
     @contextmanager
