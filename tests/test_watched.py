@@ -4,7 +4,7 @@ import typing
 from typing import Any
 
 from hf_align.tracing.example import Example
-from hf_align.tracing.watched import scalars
+from hf_align.tracing.watched import lists, scalars
 
 
 def forward(
@@ -14,8 +14,12 @@ def forward(
     count: int = 0,
     cache: dict[str, int] | None = None,
     deep: bool = False,
+    kind=None,  # noqa: ANN001
+    tasks=(),  # noqa: ANN001
+    layers: list[int] | None = None,
 ) -> None:
     _ = task == "bent", task in ("wide", "plain"), mode != "far"
+    _ = kind == "bent", "wide" in tasks, layers is not None and (3 in layers or layers[0] == 5)
     if (level is not None and level > 7) or count:
         raise ValueError("no such level")
 
@@ -29,6 +33,16 @@ def test_what_is_compared_is_tried() -> None:
     assert found("mode") == ["far"]
     assert found("level") == [7, 8, 0, 1, 6]  # that there is one may be all that matters
     assert found("count") == [1, -1]
+
+
+def test_arguments_of_which_nothing_is_said_may_be_of_any_kind() -> None:
+    assert found("kind") == ["bent"]
+    assert list(lists(forward, forward, Example({}, {}), "tasks")) == [["wide"]]
+    assert found("layers") == []
+
+
+def test_lists_hold_what_code_looks_for() -> None:
+    assert [[3], [5]] == [value for value in lists(forward, forward, Example({}, {}), "layers") if value[0] > 1]
 
 
 def test_what_is_no_word_and_no_number_is_not_watched() -> None:

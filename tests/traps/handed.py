@@ -78,6 +78,10 @@ def _written(h: Tensor) -> Tensor:
     return h
 
 
+def _enumerated(h: Tensor) -> Tensor:
+    return torch.stack([row.flip(-1) if n > 38 else row for n, row in enumerate(h)])
+
+
 SIZED = {
     "Cut": lambda h: torch.cat([h[:5], h[5:].flip(-1)]),
     "Split": lambda h: torch.cat([part.flip(-1) if n else part for n, part in enumerate(h.split(35, 0))]),
@@ -86,6 +90,7 @@ SIZED = {
     "Both": lambda h: h.flip(-1) if h.shape[0] * h.shape[1] > 500 else h,
     "InATable": lambda h: {40: lambda z: z.flip(-1)}.get(h.shape[0], lambda z: z)(h),
     "Written": _written,
+    "Enumerated": _enumerated,
 }
 """What is done to hidden units: something else where there are many texts."""
 

@@ -11,6 +11,9 @@ from itertools import pairwise
 from types import CodeType
 
 from torch import nn
+from transformers import PretrainedConfig
+
+from hf_align.tracing.fields import parts
 
 LIBRARIES = ("torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations")
 _TOOLS = (*LIBRARIES, "transformers.utils", "transformers.configuration_utils", "transformers.distributed")
@@ -88,12 +91,19 @@ def words_beside(model: nn.Module, part: str) -> frozenset[str]:
 
 
 def numbers_compared(model: nn.Module) -> frozenset[int]:
-    """The whole numbers that a model's code compares something with, or whose remainder or multiple decides."""
-    found = set[int]()
+    """The whole numbers that a model's code compares something with, or whose remainder or multiple decides: those that
+    it names, and those that its modules and its config hold under a name that it compares with."""
+    found, names = set[int](), set[str]()
     for code in code_of(model):
         for before, line in pairwise(dis.get_instructions(code)):
-            compares = line.opname in ("COMPARE_OP", "CONTAINS_OP") or line.argrepr in ("%", "//")
-            numbers = before.argval if isinstance(before.argval, (tuple, frozenset)) else (before.argval,)
-            if compares and before.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")):
+            if line.opname not in ("COMPARE_OP", "CONTAINS_OP") and line.argrepr not in ("%", "//"):
+                continue
+            if before.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")):
+                numbers = before.argval if isinstance(before.argval, (tuple, frozenset)) else (before.argval,)
                 found |= {n for n in numbers if type(n) is int}
-    return frozenset(found)
+            elif before.opname == "LOAD_ATTR":
+                names.add(str(before.argval))
+    config = getattr(model, "config", None)
+    holders = (*model.modules(), *(parts(config) if isinstance(config, PretrainedConfig) else ()))
+    held = (vars(holder).get(name) for holder in holders for name in names)
+    return frozenset(found | {n for n in held if type(n) is int})

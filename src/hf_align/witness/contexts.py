@@ -113,8 +113,9 @@ def contexts(
 
 
 def _near(sizes: Sequence[int], most: int) -> dict[int, None]:
-    """Numbers and the next ones: what is compared with a number changes at one of them."""
-    return dict.fromkeys(n for size in sizes if size <= most for n in (size, size + 1))
+    """Numbers and the next ones: what is compared with a number changes at one of them, and what counts from zero one
+    later."""
+    return dict.fromkeys(n for size in sizes if size <= most for n in range(size, size + 3))
 
 
 def _of_sizes(whole: Context, sizes: Sequence[int], of_one: bool) -> Iterator[Context]:
