@@ -14,8 +14,8 @@ def forward(
     count: int = 0,
     cache: dict[str, int] | None = None,
     deep: bool = False,
-    kind=None,  # noqa: ANN001
-    tasks=(),  # noqa: ANN001
+    kind=None,
+    tasks=(),
     layers: list[int] | None = None,
 ) -> None:
     _ = task == "bent", task in ("wide", "plain"), mode != "far"
@@ -42,7 +42,7 @@ def test_arguments_of_which_nothing_is_said_may_be_of_any_kind() -> None:
 
 
 def test_lists_hold_what_code_looks_for() -> None:
-    assert [[3], [5]] == [value for value in lists(forward, forward, Example({}, {}), "layers") if value[0] > 1]
+    assert [value for value in lists(forward, forward, Example({}, {}), "layers") if value[0] > 1] == [[3], [5]]
 
 
 def test_what_is_no_word_and_no_number_is_not_watched() -> None:
