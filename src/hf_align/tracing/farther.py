@@ -17,6 +17,9 @@ from hf_align.tracing.nested import told_apart
 _STRIDE = 131_071
 """From one place to the next: odd, and beyond the longest texts that there are."""
 
+_COUNTING = (torch.int32, torch.int64, torch.float32, torch.float64)
+"""Dtypes that hold numbers of so many places."""
+
 
 def farther(nodes: Iterable[fx.Node], constants: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
     """The constants that have other values where places are far apart; those whose op takes no such places left out.
@@ -42,7 +45,9 @@ def farther(nodes: Iterable[fx.Node], constants: Mapping[fx.Node, Any]) -> dict[
 
 
 def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):  # as many as the numbers say
+    schema = getattr(node.target, "_schema", None)
+    is_of_numbers = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())  # as many as they say
+    if is_of_numbers or (schema is not None and schema.is_mutable):
         return None
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -52,9 +57,8 @@ def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 def _counts(value: Any) -> bool:
     """Whether it holds whole numbers that go up, or down, in steps of one length along its last axis."""
-    if not isinstance(value, Tensor) or not value.dim() or value.shape[-1] < 2 or value.dtype == torch.bool:
+    if not isinstance(value, Tensor) or value.dtype not in _COUNTING or not value.dim() or value.shape[-1] < 2:
         return False
-    if value.is_complex() or (value.is_floating_point() and not bool((value == value.round()).all())):
-        return False
-    steps = value.diff(dim=-1)
-    return bool(steps.numel()) and bool((steps == steps.flatten()[0]).all() and steps.flatten()[0] != 0)
+    steps = value.diff(dim=-1).flatten()
+    is_whole = not value.is_floating_point() or bool((value == value.round()).all())
+    return is_whole and bool(steps.numel()) and bool((steps == steps[0]).all() and steps[0] != 0)

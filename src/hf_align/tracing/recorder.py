@@ -178,7 +178,8 @@ class Recorder(ProxyTorchDispatchMode):
         Raises:
             IncompatibleModels: the code asks for its value, and goes another way in some runs.
         """
-        is_drawn = torch.Tag.nondeterministic_seeded in func.tags and operands[1].get("generator") is None
+        tags = getattr(func, "tags", ())
+        is_drawn = torch.Tag.nondeterministic_seeded in tags and operands[1].get("generator") is None
         if not is_drawn and not (self.drawn and any(memory in self.drawn for memory in _memories(operands))):
             return
         if not (memories := _memories(result)):
