@@ -42,11 +42,9 @@ def may_tie(value: fx.Node, axis: int, program: Program) -> bool:
     rng = Generator().manual_seed(0)
     try:
         vanishing = {node for node in sources if _may_vanish(node, program, rng)}
-        return any(
-            _has_ties(_run(ops, _drawn_all(sources, program, size, rng, zero), program)[value], axis)
-            for size in _SIZES * _DRAWS
-            for zero in (set(), vanishing)
-        )
+        tried = [*((size, set[fx.Node]()) for size in _SIZES * _DRAWS), *([(1.0, vanishing)] if vanishing else [])]
+        drawn = (_drawn_all(sources, program, size, rng, zero) for size, zero in tried)
+        return any(_has_ties(_run(ops, numbers, program)[value], axis) for numbers in drawn)
     except Exception:  # whatever an op finds wrong with random numbers
         return True
 
@@ -71,16 +69,15 @@ def _may_vanish(product: fx.Node, program: Program, rng: Generator) -> bool:
     """Whether a product may be zero everywhere: what it multiplies is of units that may all be off, and nothing is
     added."""
     factors = [a for a in product.all_input_nodes if a not in program.constants and a not in program.parameters]
-    if product.op != "call_function" or not factors:
+    ops, sources = _since_products(factors[0], program) if product.op == "call_function" and factors else ([], [])
+    if not ops:
         return False
-    values = _drawn_all(product.all_input_nodes, program, 1.0, rng, set(factors))
-    if bool(_run([product], values, program)[product].any()):
-        return False
-    ops, sources = _since_products(factors[0], program)
-    for sign in (1, -1) if ops else ():
-        drawn = {n: sign * (_OFF + t.abs().tanh()) for n, t in _drawn_all(sources, program, 1.0, rng, set()).items()}
-        if not bool(_run(ops, drawn, program)[factors[0]].any()):
-            return True
+    drawn = _drawn_all(sources, program, 1.0, rng, ())
+    for sign in (1, -1):
+        off = {node: sign * (_OFF + value.abs().tanh()) for node, value in drawn.items()}
+        if not bool(_run(ops, off, program)[factors[0]].any()):
+            values = _drawn_all(product.all_input_nodes, program, 1.0, rng, factors)
+            return not bool(_run([product], values, program)[product].any())
     return False
 
 
