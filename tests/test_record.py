@@ -505,6 +505,8 @@ def _of_its_own() -> Tensor:
         (_of_its_own, False),
         (lambda: torch.rand(()).shape == (), False),
         (lambda: torch.ones(()) > 0.5, False),
+        (lambda: torch.ones(3)[torch.randperm(3)].all(), False),
+        (lambda: torch.arange(3)[torch.randperm(3)][0] > 0, True),
     ],
 )
 def test_a_branch_on_what_is_drawn_is_refused(bends: Callable[[], Any], refused: bool) -> None:

@@ -1,5 +1,5 @@
-"""Decoders that bend the stream by what an argument holds: a type or a mark in a mask that is seldom given, a list, no
-label at all, arguments of any name; and one that does so in some runs."""
+"""Decoders that bend the stream by what an argument holds: a type that is seldom given, a list, no label at all,
+arguments of any name; and one that does so in some runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ class Handed(Tower):
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
                 token_type_ids=None, labels=None, layers=None, tasks=(), **more):  # fmt: skip
         kinds = 0 * input_ids if token_type_ids is None else token_type_ids
-        marks = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         holds = {
             "of_a_type": lambda: bool((kinds == self.config.hidden_size).any()),
             "above_types": lambda: bool(kinds.max() > 2),
-            "marked": lambda: bool((marks == 2).any()),
             "unlabelled": lambda: labels is not None and bool((labels == -100).all()),
             "listed": lambda: bool(layers) and 2 in layers,
             "first_listed": lambda: bool(layers) and layers[0] == 3,
@@ -44,7 +42,7 @@ class Handed(Tower):
         return CausalLMOutputWithPast(logits=found.logits, past_key_values=found.past_key_values)
 
 
-NAMES = ("of_a_type", "above_types", "marked", "unlabelled", "listed", "first_listed", "tasked", "unheard_of", "drawn",
+NAMES = ("of_a_type", "above_types", "unlabelled", "listed", "first_listed", "tasked", "unheard_of", "drawn",
          "in_folder", "threaded")  # fmt: skip
 HANDED = {f"{name.title().replace('_', '')}Tower": name for name in NAMES}
 globals().update({n: type(n, (Handed,), {"name": v, "__module__": __name__}) for n, v in HANDED.items()})

@@ -60,7 +60,6 @@ def _first_draw(seed: int) -> float:
 CALLS: Mapping[str, Call] = {
     "of_a_type": given(token_type_ids=12),
     "above_types": given(token_type_ids=5),
-    "marked": given(attention_mask=2),
     "unlabelled": given(labels=-100),
     "listed": given(layers=[2]),
     "first_listed": given(layers=[3]),

@@ -182,10 +182,17 @@ class Recorder(ProxyTorchDispatchMode):
         is_drawn = torch.Tag.nondeterministic_seeded in tags and operands[1].get("generator") is None
         if not is_drawn and not (self.drawn and any(memory in self.drawn for memory in _memories(operands))):
             return
+        if behaviour_of(func).is_indexing and self._is_alike(operands[0][0]):  # whichever entries are drawn of it
+            return
         if not (memories := _memories(result)):
             self.asked = needs_numbers(line())
             raise self.asked
         self.drawn.update(memories)
+
+    def _is_alike(self, value: Any) -> bool:
+        """Whether all entries of a tensor that is not drawn are the same."""
+        is_known = isinstance(value, Tensor) and self.drawn.isdisjoint(_memories(value))
+        return is_known and bool(value.numel()) and bool((value == value.flatten()[0]).all())
 
     def _where_equal(self, value: Any, number: Any) -> Tensor | None:
         """Where a free argument equals a number, as far as that is known of all values that it may have."""

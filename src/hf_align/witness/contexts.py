@@ -31,7 +31,7 @@ _MANY = 4000
 LONGEST = 4200
 """Tokens of a text that is tried because the code names its length."""
 _LARGEST = 2**20
-"""Number that stands for a type, or in a mask."""
+"""Number that stands for a type."""
 _ASKED_BEHIND = 2
 """Tokens behind a cache up to which more is asked for: all of it in all calls would take seconds."""
 _PREFIX = 5
@@ -156,11 +156,10 @@ def _wholes(model: PreTrainedModel, base: Example) -> Iterator[Context]:
 
 
 def _seldom_given(model: PreTrainedModel, base: Example, numbers: Sequence[int]) -> Iterator[Context]:
-    """Masks that hide all, or nearly all, types that are the same for all tokens, and numbers that code compares
+    """Masks that hide all, or nearly all, and types that are the same for all tokens, also those that code compares
     something with: each by itself, for code may ask for one of them."""
-    in_base = ((n, t) for n, t in base.arguments.items() if n not in base.tokens and _has_numbers(t))
+    in_base = ((name, value) for name, value in base.arguments.items() if name.endswith("type_ids"))
     for name, value in (*in_base, *numbers_beside(model, base)):
-        known = [*value.unique().tolist()]
         values: dict[str, Tensor] = {}
         if name.endswith("attention_mask") and "global" not in name:
             first = torch.tensor([0])
@@ -168,17 +167,10 @@ def _seldom_given(model: PreTrainedModel, base: Example, numbers: Sequence[int])
             values["hides all"] = torch.zeros_like(value)
             values["hides a whole text"] = torch.ones_like(value).index_fill(0, first, 0)
         elif name.endswith("type_ids"):
-            values = {f"are all {kind}": torch.full_like(value, kind) for kind in known}
-        if not name.endswith("position_ids"):
-            others = [n for n in _near(numbers, _LARGEST) if n not in known]
-            values |= {f"are all {n}": torch.full_like(value, n) for n in others}
+            kinds = dict.fromkeys((*value.unique().tolist(), *_near(numbers, _LARGEST)))
+            values = {f"are all {kind}": torch.full_like(value, kind) for kind in kinds}
         for said, given in values.items():
             yield Context(f"{name} that {said}", {name: given}, is_asked=False, is_new=True)
-
-
-def _has_numbers(value: Any) -> bool:
-    """Whether it holds whole numbers, one for each token."""
-    return isinstance(value, Tensor) and value.dim() > 1 and not value.is_floating_point()
 
 
 def _in_steps(whole: Context, count: int) -> Context:

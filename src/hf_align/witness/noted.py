@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_align.tracing.own_code import files_of, numbers_compared
@@ -67,10 +67,11 @@ class Notes:
     Args:
         model: whose code it is.
         units: how many texts a call has, and tokens in each.
+        words: its token ids.
     """
 
-    def __init__(self, model: PreTrainedModel, units: tuple[int, ...] = ()) -> None:
-        self._units = units
+    def __init__(self, model: PreTrainedModel, units: tuple[int, ...], words: Sequence[Tensor]) -> None:
+        self._units, self._words = units, words
         self._files = files_of(model)
         self._sizes = {n for n in numbers_compared(model) if n > _RANK}
         self._known = {near for window in windows(model.config) for near in (window - 1, window, window + 1)}
@@ -120,9 +121,10 @@ class Notes:
         self._sizes.add(number)
         self._sizes |= {-(-number * unit // size) for unit in self._units if size > unit and size % unit == 0}
 
-    def _compared_with(self, shape: Sequence[int], number: int) -> None:
-        """Note what is compared with something that each text has, or that is counted over all of them."""
-        if tuple(shape[:1]) in ((), self._units[:1]) and self._is_own(frame_of_code()):
+    def _compared_with(self, value: Tensor, number: int) -> None:
+        """Note what is compared with something that each text has but its words, or that is counted over all texts."""
+        is_word = any(value.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in self._words)
+        if not is_word and tuple(value.shape[:1]) in ((), self._units[:1]) and self._is_own(frame_of_code()):
             self._values.add(number)
 
     @contextmanager

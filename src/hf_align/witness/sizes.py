@@ -119,10 +119,10 @@ class Measuring(TorchFunctionMode):
 
     Args:
         size: is told of sizes, as `Size.note`.
-        value: is told of the shapes of tensors, and of what they are compared with.
+        value: is told of tensors, and of what they are compared with.
     """
 
-    def __init__(self, size: Note, value: Callable[[torch.Size, int], None]) -> None:
+    def __init__(self, size: Note, value: Callable[[Tensor, int], None]) -> None:
         super().__init__()
         self._size, self._value = size, value
 
@@ -142,7 +142,7 @@ class Measuring(TorchFunctionMode):
 
     def _compared(self, value: Any, number: Any) -> None:
         if isinstance(value, Tensor) and value.dtype == torch.long and isinstance(number, int):
-            self._value(value.shape, int(number))
+            self._value(value, int(number))
 
     def _cut(self, shape: Sequence[int], where: Sequence[Any]) -> None:
         """Note the ends of pieces that begin or end beyond what there is."""

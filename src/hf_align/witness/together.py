@@ -76,7 +76,7 @@ def _found(copy: SmallCopy) -> _Found:
 
 def _noted(copy: SmallCopy) -> Noted:
     """What code looks at in the calls in which more may be asked for."""
-    notes = Notes(copy.model, extent(copy.example))
+    notes = Notes(copy.model, extent(copy.example), copy.words)
     for context in contexts(copy.model, copy.example):
         if context.is_asked or context.whole is None:
             with notes.taken():
