@@ -42,8 +42,8 @@ _TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of the answer."""
 _MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
-_UNHEARD = (1, 2, 4)
-"""Arguments that no code names."""
+_UNHEARD = {1: "an argument", 2: "two arguments", 4: "four arguments"}
+"""How many arguments are given that no code names."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
@@ -98,8 +98,8 @@ def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable
     rows, length = extent(base)
     first = (torch.arange(length) < 1).long().expand(rows, length).contiguous()
     named = {*inspect.signature(model.forward).parameters, *OF_ANY}
-    for count in _UNHEARD:
-        yield Ask(f"{count} arguments that no code names", ({f"unheard_of_{n}": None for n in range(count)},))
+    for count, said in _UNHEARD.items():
+        yield Ask(f"{said} that no code names", ({f"unheard_of_{n}": None for n in range(count)},))
     for name, values in names.items():
         for value in (True, False, 2, first, *values) if name not in named else ():
             yield Ask(_said(name, value), ({name: value},))

@@ -1,7 +1,7 @@
 """Constants of a text as they would be in a far longer one.
 
 A mask or a bias that is computed of positions may be the same for all entries in every text that is traced, and not
-behind thousands of tokens. So what counts is made to count farther, and all that is computed of it computed again.
+behind thousands of tokens. So numbers that count places are multiplied, and what is computed of them is computed again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from hf_align.tracing.nested import told_apart
 
 _STRIDE = 131_071
 """From one place to the next: odd, and beyond the longest texts that there are."""
-
 _COUNTING = (torch.int32, torch.int64, torch.float32, torch.float64)
-"""Dtypes that hold numbers of so many places."""
+"""Dtypes in which such numbers fit."""
 
 
 def farther(nodes: Iterable[fx.Node], constants: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
-    """The constants that have other values where places are far apart; those whose op takes no such places left out.
+    """The constants that have other values where places are far apart; those whose op refuses such places are left out.
 
     Args:
         nodes: of the graph, in order.

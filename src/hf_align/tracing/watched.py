@@ -26,7 +26,7 @@ _LISTS: Mapping[str, tuple[list[Any], ...]] = {
     "bool": ([True], [True, True]),
     "str": ([""],),
 }
-"""Of a kind, those that are tried anyway."""
+"""Lists that are tried whatever the code looks for, by what they hold."""
 _OF_WORDS = ("startswith", "endswith", "__contains__")
 _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""

@@ -31,7 +31,7 @@ _MANY = 4000
 LONGEST = 4200
 """Tokens of a text that is tried because the code names its length."""
 _LARGEST = 2**20
-"""Number that stands for a type."""
+"""The largest number that is tried as the type of a token."""
 _ASKED_BEHIND = 2
 """Tokens behind a cache up to which more is asked for: all of it in all calls would take seconds."""
 _PREFIX = 5

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hf_align.tracing.mode import Mode
 
 _OF_EACH = 3
-"""Tokens, so few that a short text has all of them."""
+"""Tokens of each kind: so few that a short text has all of them."""
 _TABLES = 2
-"""That are looked at: that of the words comes first, or next to that of the positions."""
+"""Tables that are looked at: that of the words is the first, or stands next to that of the positions."""
 _TOKENS = "input_ids"
 
 

@@ -19,7 +19,7 @@ _SIZES = (Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.stride)  # typ
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
 _DIVIDING = ("mod", "floordiv", "truediv", "divmod")
 _LEAST = 5
-"""What sizes below are looked up among is tried anyway, or is a number of axes."""
+"""Smaller numbers in code are tried as sizes anyway, or are numbers of axes."""
 Note = Callable[[int, int], None]
 """Takes a size, and a number that it may be."""
 

@@ -36,6 +36,7 @@ _AROUND: Mapping[str, tuple[str, Callable[[nn.Module], Any]]] = {
 }
 """Part of a word of the code -> what it may ask for, and what makes it so."""
 _PATH = "name_or_path"
+"""Part of the names under which a model and its config keep the folder that they were loaded from."""
 _IF_NAMED = (torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float64)
 """Dtypes of whole numbers that are tried where the code has a word for them; of masks, others are tried anyway."""
 _NAMESPACES = ("torch", "torch.compiler", "torch.jit", "torch.cuda", "torch.onnx", "torch.distributed",
@@ -62,7 +63,7 @@ def surroundings(model: PreTrainedModel, base: Example, noted: Noted) -> Iterato
             yield _around(said, within)
     for name, holders in _questions(files, words).items():
         yield _around(f"another answer to {name}", partial(around.answered, name=name, holders=holders, files=files))
-    for word in sorted(words_beside(model, _PATH)) if any(_PATH in word for word in words) else ():
+    for word in sorted(words_beside(model, _PATH)):
         yield _around(f"weights from a folder {word!r}", partial(around.in_folder, name=word))
     for state in noted.states:
         yield Ask(state, ({},), within=partial(around.with_number, state=state))

@@ -33,9 +33,8 @@ def _masked_mean(op: fx.Node) -> tuple[fx.Node, ...]:
     ops = [quotient]
     while not does(ops[0], Trait.MULTIPLIES):
         before = ops[0].args[0] if does(ops[0], Trait.DIVIDES | Trait.SAME | Trait.TOTALS) else None
-        if not isinstance(before, fx.Node) or not isinstance(before.meta["val"], Tensor):
-            return ()
-        if not before.meta["val"].is_floating_point():
+        shown = before.meta["val"] if isinstance(before, fx.Node) else None
+        if not isinstance(before, fx.Node) or not isinstance(shown, Tensor) or not shown.is_floating_point():
             return ()
         ops.insert(0, before)
     product, totals = ops[0], [op for op in ops if does(op, Trait.TOTALS)]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
@@ -324,10 +323,10 @@ def _is_data(call: Call, argument: object) -> bool:
 
 def _along(call: Call, axes: tuple[Axis, ...], constant: object) -> list[tuple[Axis, bool]]:
     """For each axis with more than one entry, whether the constant varies along it."""
-    (here, *_) = call.found.program.values(constant) or [torch.zeros(())]
-    offset = here.dim() - len(axes)
-    return [(axis, offset + i >= 0 and here.shape[offset + i] > 1 and call.found.program.varies(constant, offset + i))
-            for i, axis in enumerate(axes) if axis.size > 1]  # fmt: skip
+    program = call.found.program
+    shape = next((value.shape for value in program.values(constant)), ())
+    places = enumerate(axes, len(shape) - len(axes))
+    return [(axis, i >= 0 and shape[i] > 1 and program.varies(constant, i)) for i, axis in places if axis.size > 1]
 
 
 def _broadcast(call: Call, value: Value) -> Value:
