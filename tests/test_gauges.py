@@ -46,6 +46,9 @@ from hf_align.symmetry.gauges.shears import ShearAlongMean
 from hf_align.symmetry.gauges.spectra import LevelSpectrum
 from hf_align.symmetry.groups import GeneralLinear
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
+from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.join import join
+from hf_align.tracing.modes import find_modes
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
@@ -693,6 +696,19 @@ def test_a_stream_turns_its_mean_for_a_head_that_alone_sees_it(part: str, kinds:
         one(type(gauge), part)
         if isinstance(gauge, ShortenWriter):
             assert {name for name, _ in gauge.written} == {"layers.0.mlp.down.weight", "layers.0.mlp.down.bias"}
+
+
+def test_a_stream_turns_its_mean_in_calls_of_several_sizes() -> None:
+    config = hf.DonutSwinConfig(
+        image_size=8, patch_size=2, embed_dim=6, depths=[1, 1], num_heads=[2, 2], window_size=2, mlp_ratio=1.5,
+        num_labels=9, architectures=["DonutSwinForImageClassification"],
+    )  # fmt: skip
+    calls = {mode.name: raise_epsilons(call, 0.01) for mode, call in find_modes(build_without_weights(config))}
+    joined = join(calls)
+    assert len(joined.interface) > 1
+    found = [gauge for gauge in derive(joined).gauges if isinstance(gauge, (ShearStream, ShortenWriter))]
+    assert {type(gauge) for gauge in found} == {ShearStream, ShortenWriter}
+    assert not len(null_directions(joined, derive(joined), torch.Generator().manual_seed(0)).open)
 
 
 def test_what_an_unread_weight_may_see_stays_as_it_is() -> None:

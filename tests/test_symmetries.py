@@ -683,6 +683,13 @@ def test_rotary_in_halves_leaves_a_rotation_and_a_scale_for_each_pair() -> None:
     assert (qk.group.dimension, outer(spec, qk)) == (4, [(Permutation(2), 2)])
 
 
+@pytest.mark.parametrize("case", ["llama", "cohere", "neox"])
+def test_rotary_of_one_word_that_stands_first_leaves_what_more_words_leave(case: str) -> None:
+    specs = (derive(trace(CASES[case](), length=1)), derived(case))
+    few, many = ({s.group for s in spec.spaces.values() if isinstance(s.group, RotaryCommutant)} for spec in specs)
+    assert few == many and many
+
+
 def test_rotary_in_neighbours_leaves_a_rotation_and_a_scale_for_each_pair() -> None:
     qk = group(sound("cohere"), "k_proj.weight", 0)
     assert isinstance(qk, RotaryCommutant)

@@ -7,6 +7,7 @@ nothing but W sees what a weight A has written, A may write any that W loses: W 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -118,6 +119,11 @@ class Streams:
     def __init__(self, found: Interpretation, loses_mean: LosesMean) -> None:
         self.found, self.loses_mean = found, loses_mean
         self.fates: dict[fx.Node, _Fate | None] = {}
+        uses = defaultdict[str, list[fx.Node]](list)
+        for node in found.program.graph.nodes:
+            if node in found.linear_uses or _is_lookup(node, found):
+                uses[self.written(node)[0][0]].append(node)
+        self.uses = dict(uses)
 
     def fate(self, term: fx.Node) -> _Fate | None:
         """What becomes of a term; none if something sees its mean that is no linear map, or sees it in parts."""
@@ -156,11 +162,7 @@ class Streams:
             value = waiting.pop()
             operands = value.all_input_nodes
             moves = does(value, Trait.MOVES | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
-            if value in self.found.linear_uses or value in names:
-                found.add(value)
-            elif does(value, Trait.LOOKS_UP_ROWS):
-                if operands[0] not in names:
-                    return None
+            if value in self.found.linear_uses or value in names or _is_lookup(value, self.found):
                 found.add(value)
             elif moves or is_sum(value):
                 waiting += [operand for operand in operands if operand not in seen]
@@ -170,17 +172,25 @@ class Streams:
         return found
 
     def together(self, reading: LinearUse) -> dict[fx.Node, _Fate] | None:
-        """All terms that meet what a linear map reads, or each other; none if one sees more than it may."""
-        waiting, met = self.terms(reading.input), dict[fx.Node, _Fate]()
+        """All terms that meet what a linear map ever reads, or each other; none if one sees more than it may."""
+        waiting, met = self._read_by(reading), dict[fx.Node, _Fate]()
         while waiting:
             term = waiting.pop()
             fate = self.fate(term)
             beside = [self.terms(node) for node in fate.sums] if fate is not None else [None]
+            beside += [self._read_by(r) for r in fate.readings] if fate is not None else []
             if fate is None or None in beside:
                 return None
             met[term] = fate
+            beside.append(set(self.uses.get(self.written(term)[0][0], ())))
             waiting |= {t for terms in beside for t in terms or () if t not in met}
         return met
+
+    def _read_by(self, reading: LinearUse) -> set[fx.Node] | None:
+        """The terms of all that a linear map reads, wherever it does."""
+        uses = (self.found.linear_uses.get(node) for node in self.uses.get(reading.weight, ()))
+        terms = [self.terms(use.input) if use is not None else None for use in (reading, *uses)]
+        return None if None in terms else {t for found in terms for t in found or ()}
 
     def is_turning(self, reading: LinearUse) -> bool:
         """Whether norms see what a linear map reads, so that lengths in it are given."""
@@ -193,6 +203,11 @@ class Streams:
             return ((use.weight, 1 - use.in_axis), *([(use.bias, 0)] if use.bias is not None else []))
         name = names[term] if term in names else names[term.all_input_nodes[0]]
         return ((name, len(self.found.program.shapes[name]) - 1),)
+
+
+def _is_lookup(node: fx.Node, found: Interpretation) -> bool:
+    """Whether it gives rows of a table that is a weight as it is."""
+    return does(node, Trait.LOOKS_UP_ROWS) and node.all_input_nodes[0] in found.program.parameters
 
 
 def _is_whole(labels: Tensor, axis: int) -> bool:
@@ -236,17 +251,20 @@ def shortened_writers(streams: Streams, centred: Collection[_Along]) -> Iterator
         centred: weights, and the axes along which they have lost their mean.
     """
     found = streams.found
-    for node, use in found.linear_uses.items():
-        fate = streams.fate(node)
-        if fate is None or fate.blind or not fate.readings or not fate.sums or not streams.is_turning(fate.readings[0]):
+    for weight, nodes in streams.uses.items():
+        fates = [streams.fate(node) for node in nodes]
+        read = [r for fate in fates if fate is not None for r in fate.readings]
+        ends = all(fate is not None and fate.sums and fate.readings and not fate.blind for fate in fates)
+        written = tuple(dict.fromkeys(along for node in nodes for along in streams.written(node)))
+        if not (ends and used_only_by((name for name, _ in written), nodes, found.program)):
             continue
-        readers = tuple(sorted({(r.weight, r.in_axis) for r in fate.readings}))
-        written, rows = streams.written(node), [_rows(*reader, found) for reader in readers]
+        readers = tuple(sorted({(r.weight, r.in_axis) for r in read}))
+        rows = [_rows(*reader, found) for reader in readers]
         whole = len(readers) == 1 and (readers[0][0], 1 - readers[0][1]) in centred
         lost = rows[0] // found.program.shapes[readers[0][0]][1 - readers[0][1]] if whole else 0
-        narrow = sum(rows) - lost < found.program.shapes[use.weight][1 - use.in_axis]
-        apart = not {name for name, _ in written} & {name for name, _ in readers}
-        if narrow and apart and used_only_by((name for name, _ in written), {node}, found.program):
+        narrow = sum(rows) - lost < found.program.shapes[weight][dict(written)[weight]]
+        names = [name for name, _ in (*written, *readers)]
+        if narrow and len(set(names)) == len(names) and streams.is_turning(read[0]):
             yield ShortenWriter(written, readers, lost)
 
 

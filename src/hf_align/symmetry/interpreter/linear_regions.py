@@ -257,7 +257,9 @@ def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
     size = maps.shape[-1]
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
     order = reordering(distinct)
-    if len(distinct) == 1 and reordering(distinct.abs()) is not None:  # signs and places, as at the origin of one
+    far = places.far()
+    plain = len(distinct) == 1 and reordering(distinct.abs()) is not None  # signs and places, as at the origin of one
+    if plain and all(torch.equal(turned, distinct.expand_as(turned)) for turned in far):
         return None
     order = order or reordering_of_planes(distinct[0]) or tuple(range(size))  # where all coordinates turn
     unchanged = torch.eye(size, dtype=torch.float64)
@@ -266,7 +268,7 @@ def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
     nearest = (distinct - unchanged).abs().amax((-1, -2)).argsort()
     if Rotations.from_maps(distinct[nearest]) is None:
         return None
-    more = [back @ maps[_spread(len(maps))] for maps in places.far()]
+    more = [back @ turned[_spread(len(turned))] for turned in far]
     everywhere = torch.cat([distinct[nearest], *more])
     rotations = Rotations.from_maps(everywhere, _in_doubt(everywhere, back, places))
     if rotations is None:
