@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import transformers as hf
-from conftest import tiny_llama
+from conftest import matched, tiny_llama
 from torch import Tensor
 from traps import biases
 from traps.tower import TowerConfig
@@ -21,7 +21,13 @@ from traps.tower import TowerConfig
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.null_directions import null_directions
-from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights
+from hf_align.symmetry.certificate.random_copy import (
+    raise_epsilons,
+    random_elements,
+    random_inputs,
+    random_weights,
+    transform,
+)
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.gauges import row_means
@@ -696,6 +702,17 @@ def test_a_stream_turns_its_mean_for_a_head_that_alone_sees_it(part: str, kinds:
         one(type(gauge), part)
         if isinstance(gauge, ShortenWriter):
             assert {name for name, _ in gauge.written} == {"layers.0.mlp.down.weight", "layers.0.mlp.down.bias"}
+
+
+def test_what_the_one_reader_of_a_map_loses_leaves_it() -> None:
+    (shortened,) = (gauge for gauge in gauges("MeansPressed") if isinstance(gauge, ShortenWriter))
+    assert dict(shortened.written) == {"head.first.weight": 0, "head.first.bias": 0}
+    raised, rng = raise_epsilons(program("MeansPressed"), 0.01), torch.Generator().manual_seed(0)
+    spec = derive(raised)
+    assert not len(null_directions(raised, spec, rng).open)
+    weights = random_weights(spec, rng)
+    match = matched(spec, weights, transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng)))
+    assert match.after and match.before and match.after / match.before < 1e-4
 
 
 def test_a_stream_turns_its_mean_in_calls_of_several_sizes() -> None:

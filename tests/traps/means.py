@@ -175,3 +175,21 @@ class MeansDoubledTower(MeansTower):
     def more(self, config: TowerConfig) -> None:
         super().more(config)
         self.head = Doubled(config.hidden_size, config.vocab_size)
+
+
+class Pressed(nn.Linear):
+    """A head behind a norm that centres what one map makes of another: it loses a part of what the first one writes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(6, outputs)
+        self.first, self.second = nn.Linear(inputs, 6), nn.Linear(6, 6, bias=False)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(self.second(self.first(x))))
+
+
+class MeansPressedTower(BiasedTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Pressed(config.hidden_size, config.vocab_size)

@@ -104,13 +104,18 @@ class _Fate:
     """What becomes of something that is written into a stream.
 
     Attributes:
-        sums: where it meets other terms.
+        passed: the ops behind which it goes on that do more than to move entries.
         blind: whether something else sees it, but not its mean.
     """
 
     readings: tuple[LinearUse, ...]
-    sums: tuple[fx.Node, ...]
+    passed: tuple[fx.Node, ...]
     blind: bool
+
+    @property
+    def sums(self) -> tuple[fx.Node, ...]:
+        """Where it meets other terms."""
+        return tuple(node for node in self.passed if is_sum(node))
 
 
 class Streams:
@@ -132,14 +137,15 @@ class Streams:
         return self.fates[term]
 
     def _fate(self, term: fx.Node) -> _Fate | None:
-        use, sums = self.found.linear_uses.get(term), list[fx.Node]()
+        use, passed = self.found.linear_uses.get(term), list[fx.Node]()
         labels = numbered(use) if use is not None else entries_of(term)
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
-            if is_sum(user):
-                sums.append(user)
             is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
-            return None if is_shifted else passed_on(self.found.program, user, node, labels)
+            behind = None if is_shifted else passed_on(self.found.program, user, node, labels)
+            if behind is not None:
+                passed.append(user)
+            return behind
 
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):
@@ -152,7 +158,7 @@ class Streams:
                 blind = True
             else:
                 return None
-        return _Fate(tuple(readings), tuple(dict.fromkeys(sums)), blind)
+        return _Fate(tuple(readings), tuple(dict.fromkeys(passed)), blind)
 
     def terms(self, node: fx.Node) -> set[fx.Node] | None:
         """The linear maps, rows of tables and weights that a value is the sum of; none if there is anything else."""
@@ -252,10 +258,10 @@ def shortened_writers(streams: Streams, centred: Collection[_Along]) -> Iterator
     """
     found = streams.found
     for weight, nodes in streams.uses.items():
-        fates = [streams.fate(node) for node in nodes]
-        read = [r for fate in fates if fate is not None for r in fate.readings]
-        ends = all(fate is not None and fate.sums and fate.readings and not fate.blind for fate in fates)
+        fates = [fate for node in nodes if (fate := streams.fate(node)) is not None]
+        read = [r for fate in fates for r in fate.readings]
         written = tuple(dict.fromkeys(along for node in nodes for along in streams.written(node)))
+        ends = len(fates) == len(nodes) and all(fate.readings and not fate.blind for fate in fates)
         if not (ends and used_only_by((name for name, _ in written), nodes, found.program)):
             continue
         readers = tuple(sorted({(r.weight, r.in_axis) for r in read}))
@@ -264,7 +270,9 @@ def shortened_writers(streams: Streams, centred: Collection[_Along]) -> Iterator
         lost = rows[0] // found.program.shapes[readers[0][0]][1 - readers[0][1]] if whole else 0
         narrow = sum(rows) - lost < found.program.shapes[weight][dict(written)[weight]]
         names = [name for name, _ in (*written, *readers)]
-        if narrow and len(set(names)) == len(names) and streams.is_turning(read[0]):
+        alone = not any(fate.passed for fate in fates)
+        given = all(fate.sums for fate in fates) and streams.is_turning(read[0])
+        if narrow and len(set(names)) == len(names) and (alone or given):
             yield ShortenWriter(written, readers, lost)
 
 
