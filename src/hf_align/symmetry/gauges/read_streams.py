@@ -139,6 +139,7 @@ class Streams:
     def _fate(self, term: fx.Node) -> _Fate | None:
         use, passed = self.found.linear_uses.get(term), list[fx.Node]()
         labels = numbered(use) if use is not None else entries_of(term)
+        size = int(labels.max()) + 1
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
@@ -151,10 +152,10 @@ class Streams:
         for end in follow({term: labels}, self.found, goes_on):
             if (reading := self.found.reading(end.user, end.value)) is not None:
                 dims = len(self.found.weights[reading.weight].axes)
-                if NOBODY in end.labels or not _is_whole(end.labels, end.labels.dim() + 1 - dims):
+                if NOBODY in end.labels or not _is_whole(end.labels, end.labels.dim() + 1 - dims, size):
                     return None  # it reads what is beside the stream, too
                 readings.append(reading)
-            elif _is_whole(end.labels, -1) and self.loses_mean(end.user, end.value):
+            elif _is_whole(end.labels, -1, size) and self.loses_mean(end.user, end.value):
                 blind = True
             else:
                 return None
@@ -216,10 +217,10 @@ def _is_lookup(node: fx.Node, found: Interpretation) -> bool:
     return does(node, Trait.LOOKS_UP_ROWS) and node.all_input_nodes[0] in found.program.parameters
 
 
-def _is_whole(labels: Tensor, axis: int) -> bool:
+def _is_whole(labels: Tensor, axis: int, size: int) -> bool:
     """Whether all entries of a stream lie along an axis, in order, wherever some do."""
     last = labels.movedim(axis, -1)
-    return bool(((last == torch.arange(last.shape[-1])).all(-1) | (last == NOBODY).all(-1)).all())
+    return last.shape[-1] == size and bool(((last == torch.arange(size)).all(-1) | (last == NOBODY).all(-1)).all())
 
 
 def sheared_streams(streams: Streams, taken: Collection[str]) -> Iterator[ShearStream]:
