@@ -121,3 +121,11 @@ def test_tokens_are_in_every_table_in_which_they_are_looked_up(source: int, targ
     for name, rows in (("input_ids", source), ("decoder_input_ids", target)):
         assert example.tokens[name].max() < rows
         assert example.arguments[name].max() < rows
+
+
+def test_pages_are_read_with_their_pictures() -> None:
+    config = transformers.LayoutLMv3Config(
+        vocab_size=17, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        coordinate_size=2, shape_size=4, input_size=16, patch_size=8, architectures=["LayoutLMv3Model"],
+    )  # fmt: skip
+    assert {"input_ids", "bbox", "pixel_values"} == trace(config).example.arguments.keys()

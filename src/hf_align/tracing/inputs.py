@@ -238,7 +238,7 @@ def _images(read: Reader) -> Iterator[dict[str, Tensor]]:
 
 
 def _sides(read: Reader) -> tuple[int, int]:
-    side = read.field("image_size", "img_size", "input_image_size", "max_img_size", default=64)
+    side = read.field("image_size", "img_size", "input_image_size", "max_img_size", "input_size", default=64)
     if isinstance(side, dict):
         side = (side.get("height", 64), side.get("width", 64))
     if isinstance(side, (list, tuple)):
