@@ -124,6 +124,7 @@ class Interpretation:
     resolved: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
     regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
+    vanishing: dict[fx.Node, bool] = field(default_factory=dict)
 
     @property
     def every_value(self) -> Iterable[Value]:

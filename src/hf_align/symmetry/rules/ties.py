@@ -15,6 +15,7 @@ from torch import Generator, Tensor, fx
 from hf_align.symmetry.interpreter.bounds import FIXED
 from hf_align.symmetry.interpreter.call import Call
 from hf_align.symmetry.interpreter.spaces import Axis
+from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
@@ -30,18 +31,20 @@ _HIDDEN = 1e30
 
 def keep_order_of_ties(call: Call, axis: Axis, dim: int) -> None:
     """Pin an axis of what an op chooses from if entries along it may tie."""
-    if not all(atom.root.space.bound.fixed for atom in axis.atoms) and may_tie(
-        call.argument(0), dim, call.found.program
-    ):
+    if not all(atom.root.space.bound.fixed for atom in axis.atoms) and may_tie(call.argument(0), dim, call.found):
         call.lower(axis, FIXED, "ties")
 
 
-def may_tie(value: fx.Node, axis: int, program: Program) -> bool:
+def may_tie(value: fx.Node, axis: int, found: Interpretation) -> bool:
     """Whether entries along an axis may be equal for some text; so, too, where it cannot be tried."""
+    program = found.program
     ops, sources = _since_products(value, program)
     rng = Generator().manual_seed(0)
     try:
-        vanishing = {node for node in sources if _may_vanish(node, program, rng)}
+        for node in sources:
+            if node not in found.vanishing:
+                found.vanishing[node] = _may_vanish(node, program, rng)
+        vanishing = {node for node in sources if found.vanishing[node]}
         tried = [*((size, set[fx.Node]()) for size in _SIZES * _DRAWS), *([(1.0, vanishing)] if vanishing else [])]
         drawn = (_drawn_all(sources, program, size, rng, zero) for size, zero in tried)
         return any(_has_ties(_run(ops, numbers, program)[value], axis) for numbers in drawn)
@@ -72,10 +75,10 @@ def _may_vanish(product: fx.Node, program: Program, rng: Generator) -> bool:
     ops, sources = _since_products(factors[0], program) if product.op == "call_function" and factors else ([], [])
     if not ops:
         return False
-    drawn = _drawn_all(sources, program, 1.0, rng, ())
+    off = {node: _off(node, program, rng) for node in sources if node not in program.constants}
     for sign in (1, -1):
-        off = {node: sign * (_OFF + value.abs().tanh()) for node, value in drawn.items()}
-        if not bool(_run(ops, off, program)[factors[0]].any()):
+        far = {node: sign * value if value.is_floating_point() else value for node, value in off.items()}
+        if not bool(_run(ops, far, program)[factors[0]].any()):
             values = _drawn_all(product.all_input_nodes, program, 1.0, rng, factors)
             return not bool(_run([product], values, program)[product].any())
     return False
@@ -118,6 +121,14 @@ def _drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Te
         return size * torch.randn(example.shape, generator=rng, dtype=torch.float64)
     given = program.example.arguments.get(program.inputs.get(source, ""))
     return given if isinstance(given, Tensor) else torch.zeros(example.shape, dtype=example.dtype)
+
+
+def _off(source: fx.Node, program: Program, rng: Generator) -> Tensor:
+    """Numbers above zero at which a unit is on, and below which it is off."""
+    example = source.meta["val"]
+    if example.is_floating_point():
+        return _OFF + torch.rand(example.shape, generator=rng, dtype=torch.float64)
+    return _drawn(source, program, 1.0, rng)
 
 
 def _is_compared(mask: object) -> bool:
