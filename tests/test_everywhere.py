@@ -68,6 +68,7 @@ def turned(x: Tensor) -> Tensor:
 MAPS: dict[str, Map] = {
     # Entries of one vector come from several tokens, or are mixed in several ways.
     "before": of_half(before),
+    "before, but for the first": of_half(lambda h: torch.cat((h[:, :1], h[:, :-1]), 1)),
     "before, every other": lambda x: torch.where(even(x), before(x), x),
     "before, more and more": lambda x: x * growing(x) + before(x) * (1 - growing(x)),
     "before, by lerp": lambda x: torch.lerp(x, before(x), torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)),

@@ -715,6 +715,11 @@ def test_what_the_one_reader_of_a_map_loses_leaves_it() -> None:
     assert match.after and match.before and match.after / match.before < 1e-4
 
 
+@pytest.mark.parametrize("part", ["MeansMixed", "MeansSkewed"])
+def test_what_a_map_loses_of_several_tokens_stays(part: str) -> None:
+    assert not any(isinstance(gauge, ShortenWriter) for gauge in gauges(part))
+
+
 def test_a_stream_turns_its_mean_in_calls_of_several_sizes() -> None:
     config = hf.DonutSwinConfig(
         image_size=8, patch_size=2, embed_dim=6, depths=[1, 1], num_heads=[2, 2], window_size=2, mlp_ratio=1.5,

@@ -193,3 +193,33 @@ class MeansPressedTower(BiasedTower):
     def more(self, config: TowerConfig) -> None:
         super().more(config)
         self.head = Pressed(config.hidden_size, config.vocab_size)
+
+
+class Mixed(Pressed):
+    """Half of what the second map reads is of other tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        there, here = self.first(x).chunk(2, -1)
+        return nn.Linear.forward(self, self.norm(self.second(torch.cat((there[:, 1:], here[:, :-1]), -1))))
+
+
+class MeansMixedTower(BiasedTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Mixed(config.hidden_size, config.vocab_size)
+
+
+class Skewed(Pressed):
+    """Each entry of what the second map reads is of another token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).contiguous()
+        rows, length, size = y.shape
+        skewed = y.as_strided((rows, length - size + 1, size), (length * size, size, size + 1))
+        return nn.Linear.forward(self, self.norm(self.second(skewed)))
+
+
+class MeansSkewedTower(BiasedTower):
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = Skewed(config.hidden_size, config.vocab_size)

@@ -104,18 +104,13 @@ class _Fate:
     """What becomes of something that is written into a stream.
 
     Attributes:
-        passed: the ops behind which it goes on that do more than to move entries.
+        sums: where it meets other terms.
         blind: whether something else sees it, but not its mean.
     """
 
     readings: tuple[LinearUse, ...]
-    passed: tuple[fx.Node, ...]
+    sums: tuple[fx.Node, ...]
     blind: bool
-
-    @property
-    def sums(self) -> tuple[fx.Node, ...]:
-        """Where it meets other terms."""
-        return tuple(node for node in self.passed if is_sum(node))
 
 
 class Streams:
@@ -137,16 +132,15 @@ class Streams:
         return self.fates[term]
 
     def _fate(self, term: fx.Node) -> _Fate | None:
-        use, passed = self.found.linear_uses.get(term), list[fx.Node]()
+        use, sums = self.found.linear_uses.get(term), list[fx.Node]()
         labels = numbered(use) if use is not None else entries_of(term)
         size = int(labels.max()) + 1
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+            if is_sum(user):
+                sums.append(user)
             is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
-            behind = None if is_shifted else passed_on(self.found.program, user, node, labels)
-            if behind is not None:
-                passed.append(user)
-            return behind
+            return None if is_shifted else passed_on(self.found.program, user, node, labels)
 
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):
@@ -159,7 +153,7 @@ class Streams:
                 blind = True
             else:
                 return None
-        return _Fate(tuple(readings), tuple(dict.fromkeys(passed)), blind)
+        return _Fate(tuple(readings), tuple(dict.fromkeys(sums)), blind)
 
     def terms(self, node: fx.Node) -> set[fx.Node] | None:
         """The linear maps, rows of tables and weights that a value is the sum of; none if there is anything else."""
@@ -177,6 +171,24 @@ class Streams:
             else:
                 return None
         return found
+
+    def is_read_alone(self, term: fx.Node) -> bool:
+        """Whether nothing but linear maps sees a term, and they read vectors as they were written."""
+        use = self.found.linear_uses.get(term)
+        axis = -1 if use is None else use.out_axis
+        written = term.meta["val"].movedim(axis, -1).shape
+        places = torch.arange(written.numel()).reshape(written).movedim(-1, axis)
+        for end in follow({term: places}, self.found):
+            if (reading := self.found.reading(end.user, end.value)) is None:
+                return False
+            dims = len(self.found.weights[reading.weight].axes)
+            vectors = end.labels.movedim(end.labels.dim() + 1 - dims, -1)
+            entries = vectors - vectors[..., :1]
+            if entries.shape[-1] != written[-1] or bool((entries != torch.arange(written[-1])).any()):
+                return False
+            if bool((vectors[..., 0] % written[-1]).any()):
+                return False
+        return True
 
     def together(self, reading: LinearUse) -> dict[fx.Node, _Fate] | None:
         """All terms that meet what a linear map ever reads, or each other; none if one sees more than it may."""
@@ -271,9 +283,10 @@ def shortened_writers(streams: Streams, centred: Collection[_Along]) -> Iterator
         lost = rows[0] // found.program.shapes[readers[0][0]][1 - readers[0][1]] if whole else 0
         narrow = sum(rows) - lost < found.program.shapes[weight][dict(written)[weight]]
         names = [name for name, _ in (*written, *readers)]
-        alone = not any(fate.passed for fate in fates)
+        if not (narrow and len(set(names)) == len(names)):
+            continue
         given = all(fate.sums for fate in fates) and streams.is_turning(read[0])
-        if narrow and len(set(names)) == len(names) and (alone or given):
+        if given or all(streams.is_read_alone(node) for node in nodes):
             yield ShortenWriter(written, readers, lost)
 
 
