@@ -186,40 +186,39 @@ class Pressed(nn.Linear):
         self.norm = nn.LayerNorm(6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.norm(self.second(self.first(x))))
+        return super().forward(self.norm(self.second(self.between(self.first(x)))))
+
+    def between(self, y: Tensor) -> Tensor:
+        return y
 
 
 class MeansPressedTower(BiasedTower):
+    kind: type[Pressed] = Pressed
+
     def more(self, config: TowerConfig) -> None:
         super().more(config)
-        self.head = Pressed(config.hidden_size, config.vocab_size)
+        self.head = self.kind(config.hidden_size, config.vocab_size)
 
 
 class Mixed(Pressed):
     """Half of what the second map reads is of other tokens."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        there, here = self.first(x).chunk(2, -1)
-        return nn.Linear.forward(self, self.norm(self.second(torch.cat((there[:, 1:], here[:, :-1]), -1))))
+    def between(self, y: Tensor) -> Tensor:
+        there, here = y.chunk(2, -1)
+        return torch.cat((there[:, 1:], here[:, :-1]), -1)
 
 
-class MeansMixedTower(BiasedTower):
-    def more(self, config: TowerConfig) -> None:
-        super().more(config)
-        self.head = Mixed(config.hidden_size, config.vocab_size)
+class MeansMixedTower(MeansPressedTower):
+    kind = Mixed
 
 
 class Skewed(Pressed):
     """Each entry of what the second map reads is of another token."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x).contiguous()
+    def between(self, y: Tensor) -> Tensor:
         rows, length, size = y.shape
-        skewed = y.as_strided((rows, length - size + 1, size), (length * size, size, size + 1))
-        return nn.Linear.forward(self, self.norm(self.second(skewed)))
+        return y.contiguous().as_strided((rows, length - size + 1, size), (length * size, size, size + 1))
 
 
-class MeansSkewedTower(BiasedTower):
-    def more(self, config: TowerConfig) -> None:
-        super().more(config)
-        self.head = Skewed(config.hidden_size, config.vocab_size)
+class MeansSkewedTower(MeansPressedTower):
+    kind = Skewed

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.constants import passed_on
-from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, entries_of, follow, numbered
+from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, entries_of, follow, numbered
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, used_only_by
 from hf_align.tracing.ops import Trait, does
@@ -134,7 +134,7 @@ class Streams:
     def _fate(self, term: fx.Node) -> _Fate | None:
         use, sums = self.found.linear_uses.get(term), list[fx.Node]()
         labels = numbered(use) if use is not None else entries_of(term)
-        size = int(labels.max()) + 1
+        size = term.meta["val"].shape[-1 if use is None else use.out_axis]
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user):
@@ -145,8 +145,7 @@ class Streams:
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):
             if (reading := self.found.reading(end.user, end.value)) is not None:
-                dims = len(self.found.weights[reading.weight].axes)
-                if NOBODY in end.labels or not _is_whole(end.labels, end.labels.dim() + 1 - dims, size):
+                if NOBODY in end.labels or not _is_whole(end.labels, self._read_along(end, reading), size):
                     return None  # it reads what is beside the stream, too
                 readings.append(reading)
             elif _is_whole(end.labels, -1, size) and self.loses_mean(end.user, end.value):
@@ -177,27 +176,27 @@ class Streams:
         use = self.found.linear_uses.get(term)
         axis = -1 if use is None else use.out_axis
         written = term.meta["val"].movedim(axis, -1).shape
-        places = torch.arange(written.numel()).reshape(written).movedim(-1, axis)
+        size, places = written[-1], torch.arange(written.numel()).reshape(written).movedim(-1, axis)
         for end in follow({term: places}, self.found):
             if (reading := self.found.reading(end.user, end.value)) is None:
                 return False
-            dims = len(self.found.weights[reading.weight].axes)
-            vectors = end.labels.movedim(end.labels.dim() + 1 - dims, -1)
-            entries = vectors - vectors[..., :1]
-            if entries.shape[-1] != written[-1] or bool((entries != torch.arange(written[-1])).any()):
-                return False
-            if bool((vectors[..., 0] % written[-1]).any()):
+            vectors = end.labels.movedim(self._read_along(end, reading), -1)
+            if not (_is_whole(vectors % size, -1, size) and bool((vectors // size == vectors[..., :1] // size).all())):
                 return False
         return True
 
+    def _read_along(self, end: Use, reading: LinearUse) -> int:
+        """The axis of a value along which a weight reads it: behind it lie the places of a kernel."""
+        return end.labels.dim() + 1 - len(self.found.weights[reading.weight].axes)
+
     def together(self, reading: LinearUse) -> dict[fx.Node, _Fate] | None:
         """All terms that meet what a linear map ever reads, or each other; none if one sees more than it may."""
-        waiting, met = self._read_by(reading), dict[fx.Node, _Fate]()
+        waiting, met = self._read_by(reading.weight), dict[fx.Node, _Fate]()
         while waiting:
             term = waiting.pop()
             fate = self.fate(term)
             beside = [self.terms(node) for node in fate.sums] if fate is not None else [None]
-            beside += [self._read_by(r) for r in fate.readings] if fate is not None else []
+            beside += [self._read_by(r.weight) for r in fate.readings] if fate is not None else []
             if fate is None or None in beside:
                 return None
             met[term] = fate
@@ -205,10 +204,10 @@ class Streams:
             waiting |= {t for terms in beside for t in terms or () if t not in met}
         return met
 
-    def _read_by(self, reading: LinearUse) -> set[fx.Node] | None:
-        """The terms of all that a linear map reads, wherever it does."""
-        uses = (self.found.linear_uses.get(node) for node in self.uses.get(reading.weight, ()))
-        terms = [self.terms(use.input) if use is not None else None for use in (reading, *uses)]
+    def _read_by(self, weight: str) -> set[fx.Node] | None:
+        """The terms of all that a weight reads; none where it is looked up, too."""
+        uses = [self.found.linear_uses.get(node) for node in self.uses[weight]]
+        terms = [self.terms(use.input) if use is not None else None for use in uses]
         return None if None in terms else {t for found in terms for t in found or ()}
 
     def is_turning(self, reading: LinearUse) -> bool:

@@ -256,20 +256,18 @@ def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
         return None
     size = maps.shape[-1]
     distinct = torch.unique(maps.reshape(-1, size, size), dim=0)
-    order = reordering(distinct)
-    far = places.far()
-    plain = len(distinct) == 1 and reordering(distinct.abs()) is not None  # signs and places, as at the origin of one
-    if plain and all(torch.equal(turned, distinct.expand_as(turned)) for turned in far):
-        return None
-    order = order or reordering_of_planes(distinct[0]) or tuple(range(size))  # where all coordinates turn
+    order = reordering(distinct) or reordering_of_planes(distinct[0]) or tuple(range(size))
     unchanged = torch.eye(size, dtype=torch.float64)
     back = unchanged[:, list(order)]
-    distinct = back @ distinct
-    nearest = (distinct - unchanged).abs().amax((-1, -2)).argsort()
-    if Rotations.from_maps(distinct[nearest]) is None:
+    here = back @ distinct
+    here = here[(here - unchanged).abs().amax((-1, -2)).argsort()]
+    if Rotations.from_maps(here) is None:
         return None
-    more = [back @ turned[_spread(len(turned))] for turned in far]
-    everywhere = torch.cat([distinct[nearest], *more])
+    far = [back @ turned[_spread(len(turned))] for turned in places.far()]
+    plain = len(distinct) == 1 and reordering(distinct.abs()) is not None  # signs and places, as at the origin of one
+    if plain and all(torch.equal(turned, here.expand_as(turned)) for turned in far):
+        return None
+    everywhere = torch.cat([here, *far])
     rotations = Rotations.from_maps(everywhere, _in_doubt(everywhere, back, places))
     if rotations is None:
         return None

@@ -109,7 +109,11 @@ class Relation:
 
 @dataclass
 class Interpretation:
-    """What one pass over the graph found; `spec.py` turns it into a SymmetrySpec."""
+    """What one pass over the graph found; `spec.py` turns it into a SymmetrySpec.
+
+    Attributes:
+        vanishing: of the products that were asked, whether they are zero everywhere for some text.
+    """
 
     program: Program
     values: dict[fx.Node, Any] = field(default_factory=dict)
