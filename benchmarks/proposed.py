@@ -43,6 +43,7 @@ def _convolutions() -> dict[str, Any]:
 
 GIVEN: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
+    "florence2": {"text_config": {"model_type": "bart", "vocab_size": 51290}},
     "perception_lm": {"vision_config": {
         "model_type": "timm_wrapper", "architecture": "vit_pe_core_large_patch14_336",
         "model_args": {"embed_dim": 1024, "img_size": [448, 448], "depth": 23, "global_pool": "",

@@ -156,6 +156,13 @@ def pocket_tts() -> Any:
         flow_head_config=dict(condition_dim=8, latent_dim=6, hidden_size=8, num_hidden_layers=2))  # fmt: skip
 
 
+def higgs_audio() -> Any:
+    return t.HiggsAudioV2Config(
+        vocab_size=23, hidden_size=8, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=4, max_position_embeddings=48, num_codebooks=2, codebook_size=16,
+        pad_token_id=22, eos_token_id=21, audio_token_id=3, audio_bos_token_id=19, audio_delay_token_id=18)  # fmt: skip
+
+
 def visual_bert() -> Any:
     return t.VisualBertConfig(**_ENCODER, visual_embedding_dim=6)
 
@@ -168,6 +175,9 @@ IMAGE = noise(2, 3, 8, 8)
 GRID = torch.tensor([[1, 4, 4], [1, 4, 4]])
 
 TRAPS = [
+    Trap("higgs_audio", native("HiggsAudioV2ForConditionalGeneration", higgs_audio()),
+         both(lengths(7, 12), given("codes", input_ids=words(12, 3, 3, 3, 3),
+                                    audio_input_ids=torch.arange(16).reshape(2, 4, 2)))),
     Trap("llava", native("LlavaForConditionalGeneration", llava()),
          both(lengths(7, 12), given("image", input_ids=words(12, 3, 3, 3, 3), pixel_values=IMAGE))),
     Trap("gemma3", native("Gemma3ForConditionalGeneration", gemma3()),

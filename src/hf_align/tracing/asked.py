@@ -24,10 +24,10 @@ from transformers import PreTrainedModel, StaticCache
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU, drawing
 from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
+from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
-from hf_align.tracing.mending import NOT_ASKED
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
 from hf_align.tracing.small.shrink import shrink

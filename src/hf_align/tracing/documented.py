@@ -17,6 +17,8 @@ from hf_align.tracing.inputs import Reader, media, reader
 from hf_align.tracing.mode import extent
 from hf_align.tracing.tokens import announcing_tokens
 
+NOT_ASKED = re.compile("^(output|return|use)_|_to_keep$|labels?$|loss")
+"""Arguments that only ask for more results, or fewer."""
 _DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILINE)
 OF_TEXT = ("input_ids", "attention_mask")
 _ANNOUNCES = re.compile("(.+)_token_(id|index)$")
@@ -45,9 +47,10 @@ def announced_media(model: PreTrainedModel) -> Iterator[tuple[str, int, dict[str
               if (m := _ANNOUNCES.match(name)) and value in announcing}  # fmt: skip
     for name in inspect.signature(model.forward).parameters:
         kind = max((kind for kind in tokens if name.startswith((f"{kind}_", f"{kind}s"))), key=len, default="")
-        width = documented_width(model, name) if kind else None
+        width = documented_width(model, name) if kind and not NOT_ASKED.search(name) else None
         if width:
-            yield kind, tokens[kind], {name: torch.zeros(1, _FRAMES, width)}
+            vectors = torch.zeros(1, _FRAMES, width)
+            yield kind, tokens[kind], {name: vectors.to(_dtype(_said(model)[name][0], [vectors]))}
 
 
 def documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[Tensor]:
@@ -57,9 +60,7 @@ def documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[
         return
     kind, dims = said[name]
     read = reader(model, *extent(example))
-    kinds = {"Bool": torch.bool, "Float": torch.float32}
-    alike = [t.dtype for n, t in example.arguments.items() if isinstance(t, Tensor) and name.endswith(f"_{n}")]
-    dtype = next((dtype for word, dtype in kinds.items() if word in kind), alike[0] if alike else torch.long)
+    dtype = _dtype(kind, [t for n, t in example.arguments.items() if isinstance(t, Tensor) and name.endswith(f"_{n}")])
     others = [t for n, t in example.arguments.items() if isinstance(t, Tensor) and n not in OF_TEXT]
     sizes = sorted({size for t in others for size in t.shape}, reverse=True)
     pictures = [t for t in others if t.is_floating_point() and t.dim() > 3]
@@ -69,6 +70,13 @@ def documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[
         if "size" in name and pictures and shape and shape[-1] == 2:
             value = torch.tensor(pictures[0].shape[-2:]).expand(shape).contiguous()
         yield value
+
+
+def _dtype(kind: str, alike: Sequence[Tensor]) -> torch.dtype:
+    """What a documented type holds; where it does not tell, what others of this name hold."""
+    kinds = {"Bool": torch.bool, "Float": torch.float32, "Long": torch.long}
+    other = alike[0].dtype if alike else torch.long
+    return next((dtype for word, dtype in kinds.items() if word in kind), other)
 
 
 def _sizes(dim: str, read: Reader, others: Sequence[int]) -> list[int]:

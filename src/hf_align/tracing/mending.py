@@ -20,13 +20,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
 from hf_align.tracing.build import quiet, trained_buffers
-from hf_align.tracing.documented import OF_TEXT, documented
+from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, documented
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, NothingNew
 
-NOT_ASKED = re.compile("^(output|return|use)_|_to_keep$|labels?$|loss")
-"""Arguments that only ask for more results, or fewer."""
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
 _WIDTHS = re.compile(r"but got \[\d+, (\d+)\] X \[(\d+), \d+\]|cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 """In an error of a matrix that reads something narrower or wider, without values and with them."""

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.asked import asks
-from hf_align.tracing.documented import OF_TEXT, announced_media, documented, documented_width
+from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
-from hf_align.tracing.mending import NOT_ASKED, mended, vectors_made, with_places
+from hf_align.tracing.mending import mended, vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
 from hf_align.tracing.watched import is_said, scalars
