@@ -111,3 +111,17 @@ def test_numbers_are_told_apart_in_many_copies_at_once() -> None:
     for sign, result in zip((1, -1), found, strict=True):
         x = sign * (weights["written.0"] @ u).view(3, 4)
         torch.testing.assert_close(result, weights["readers.0"] @ (torch.eye(4).double()[x.argmax(1)] * x).flatten())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_parts_of_several_lengths_are_filled_up_in_many_copies_at_once(side: str) -> None:
+    def filled(x: Tensor) -> Tensor:
+        return torch.ops.aten.pad_sequence([x[:1], x], True, 0.5, side)
+
+    program = trace_op(OpExample("", filled, (Data((3, 4)),), ""))
+    weights, u = random_weights(derive(program), torch.Generator().manual_seed(0)), torch.ones(3, dtype=torch.float64)
+    both = torch.stack([weights["written.0"], -weights["written.0"]])
+    found = torch.func.vmap(lambda w: execute(program, {**weights, "written.0": w}, {"u": u}))(both)
+    for sign, result in zip((1, -1), found, strict=True):
+        x = sign * (weights["written.0"] @ u).view(3, 4)
+        torch.testing.assert_close(result, weights["readers.0"] @ filled(x).flatten())

@@ -15,12 +15,13 @@ import torch
 import transformers
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
 from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.tracing import record as record_module
 from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
 from hf_align.tracing.ops import op_name
@@ -175,6 +176,54 @@ def test_writes_through_views_change_all_that_shows_the_memory(seed: int) -> Non
     assert not [n for n in graph.graph.nodes if getattr(getattr(n.target, "_schema", None), "is_mutable", False)]
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(graph(x)[0], model(x))
+
+
+class Fills(PreTrainedModel):
+    """Reads what is made of a value by an op that fills a tensor of its own, or that writes through many views."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig, fill: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.written, self.reader, self.fill = nn.Linear(4, 6), nn.Linear(6, 4), fill
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.reader(self.fill(self.written(x))),)
+
+
+def _into(write: Callable[[Tensor, Tensor], object]) -> Callable[[Tensor], Tensor]:
+    """Zeros that a value is written to."""
+
+    def fill(value: Tensor) -> Tensor:
+        zeros = torch.zeros(value.shape)
+        write(zeros, value)
+        return zeros
+
+    return fill
+
+
+FILLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows of several lengths": lambda v: nn.utils.rnn.pad_sequence([v[:1], v], batch_first=True, padding_value=0.5),
+    "several tensors at once": _into(lambda zeros, v: torch._foreach_add_([zeros], [v])),
+    "a chunk": _into(lambda zeros, v: zeros.chunk(2, -1)[0].add_(v[..., :3])),
+    "a part": _into(lambda zeros, v: zeros.split([2, 4], -1)[1].copy_(v[..., 2:])),
+    "a row": _into(lambda zeros, v: zeros.unbind(0)[1].copy_(v[1])),
+    "a stride": _into(lambda zeros, v: zeros.as_strided((6,), (1,), 6).copy_(v[0])),
+    "windows": _into(lambda zeros, v: zeros.unfold(1, 2, 2)[..., 0].copy_(v[:, ::2])),
+    "a result": _into(lambda zeros, v: torch.mul(v, 2.0, out=zeros)),
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_what_is_filled_with_computed_values_is_no_constant(fill: str) -> None:
+    """Also in the first pass through a class, of which nothing is known."""
+    model = Fills(PretrainedConfig(), FILLS[fill]).requires_grad_(False).eval()
+    empty = Fills(PretrainedConfig(), FILLS[fill]).to("meta")
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    record_module._MIXED.pop(Fills, None)
+    program = trace_call(empty, Example({"x": torch.zeros(3, 4)}, {}))
+    found = execute(program, dict(model.named_parameters()), {"x": x})
+    torch.testing.assert_close(found, model(x)[0])
 
 
 TOWERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,12 +8,12 @@ view of the memory is then taken from the new values. torch's own functionalizat
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from hf_align.tracing.ops import Trait, does
 
@@ -127,4 +127,15 @@ def with_reshapes(recorded: fx.GraphModule) -> fx.GraphModule:
     for node in recorded.graph.find_nodes(op="call_function", target=_aten.view.default):
         node.target = _aten.reshape.default
     recorded.recompile()
+    return recorded
+
+
+def beside_constants(recorded: fx.GraphModule, weights: Collection[str]) -> fx.GraphModule:
+    """Weights that are on no device as views of one zero: an op that meets constants, too, wants all on one device."""
+    for name, weight in [*recorded.named_parameters(), *recorded.named_buffers()]:
+        if name in weights and weight.is_meta:
+            path, _, last = name.rpartition(".")
+            zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+            is_parameter = isinstance(weight, nn.Parameter)
+            setattr(recorded.get_submodule(path), last, nn.Parameter(zeros, False) if is_parameter else zeros)
     return recorded

@@ -153,8 +153,9 @@ class Recorder(ProxyTorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as question:
             self.asked = question
             raise
-        if not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
+        if not op.written_to and not any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             return result
+        result = self._without_values(result, (args, kwargs))
         self.lists.bound(func, op, args, kwargs, result)
         shown = args[0] if args else None
         args, kwargs = mapped(Tensor, self._node, (args, kwargs))
@@ -165,12 +166,26 @@ class Recorder(ProxyTorchDispatchMode):
             self._noted(result, node)
             if isinstance(shown, Tensor) and shown.untyped_storage()._cdata == result.untyped_storage()._cdata:
                 remember_view(node)
-        else:
+        elif result is not None:
             for i, part in enumerate(result):
                 if isinstance(part, Tensor):
                     self._noted(part, self._op(operator.getitem, (node, i), {}))
             node.meta["val"] = mapped(Tensor, described, result)
         return result
+
+    def _without_values(self, result: Any, operands: Any) -> Any:
+        """A result without the values that it is given by an op which makes a tensor of its own and fills it with what
+        has none; what shows an operand that has values keeps them."""
+        if all(isinstance(leaf, FakeTensor) for leaf in leaves(result) if isinstance(leaf, Tensor)):
+            return result
+        known = set(_memories(operands))
+
+        def without(value: Tensor) -> Tensor:
+            if isinstance(value, FakeTensor) or value.untyped_storage()._cdata in known:
+                return value
+            return self._faked(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"))
+
+        return mapped(Tensor, without, result)
 
     def _draw(self, func: Any, operands: Any, result: Any) -> None:
         """Remember what is drawn at random, by no generator of its own, and what is computed of it.

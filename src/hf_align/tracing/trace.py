@@ -30,7 +30,7 @@ from hf_align.tracing.inputs import examples
 from hf_align.tracing.listed import LISTED_AT
 from hf_align.tracing.lookups import within_tables
 from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, needs_ends, parameters_of
-from hf_align.tracing.memory import with_reshapes
+from hf_align.tracing.memory import beside_constants, with_reshapes
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
@@ -215,7 +215,8 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic, ends=example.ends)
     if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
-        program = _of_export(model, torch.export.export(with_reshapes(recorded), (), free, strict=False), example)
+        prepared = with_reshapes(beside_constants(recorded, weights))
+        program = _of_export(model, torch.export.export(prepared, (), free, strict=False), example)
     else:
         program = _of_record(model, recorded, weights, example)
     if example.ends:

@@ -252,7 +252,8 @@ class _Means:
     def is_lost_by(self, user: fx.Node, node: fx.Node) -> bool:
         """Whether one use of a value is blind to its mean along the last axis."""
         value = self.found.values.get(node)
-        return isinstance(value, (Value, Product)) and self._use(user, node, _parts(_axes(value)[-1]), -1)
+        axes = _axes(value) if isinstance(value, (Value, Product)) else ()
+        return bool(axes) and self._use(user, node, _parts(axes[-1]), -1)
 
     def _use(self, user: fx.Node, node: fx.Node, parts: _Parts, place: int) -> bool:
         if _is_blind(user, node, place) or gives_only_its_shape(node, user):

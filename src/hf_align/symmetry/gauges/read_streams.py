@@ -162,7 +162,8 @@ class Streams:
             value = waiting.pop()
             operands = value.all_input_nodes
             moves = does(value, Trait.MOVES | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
-            if value in self.found.linear_uses or value in names or _is_lookup(value, self.found):
+            is_vector = value in names and value.meta["val"].dim() > 0
+            if value in self.found.linear_uses or is_vector or _is_lookup(value, self.found):
                 found.add(value)
             elif moves or is_sum(value):
                 waiting += [operand for operand in operands if operand not in seen]
@@ -230,7 +231,7 @@ def _is_lookup(node: fx.Node, found: Interpretation) -> bool:
 
 def _is_whole(labels: Tensor, axis: int, size: int) -> bool:
     """Whether all entries of a stream lie along an axis, in order, wherever some do."""
-    last = labels.movedim(axis, -1)
+    last = labels.movedim(axis, -1) if labels.dim() else labels[None]
     return last.shape[-1] == size and bool(((last == torch.arange(size)).all(-1) | (last == NOBODY).all(-1)).all())
 
 

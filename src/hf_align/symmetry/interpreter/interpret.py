@@ -72,6 +72,10 @@ def _step(node: fx.Node, found: Interpretation) -> Any:
     except SpaceMismatchError as mismatch:
         found.withdraw(node, *before)
         return _pin(call, str(mismatch))
+    except (IndexError, ZeroDivisionError):
+        if all(n.meta["val"].shape for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)):
+            raise
+        unseen = ["an axis of a single number"]  # which has none, and torch takes one all the same
     found.withdraw(node, *before)
     return _unknown(call, f"{op_name(node)} with {' and '.join(unseen)}", resolved)
 

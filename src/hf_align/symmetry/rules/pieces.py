@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
 
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES
 from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
@@ -232,3 +235,20 @@ def _put_between(node: fx.Node, args: Any, kwargs: Any) -> Any:
         start, stop, _ = slice(args[3], args[4] if len(args) > 4 else None).indices(args[0].shape[args[2]])
         args = (*args[:3], start, stop, *args[5:])
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+@runs("pad_sequence")
+def _fill_up(node: fx.Node, args: Any, kwargs: Any) -> Tensor:
+    """Torch writes into a tensor of its own, which vmap refuses."""
+    return _filled_up(*args, **kwargs)
+
+
+def _filled_up(
+    sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Tensor:
+    longest = max(map(len, sequences))
+    missing = [longest - len(part) for part in sequences]
+    widths = [(0, n) if padding_side == "right" else (n, 0) for n in missing]
+    parts = [functional.pad(part, (0, 0) * (part.dim() - 1) + width, value=padding_value)
+             for part, width in zip(sequences, widths, strict=True)]  # fmt: skip
+    return torch.stack(parts, 0 if batch_first else 1)

@@ -100,7 +100,7 @@ def one_number(call: Call) -> Value:
       "clamp_max", "elu", "hardswish", "hardsigmoid", "mish", "cos", "log_sigmoid", "logical_not", "bitwise_not",
       "isinf", "isnan", "hardtanh", "hardtanh_", "relu6", "log1p", "expm1", "exp2", "floor", "ceil",
       "round", "trunc", "nan_to_num", "remainder", "fmod", "floor_divide", "clip", "celu", "selu", "silu_", "acos",
-      "cosh", "bucketize", "isin", "isfinite", "hardswish_", "logit", "threshold", "erfc", "clamp_", "clamp_min_",
+      "cosh", "isin", "isfinite", "hardswish_", "logit", "threshold", "erfc", "clamp_", "clamp_min_",
       "sigmoid_", "exp_", "sqrt_", "__lshift__", "__rshift__", "bitwise_xor", "logical_xor", "frac",
       harmless=_CONSTANTS_OF_FUNCTIONS)  # fmt: skip
 def function_of_one_entry(call: Call) -> Value:
@@ -114,6 +114,19 @@ def function_of_one_entry(call: Call) -> Value:
             _keep_order(call, value.axes, other)
     call.lower_all(value.axes, PERMUTATION, "pointwise")
     return _broadcast(call, value)
+
+
+@rule("bucketize", harmless="out_int32 right")
+def count_below(call: Call) -> Value:
+    """y_i = #{j: b_j < x_i} with b ascending: permutations of x; b keeps its order."""
+    values, boundaries = call.argument(0), call.argument(1)
+    if _is_data(call, boundaries):
+        call.lower_all(call.value(boundaries).axes, FIXED, "boundaries")
+    if not _is_data(call, values):
+        return Value(tuple(fresh(n, FIXED) for n in call.shape))
+    axes = call.value(values).axes
+    call.lower_all(axes, PERMUTATION, "pointwise")
+    return Value(axes)
 
 
 @rule("tanh", "tanh_", "sin", "erf", "asin", "atan", "sinh", "asinh", "tan", "sign", "sgn", "hardshrink",

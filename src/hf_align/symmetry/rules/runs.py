@@ -69,7 +69,7 @@ def _with_unit_axes(user: fx.Node, order: list[int]) -> list[int]:
     """The axes behind an op that adds or drops those of size one."""
     before, after = user.all_input_nodes[0].meta["val"].shape, user.meta["val"].shape
     dims: Any = user.args[1] if len(user.args) > 1 else range(len(before))
-    rank = max(len(before), len(after))
+    rank = max(len(before), len(after), 1)
     chosen: set[int] = {d % rank for d in ([dims] if isinstance(dims, int) else dims)}
     if op_name(user) == "unsqueeze":
         (at,) = chosen
@@ -99,7 +99,8 @@ def _reordered(user: fx.Node, order: list[int]) -> list[int]:
         return [order[i] for i in user.args[1]]  # type: ignore[union-attr, index]
     order = list(order)
     i, j = user.args[1], user.args[2]
-    order[i], order[j] = order[j], order[i]  # type: ignore[index]
+    if order:  # a single number has none
+        order[i], order[j] = order[j], order[i]  # type: ignore[index]
     return order
 
 
