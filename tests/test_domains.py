@@ -125,3 +125,14 @@ def test_parts_of_several_lengths_are_filled_up_in_many_copies_at_once(side: str
     for sign, result in zip((1, -1), found, strict=True):
         x = sign * (weights["written.0"] @ u).view(3, 4)
         torch.testing.assert_close(result, weights["readers.0"] @ filled(x).flatten())
+
+
+def test_the_gain_of_a_norm_of_single_numbers_stays() -> None:
+    """Views drop an axis of one entry, and who reads it behind them is not known."""
+
+    def normed(x: Tensor, gain: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, [1], gain, 1e-2).squeeze(-1).tanh()
+
+    program = trace_op(OpExample("", normed, (Data((3, 1)), Weight((1,))), ""))
+    spec, rng = derive(program), torch.Generator().manual_seed(0)
+    assert soundness(program, spec, random_weights(spec, rng), draw_inputs(rng), rng) < 1e-9

@@ -99,9 +99,9 @@ def _writers(gains: Sequence[Gain], found: Interpretation) -> tuple[Carried, ...
 
 def _is_free(axis: Axis, gains: Sequence[Gain], found: Interpretation) -> bool:
     """Whether any matrix may act on a space that no other gain writes or multiplies, and all weights along it are known
-    as its carriers."""
+    as its carriers. Who reads a single entry is not known: views drop such axes, and make others."""
     space = axis.space
-    if space.kind is not Kind.ATOM or not space.bound.free:
+    if space.kind is not Kind.ATOM or not space.bound.free or axis.size == 1:
         return False
     every = (*found.gains, *found.linked_gains)
     if any(g not in gains and space in (g.target.root.space, g.source.root.space) for g in every):
