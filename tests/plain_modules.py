@@ -214,6 +214,20 @@ class Recurrent(nn.Module):
         return self.head(self.loop(x)[0][:, -1]), x.shape[1]
 
 
+class Cell(nn.Module):
+    """A recurrence, one step after the other."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
 class Shared(nn.Module):
     """Two branches with one matrix between them, under two names."""
 

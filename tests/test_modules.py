@@ -15,6 +15,7 @@ from conftest import built, tiny_gpt2
 from plain_modules import (
     ByData,
     ByLength,
+    Cell,
     Codes,
     Counted,
     Decoder,
@@ -70,6 +71,9 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "counted": (Counted, numbers(9, 6)),
     "codes": (Codes, numbers(9, 6)),
     "lstm": (Recurrent, numbers(2, 2, 3)),
+    "tanh cell": (lambda: Cell(nn.RNNCell(3, 5)), numbers(2, 3, 3)),
+    "gru cell": (lambda: Cell(nn.GRUCell(3, 5)), numbers(2, 3, 3)),
+    "lstm cell": (lambda: Cell(nn.LSTMCell(3, 5)), numbers(2, 3, 3)),
     "shared": (Shared, numbers(4, 6)),
     "several": (Several, {"pair": (numbers(4, 3), numbers(4, 2)), "scale": numbers(4, 5), "doubled": True}),
 }
@@ -125,6 +129,15 @@ def test_room_that_nothing_fills_is_no_danger() -> None:
     """What is neither written nor read has no size of its own, and no twin can be found in it again."""
     a, c, x = seeded(Narrow, 0), seeded(Narrow, 1), numbers(2, 6, 5)
     assert_same(hf_align.align(c, to=a, inputs=x).apply(c), c, x)
+
+
+def test_a_cell_that_is_homogeneous_may_be_scaled() -> None:
+    """What units write and read is scaled at once, and where that is best is no permutation's to say."""
+    make, x = lambda: Cell(nn.RNNCell(3, 5, nonlinearity="relu")), numbers(2, 3, 3)
+    a, c = seeded(make, 0), seeded(make, 1)
+    alignment = hf_align.align(c, to=a, inputs=x)
+    assert_same(alignment.apply(c), c, x)
+    assert largest(alignment.apply(c), c) > 0.1 and hf_align.certify(a, inputs=x).complete
 
 
 @pytest.mark.parametrize("kind", ["mlp", "resnet", "decoder", "lstm", "shared"])
