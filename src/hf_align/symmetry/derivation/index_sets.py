@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
@@ -67,7 +67,8 @@ class IndexSets:
         their entries were looked up by number.
         """
         self._join_stacks()
-        company, stored = self._company(self.found.every_value), self._company(self.found.weights.values())
+        values = [*self.found.every_value, *self._looked_up()]
+        company, stored = self._company(values), self._company(self.found.weights.values())
         repeated = self._repeated()
         found = dict[AtomClass, tuple[AtomClass, ...]]()
         for klass in (c for c in stored if c.group is not None):
@@ -78,6 +79,15 @@ class IndexSets:
             outer += [o for o in others if self._are_apart(klass, [o], o.size)]
             found[klass] = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))
         return found
+
+    def _looked_up(self) -> Iterator[Value]:
+        """What lies beside the rows of a table whose numbers lie along an axis that moves as the rows do: there, where
+        an entry is does not say which row it is of."""
+        for lookup in self.found.lookups:
+            value, dim = lookup.value, lookup.dim
+            rows = self._of(value.axes[dim])
+            if any(not rows.isdisjoint(self._of(axis)) for axis in lookup.numbers.axes):
+                yield Value((*value.axes[:dim], *value.axes[dim + 1 :]))
 
     def _join_stacks(self) -> None:
         """Axes that stand still count the same, if a loop takes matrices of one stack after the other along them."""
@@ -155,7 +165,7 @@ class IndexSets:
         return found
 
     def _of(self, axis: Axis) -> set[AtomClass]:
-        return {self.of_atom[a.space.serial] for a in axis.atoms}
+        return {self.of_atom[a.space.serial] for a in axis.atoms if a.space.serial in self.of_atom}
 
     def _leaves(self, axis: Axis) -> list[Counter[AtomClass]]:
         """How often each class occurs in each segment of an axis."""

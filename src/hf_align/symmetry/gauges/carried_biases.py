@@ -161,7 +161,8 @@ def _way(
     if len(ways) != 1 or (row := ways.pop()[2]) is None or any(start == NOBODY for start, _ in row):
         return None
     met = list(follow({node: numbered(r) for node, r in maps.items()}, found, goes_on))
-    in_order = all(torch.equal(u.labels, torch.arange(u.user.meta["val"].shape[-1]).expand_as(u.labels)) for u in met)
-    if sorted(u.user for u in met) != sorted(sums) or not in_order:
+    if sorted(u.user for u in met) != sorted(sums):
+        return None
+    if not all(torch.equal(u.labels, torch.arange(u.user.meta["val"].shape[-1]).expand_as(u.labels)) for u in met):
         return None
     return next(iter(maps.values())), row

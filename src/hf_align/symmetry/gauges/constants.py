@@ -310,7 +310,7 @@ class Ways:
 
 def _is_lost(use: Use, program: Program) -> bool:
     """Whether a constant of keys, the same for all of them, only shifts the scores of a softmax."""
-    alike = bool((use.labels == use.labels[..., :1]).all())
+    alike = use.labels.dim() > 0 and bool((use.labels == use.labels[..., :1]).all())
     return _is_right_factor(use.value, use.user) and alike and reaches_softmax(use.user, program)
 
 

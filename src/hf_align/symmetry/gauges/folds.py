@@ -43,6 +43,14 @@ class Read:
         parts = weight.movedim(self.axis, -1).unflatten(-1, (self.before, -1, self.behind))
         return (parts - parts.mean(-2, keepdim=True)).flatten(-3).movedim(-1, self.axis)
 
+    def means_that_read(self, weight: Tensor, constant: Tensor) -> Tensor:
+        """What is added where a vector is read, so that a unit vector of ones gives what the weight makes of a
+        constant: each vector what it gave by itself, where they are scaled; else all in equal shares."""
+        parts = weight.movedim(self.axis, -1).unflatten(-1, (self.before, -1, self.behind))
+        made = (parts * constant[:, None]).sum(-2, keepdim=True)
+        shares = made if self.scaled else made.mean((-3, -1), keepdim=True)
+        return (shares / math.sqrt(len(constant))).expand_as(parts).flatten(-3).movedim(-1, self.axis)
+
 
 @dataclass(frozen=True)
 class Carried:
@@ -108,7 +116,7 @@ class FoldNorm(Gauge):
     LayerNorm's normalised value n has mean zero, so a reader's mean along the axis is free. Where a reader has no
     bias of its own to take Wβ up, it is stored there: with β = 1/√d · 1 and Wγ centred, the mean direction of W
     contributes exactly Wβ to the output and nothing else. Of a reader of several such vectors at once, the mean along
-    each of them is free, and they store the constant in equal shares.
+    each of them is free, and they store the constant in equal shares, or each its own where they are scaled.
 
     Attributes:
         exclusive: the reads are all that ever happens to the normalised value; else β stays, as β/γ.
@@ -178,8 +186,7 @@ class FoldNorm(Gauge):
         folded = read.centred(folded)
         if self.bias is None or read.bias is not None:
             return folded
-        constant = weight.movedim(read.axis, -1) @ read.spread(get(self.bias))
-        return folded + constant.unsqueeze(read.axis) * (math.sqrt(len(gain)) / weight.shape[read.axis])
+        return folded + read.means_that_read(weight, get(self.bias))
 
 
 @dataclass(frozen=True)

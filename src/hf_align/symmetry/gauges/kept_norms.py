@@ -145,9 +145,10 @@ def _norms(found: Interpretation, gone: Collection[str]) -> Iterator[tuple[fx.No
                 yield node, KeptNorm(gain.parameter, names.get(bias), gain.offset)  # type: ignore[arg-type]
         elif does(node, Trait.MULTIPLIES) and any(is_centred(a) for a in node.all_input_nodes):
             (user, *others) = node.users
-            added = [a for a in user.all_input_nodes if a is not node]
-            if not others and does(user, Trait.ADDS) and len(added) == 1 and names.get(added[0]) is not None:
-                yield user, KeptNorm(gain.parameter, names[added[0]], gain.offset)
+            shapes, added = found.program.shapes, [names.get(a) for a in user.all_input_nodes if a is not node]
+            bias = added[0] if len(added) == 1 and does(user, Trait.ADDS) and not others else None
+            if bias is not None and shapes[bias] == shapes[gain.parameter]:
+                yield user, KeptNorm(gain.parameter, bias, gain.offset)
             else:
                 yield node, KeptNorm(gain.parameter, None, gain.offset)
 

@@ -150,7 +150,8 @@ def _writers(value: fx.Node, found: Interpretation, steps: int) -> Iterator[tupl
 def _together(labels: Tensor) -> list[Tensor]:
     """Rows that lie side by side along the last axis somewhere, as sets that do not meet."""
     sets: list[set[int]] = []
-    for row in torch.unique(labels.reshape(-1, labels.shape[-1]), dim=0).tolist():
+    rows = labels.reshape(-1, labels.shape[-1] if labels.dim() else 1)
+    for row in torch.unique(rows, dim=0).tolist():
         met = [s for s in sets if not s.isdisjoint(row)]
         sets = [s for s in sets if s not in met] + [set(row).union(*met)]
     return [torch.tensor(sorted(s)) for s in sorted(sets, key=min)]

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
 from hf_align.symmetry.gauges.folds import Read
-from hf_align.symmetry.gauges.index_provenance import entries_of, follow
+from hf_align.symmetry.gauges.index_provenance import NOBODY, entries_of, follow
 from hf_align.symmetry.gauges.kept_norms import KeptNorm, norms_that_stay
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import used_only_by
@@ -89,7 +89,7 @@ def _read_along_places(nodes: Collection[fx.Node], found: Interpretation) -> lis
     readings = []
     for use in follow({node: entries_of(node) for node in nodes}, found):
         reading = found.reading_by_matrix(use.user, use.value)
-        if reading is None or not bool((use.labels == use.labels[..., :1]).all()):
+        if reading is None or NOBODY in use.labels or not bool((use.labels == use.labels[..., :1]).all()):
             return []
         readings.append(reading)
     return readings

@@ -79,5 +79,7 @@ def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tupl
 
 def _is_along_last(use: Use) -> bool:
     """Whether all entries along the last axis are those of a constant, in order, wherever some are."""
+    if not use.labels.dim():
+        return False
     in_order = (use.labels == torch.arange(use.labels.shape[-1])).all(-1)
     return bool((in_order | (use.labels == NOBODY).all(-1)).all())

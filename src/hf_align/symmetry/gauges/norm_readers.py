@@ -45,7 +45,7 @@ def terminal_readings(node: fx.Node, found: Interpretation, scaled: bool = False
     """
     for user in node.users:
         if (reading := found.reading(user, node)) is not None:
-            yield Reading(reading, scaled=scaled)
+            yield _along_last(reading, node, found, scaled)
         elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from terminal_readings(user, found, scaled)
         elif does(user, Trait.MOVES) and user.all_input_nodes == [node] and isinstance(node.meta["val"], Tensor):
@@ -54,6 +54,15 @@ def terminal_readings(node: fx.Node, found: Interpretation, scaled: bool = False
             yield from terminal_readings(user, found, True)
         else:
             yield None
+
+
+def _along_last(reading: LinearUse, node: fx.Node, found: Interpretation, scaled: bool) -> Reading | None:
+    """What reads vectors along the last axis; a kernel may read one entry of each of several."""
+    if len(found.weights[reading.weight].axes) == 2:
+        return Reading(reading, scaled=scaled)
+    shape = node.meta["val"].shape
+    read = reading_of_all(reading, torch.arange(shape.numel()).reshape(shape), shape[-1], found)
+    return read and replace(read, scaled=scaled)
 
 
 def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[Reading | None]:

@@ -38,7 +38,7 @@ def interpret(program: Program) -> Interpretation:
     for node in program.inputs:
         found.values[node] = Value(tuple(fresh(n, FIXED) for n in node.meta["val"].shape))
     regions = found.regions = find_rotations(program)
-    replaced = frozenset[fx.Node]().union(*(r.inner for r in regions.values()))
+    replaced = frozenset[fx.Node]().union(*(_seen_by_nobody_else(r) for r in regions.values()))
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in program.constants and node not in replaced:
             if isinstance(node.meta.get("val"), SymFloat):  # taken out of a tensor
@@ -49,6 +49,17 @@ def interpret(program: Program) -> Interpretation:
                 raise IncompatibleModels(f"{evidence(node, '').line or op_name(node)} {NEEDS_NUMBERS}") from error
     _pin_outputs(found)
     return found
+
+
+def _seen_by_nobody_else(region: LinearRegion) -> frozenset[fx.Node]:
+    """The nodes that a region replaces, but for those that are read outside of it, too, and what these are made of."""
+    within = region.inner | {region.output}
+    waiting, seen = [n for n in region.inner if not within.issuperset(n.users)], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        seen.add(node)
+        waiting += [operand for operand in node.all_input_nodes if operand in region.inner and operand not in seen]
+    return region.inner - seen
 
 
 def _step(node: fx.Node, found: Interpretation) -> Any:
@@ -143,6 +154,7 @@ def _rotate(region: LinearRegion, found: Interpretation) -> Value:
     call = Call(region.output, found)
     value = call.value(region.base)
     last = value.axes[-1].root
+    call.mixes(value, [-1])
     call.lower(last, FIXED if last.order else Bound(rotations=region.rotations), "rotary")
     call.lower_all(value.axes[:-2], PERMUTATION, "batch")
     call.lower_all((value.axes[i] for i in region.uneven), FIXED, "rotary")

@@ -107,6 +107,15 @@ class Relation:
     right: Axis
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """Entries of a value along one axis, chosen by numbers."""
+
+    value: Value
+    dim: int
+    numbers: Value
+
+
 @dataclass
 class Interpretation:
     """What one pass over the graph found; `spec.py` turns it into a SymmetrySpec.
@@ -127,6 +136,7 @@ class Interpretation:
     unknown_ops: dict[str, str] = field(default_factory=dict)
     resolved: dict[int, Value] = field(default_factory=dict)
     inner: list[Value] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
     regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
     vanishing: dict[fx.Node, bool] = field(default_factory=dict)
 

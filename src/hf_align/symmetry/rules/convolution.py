@@ -27,6 +27,7 @@ def convolution(call: Call) -> Value:
     alone = [i for i in range(-spatial, 0) if _is_seen_alone(call, i)]
     _pin_grid(call, value, weight, [i for i in range(-spatial, 0) if i not in alone])
     out = _grouped(call, value.axes[-spatial - 1], weight.axes[0], weight.axes[1], _groups(call))
+    call.mixes(weight, [1])
     split = split_product(value.axes[-spatial - 1], _groups(call))
     call.mixes(Value((*value.axes[: -spatial - 1], *split, *value.axes[len(value.axes) - spatial :])), [-spatial - 1])
     return _with_places(call, value, out, spatial, alone)

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
-from hf_align.symmetry.interpreter.values import Value, aligned
+from hf_align.symmetry.interpreter.values import Lookup, Value, aligned
 from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.ties import keep_order_of_ties
@@ -35,7 +35,7 @@ describe("nonzero", "argwhere", traits=Trait.LISTS | Trait.STACKS)
 def embedding(call: Call) -> Value:
     """y_td = W_{s(t)d}: rows are looked up by number, so their order is fixed unless the numbers move along."""
     table, index = call.value(call.argument(0)), call.value(call.argument(1))
-    _chosen_by(call, table.axes[0], index)
+    _chosen_by(call, table, 0, index)
     return Value((*index.axes, table.axes[1]))
 
 
@@ -59,7 +59,9 @@ def embedding_bag(call: Call) -> tuple[Value, ...]:
     return (first, *(Value(tuple(fresh(n, FIXED) for n in r.shape)) for r in results[1:]))
 
 
-def _chosen_by(call: Call, axis: Axis, index: Value) -> None:
+def _chosen_by(call: Call, value: Value, dim: int, index: Value) -> None:
+    axis = value.axes[dim]
+    call.found.lookups.append(Lookup(value, dim, index))
     if index.points_to is None or index.points_to.size != axis.size:
         call.lower_all((axis, *_pointed(index)), FIXED, "lookup")
         return
@@ -115,7 +117,7 @@ def is_mask(number: fx.Node) -> bool:
 
 def _look_up(call: Call, value: Value, axis: int, number: fx.Node, chosen: tuple[Axis, ...]) -> tuple[Axis, ...]:
     found = call.value(number)
-    _chosen_by(call, value.axes[axis], found)
+    _chosen_by(call, value, axis, found)
     for x, y in aligned(chosen, found.axes):
         if x.size > 1 and y.size > 1:
             call.unify(x, y, "lookup")
@@ -134,7 +136,7 @@ def index_select(call: Call) -> Value:
     """y_…j… = x_…i(j)…."""
     value, numbers = call.value(call.argument(0)), call.value(call.argument(2))
     dim = call.argument(1) % len(value.axes)
-    _chosen_by(call, value.axes[dim], numbers)
+    _chosen_by(call, value, dim, numbers)
     place = numbers.axes[0] if numbers.axes else fresh(1)
     return Value((*value.axes[:dim], place, *value.axes[dim + 1 :]))
 
@@ -153,7 +155,7 @@ def gather(call: Call) -> Value:
     axes = []
     for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
         if i == dim:
-            _chosen_by(call, x, numbers)
+            _chosen_by(call, value, i, numbers)
             axes.append(n)
         elif x.size == n.size and _is_uniform(call, places, i):
             call.lower(x, PERMUTATION, "lookup")

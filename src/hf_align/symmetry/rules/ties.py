@@ -115,10 +115,13 @@ def _run(ops: Iterable[fx.Node], drawn: Mapping[fx.Node, Any], program: Program)
 
 
 def _drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Tensor:
-    """Random numbers, and of what is no number of the model, such as a mask, what was given."""
+    """Random numbers, and of what is no number of the model, such as a mask, what was given. Rows that are looked up
+    may all be one."""
     example = source.meta["val"]
     if example.is_floating_point():
-        return size * torch.randn(example.shape, generator=rng, dtype=torch.float64)
+        is_row = does(source, Trait.LOOKS_UP_ROWS) and source.args[1] not in program.constants
+        shape = example.shape[-1:] if is_row else example.shape
+        return size * torch.randn(shape, generator=rng, dtype=torch.float64).expand(example.shape)
     given = program.example.arguments.get(program.inputs.get(source, ""))
     return given if isinstance(given, Tensor) else torch.zeros(example.shape, dtype=example.dtype)
 

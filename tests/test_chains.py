@@ -1,0 +1,113 @@
+"""Ops behind each other: what the rules and gauges of each allow together changes nothing.
+
+Found by drawing chains of ops at random, most of them over axes of one entry, axes that come twice, and tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from op_program import Data, Operand, OpExample, Weight, draw_inputs, draw_weights, trace_op
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.derivation.derive import derive
+
+Chain = tuple[Callable[..., Tensor], tuple[Operand, ...]]
+
+
+def centred(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-2)
+
+
+def normed(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2)
+
+
+def rotated(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    angle = torch.arange(float(len(x))).double().reshape(-1, *[1] * (x.dim() - 1))
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+def beside(x: Tensor) -> Tensor:
+    return torch.cat([x, rotated(x)], -1)
+
+
+def chosen(scores: Tensor, table: Tensor) -> Tensor:
+    return functional.embedding(scores.argmax(-1), table)
+
+
+def scores(x: Tensor) -> Tensor:
+    return x @ x.transpose(-1, -2)
+
+
+CHAINS: dict[str, Chain] = {
+    "a gain, flattened, and another": (
+        lambda x, g, h: (x * g).flatten() * h,
+        (Data((1, 3, 4)), Weight((4,)), Weight((12,))),
+    ),
+    "a gain, padded, and another": (
+        lambda x, g, h: functional.pad(x * g, (1, 0)) * h,
+        (Data((3, 4)), Weight((4,)), Weight((5,))),
+    ),
+    "normed vectors that are scaled one by one": (
+        lambda x, g, b, s: functional.layer_norm(x, [3], g, b, 1e-2) * s,
+        (Data((2, 1, 3)), Weight((3,)), Weight((3,)), Weight((2, 1, 1))),
+    ),
+    "a norm along the places of a convolution": (
+        lambda x, g, w: functional.conv1d(normed(x) * g, w),
+        (Data((2, 3, 3)), Weight((3,)), Weight((3, 3, 1))),
+    ),
+    "a norm along fewer places than channels": (
+        lambda x, g, w: functional.conv1d(normed(x) * g, w),
+        (Data((2, 4, 3)), Weight((3,)), Weight((3, 4, 1))),
+    ),
+    "a bias of one number behind a norm": (
+        lambda x, g, b, w: functional.linear(centred(x) * g + b, w),
+        (Data((3, 4)), Weight((4,)), Weight((1,)), Weight((5, 4))),
+    ),
+    "rows of a table by the rows of scores": (
+        lambda x, t: chosen(scores(x), t),
+        (Data((2, 2, 2, 2)), Weight((2, 3))),
+    ),
+    "rows that are chosen twice": (
+        lambda x, t, v: chosen(chosen(x, t).T, v),
+        (Data((3, 4)), Weight((4, 3)), Weight((3, 3))),
+    ),
+    "a convolution of scores": (
+        lambda x, w: functional.conv1d(scores(torch.tanh(x)), w),
+        (Data((2, 3, 4)), Weight((3, 3, 1))),
+    ),
+    "a rotation and a softmax": (
+        lambda x: torch.softmax(rotated(x), 2),
+        (Data((2, 2, 2, 2)),),
+    ),
+    "a rotation beside what it turns": (
+        lambda x, g: beside(x * g),
+        (Data((2, 3, 4)), Weight(())),
+    ),
+    "lengths of one number": (lambda x: functional.normalize(x[0], dim=-1), (Data((4,)),)),
+    "a constant of one number": (lambda x, t, g: chosen(x, t)[0] * g, (Data((4,)), Weight((4, 3)), Weight((1,)))),
+}  # fmt: skip
+ALONG: dict[str, Chain] = {
+    "a norm beside another value, read along places": (
+        lambda x, g: torch.cat([x, functional.layer_norm(x, [4], g, None, 1e-2)], -1).unsqueeze(-1),
+        (Data((4,)), Weight((4,))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CHAINS, *ALONG])
+def test_what_is_allowed_of_a_chain_changes_nothing(name: str) -> None:
+    call, operands = (CHAINS | ALONG)[name]
+    example = OpExample(name, call, operands, "", along=name in ALONG)
+    program = trace_op(example)
+    spec = derive(program)
+    for seed in range(6):
+        rng = Generator().manual_seed(seed)
+        weights = draw_weights(example, program, rng)
+        assert soundness(program, spec, weights, draw_inputs(rng), rng) < 1e-9, seed
