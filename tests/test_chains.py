@@ -66,6 +66,14 @@ CHAINS: dict[str, Chain] = {
         lambda x, g, w: functional.conv1d(normed(x) * g, w),
         (Data((2, 4, 3)), Weight((3,)), Weight((3, 4, 1))),
     ),
+    "a convolution, and a gain along its places": (
+        lambda x, w, g: (functional.conv1d(x, w) * g).sigmoid(),
+        (Data((2, 4, 3)), Weight((3, 4, 1)), Weight((3,))),
+    ),
+    "a convolution, and a gain along fewer places": (
+        lambda x, w, g: (functional.conv1d(x, w) * g).sigmoid(),
+        (Data((2, 4, 2)), Weight((3, 4, 1)), Weight((2,))),
+    ),
     "a bias of one number behind a norm": (
         lambda x, g, b, w: functional.linear(centred(x) * g + b, w),
         (Data((3, 4)), Weight((4,)), Weight((1,)), Weight((5, 4))),

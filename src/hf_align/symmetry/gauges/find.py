@@ -204,7 +204,8 @@ def _writer_of(gain: Gain, found: Interpretation) -> LinearUse | None:
     while len(node.users) == 1:
         reading = found.linear_uses.get(node)
         if reading is not None:
-            return reading
+            is_along = found.values[node].axes[reading.out_axis].root == gain.source.root
+            return reading if is_along else None
         if not does(node, Trait.SAME):
             return None
         node = node.all_input_nodes[0]
