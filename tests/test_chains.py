@@ -82,6 +82,10 @@ CHAINS: dict[str, Chain] = {
         lambda x, t: chosen(scores(x), t),
         (Data((2, 2, 2, 2)), Weight((2, 3))),
     ),
+    "rows beside their columns": (
+        lambda x, t: torch.cat([chosen(x, t), chosen(x, t).T], -1).tanh(),
+        (Data((3, 4)), Weight((4, 3))),
+    ),
     "rows that are chosen twice": (
         lambda x, t, v: chosen(chosen(x, t).T, v),
         (Data((3, 4)), Weight((4, 3)), Weight((3, 3))),

@@ -304,7 +304,12 @@ def test_modes_are_found_and_the_spec_is_sound_in_all_of_them(config: object, mo
         (families.fuyu(), "FuyuForCausalLM", "input_ids with image"),
         (families.pocket_tts(), "PocketTTSModel", "input_ids with audio_prompt"),
         (HearingConfig(), "Hearing", "input_ids with audio"),
-        (families.higgs_audio(), "HiggsAudioV2ForConditionalGeneration", "input_ids with audio"),
+        pytest.param(
+            families.higgs_audio(),
+            "HiggsAudioV2ForConditionalGeneration",
+            "input_ids with audio",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_a_call_lacks_is_read_off_its_error_and_the_documentation(

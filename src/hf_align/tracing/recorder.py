@@ -174,14 +174,14 @@ class Recorder(ProxyTorchDispatchMode):
         return result
 
     def _without_values(self, result: Any, operands: Any) -> Any:
-        """A result without the values that it is given by an op which makes a tensor of its own and fills it with what
-        has none; what shows an operand that has values keeps them."""
+        """A result without the values that it has where an op makes a tensor of its own and writes to it what has none.
+        What nothing was written to keeps them, and what shows an operand that has values."""
         if all(isinstance(leaf, FakeTensor) for leaf in leaves(result) if isinstance(leaf, Tensor)):
             return result
         known = set(_memories(operands))
 
         def without(value: Tensor) -> Tensor:
-            if isinstance(value, FakeTensor) or value.untyped_storage()._cdata in known:
+            if isinstance(value, FakeTensor) or not value._version or value.untyped_storage()._cdata in known:
                 return value
             return self._faked(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"))
 

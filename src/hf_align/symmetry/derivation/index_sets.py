@@ -81,13 +81,16 @@ class IndexSets:
         return found
 
     def _looked_up(self) -> Iterator[Value]:
-        """What lies beside the rows of a table whose numbers lie along an axis that moves as the rows do: there, where
-        an entry is does not say which row it is of."""
+        """What is left of tables whose numbers lie along an axis that moves as the rows do, or as another axis of the
+        table: there, where an entry is does not say which row it is of, nor which entry of a row."""
         for lookup in self.found.lookups:
-            value, dim = lookup.value, lookup.dim
-            rows = self._of(value.axes[dim])
-            if any(not rows.isdisjoint(self._of(axis)) for axis in lookup.numbers.axes):
-                yield Value((*value.axes[:dim], *value.axes[dim + 1 :]))
+            others = list(lookup.value.axes)
+            rows = others.pop(lookup.dim)
+            along = set[AtomClass]().union(*map(self._of, lookup.numbers.axes))
+            if not along.isdisjoint(self._of(rows)):
+                yield Value(tuple(others))
+            if any(not along.isdisjoint(self._of(axis)) for axis in others):
+                yield Value((rows,))
 
     def _join_stacks(self) -> None:
         """Axes that stand still count the same, if a loop takes matrices of one stack after the other along them."""

@@ -212,7 +212,8 @@ class _Hidden:
         scores = user.args[0]
         depends, low = self._of(self.depends, scores), self._low(scores)
         low = low.expand(depends.shape)
-        self.zero[user] = zero = low & low.all(-2, keepdim=True) & ~low.all(-1, keepdim=True)
+        by_all = low.all(-2, keepdim=True) if low.dim() > 1 else low
+        self.zero[user] = zero = low & by_all & ~low.all(-1, keepdim=True)
         return (depends & ~zero).any(-1, keepdim=True) & ~zero
 
     def _contracted(self, user: fx.Node) -> Tensor | None:

@@ -6,6 +6,7 @@ differ between architectures is in the rules (`rules/`), and nothing here or the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import SymFloat, Tensor, fx
@@ -38,7 +39,7 @@ def interpret(program: Program) -> Interpretation:
     for node in program.inputs:
         found.values[node] = Value(tuple(fresh(n, FIXED) for n in node.meta["val"].shape))
     regions = found.regions = find_rotations(program)
-    replaced = frozenset[fx.Node]().union(*(_seen_by_nobody_else(r) for r in regions.values()))
+    replaced = _replaced(regions)
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in program.constants and node not in replaced:
             if isinstance(node.meta.get("val"), SymFloat):  # taken out of a tensor
@@ -51,15 +52,17 @@ def interpret(program: Program) -> Interpretation:
     return found
 
 
-def _seen_by_nobody_else(region: LinearRegion) -> frozenset[fx.Node]:
-    """The nodes that a region replaces, but for those that are read outside of it, too, and what these are made of."""
-    within = region.inner | {region.output}
-    waiting, seen = [n for n in region.inner if not within.issuperset(n.users)], set[fx.Node]()
+def _replaced(regions: Mapping[fx.Node, LinearRegion]) -> set[fx.Node]:
+    """The nodes that regions replace, but for those that are read outside of them, too, and what these are made of."""
+    within = set[fx.Node]().union(*(r.inner for r in regions.values()))
+    known = within | regions.keys()
+    waiting = [n for n in within if not known.issuperset(n.users)] + [r.base for r in regions.values()]
     while waiting:
         node = waiting.pop()
-        seen.add(node)
-        waiting += [operand for operand in node.all_input_nodes if operand in region.inner and operand not in seen]
-    return region.inner - seen
+        if node in within:
+            within.remove(node)
+            waiting += node.all_input_nodes
+    return within
 
 
 def _step(node: fx.Node, found: Interpretation) -> Any:

@@ -5,6 +5,7 @@ What `topk` over a router's scores returns numbers the experts; whatever is look
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -155,7 +156,7 @@ def gather(call: Call) -> Value:
     axes = []
     for i, (x, n) in enumerate(zip(value.axes, numbers.axes, strict=True)):
         if i == dim:
-            _chosen_by(call, value, i, numbers)
+            _chosen_by(call, value, i, replace(numbers, axes=(n,)))
             axes.append(n)
         elif x.size == n.size and _is_uniform(call, places, i):
             call.lower(x, PERMUTATION, "lookup")
