@@ -422,3 +422,10 @@ def test_parts_that_a_call_does_not_reach_are_given_nothing(monkeypatch: pytest.
     spare = trace_modes(build_without_weights(config)).unread
     assert any("contact_head" in name for name in spare)
     assert paths and not any("contact_head" in path for path in paths)
+
+
+def test_experts_of_their_own_sizes_are_called_in_several_ways() -> None:
+    """What is written down of experts may be far larger than what any machine holds."""
+    config = hf.MixtralConfig(num_hidden_layers=1, vocab_size=23, architectures=["MixtralForCausalLM"])
+    ways = {mode.name for mode, _ in modes.find_modes(build_without_weights(config))}
+    assert {"a step with a cache", "input_ids with attention_mask", "input_ids with position_ids"} <= ways

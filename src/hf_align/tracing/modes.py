@@ -45,9 +45,6 @@ _LENGTHS = 5
 """Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
 """Texts at once at other lengths, in turn."""
-_LARGEST = 2**32
-"""Numbers in one value of a call: no machine of today takes more, and a call that only asks what a larger sound does is
-not worth one."""
 Found = tuple[Mode, Program]
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
@@ -153,14 +150,7 @@ def _answer(model: PreTrainedModel, mode: Mode, base: Program) -> Program | Exce
     except Exception as error:  # models refuse what they have no use for in as many ways as there are models
         logger.info("%s: no call with %s (%s)", model.config.model_type, mode.name, first_line(error))
         return error
-    usable = _belongs(program, base, mode) and not looks_outside(program) and _largest(program) <= _LARGEST
-    return program if usable else NothingNew()
-
-
-def _largest(program: Program) -> int:
-    """Numbers in the largest value."""
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    return max((value.numel() for value in values if isinstance(value, Tensor)), default=0)
+    return program if _belongs(program, base, mode) and not looks_outside(program) else NothingNew()
 
 
 def _with_most_arguments(model: PreTrainedModel, found: Sequence[Found], idle: Sequence[Found]) -> Found | None:
