@@ -40,16 +40,24 @@ class Read:
 
     def centred(self, weight: Tensor) -> Tensor:
         """The weight without its mean along each of the vectors."""
-        parts = weight.movedim(self.axis, -1).unflatten(-1, (self.before, -1, self.behind))
-        return (parts - parts.mean(-2, keepdim=True)).flatten(-3).movedim(-1, self.axis)
+        parts = self._vectors(weight)
+        return self._stored(parts - parts.mean(-2, keepdim=True))
 
     def means_that_read(self, weight: Tensor, constant: Tensor) -> Tensor:
         """What is added where a vector is read, so that a unit vector of ones gives what the weight makes of a
         constant: each vector what it gave by itself, where they are scaled; else all in equal shares."""
-        parts = weight.movedim(self.axis, -1).unflatten(-1, (self.before, -1, self.behind))
+        parts = self._vectors(weight)
         made = (parts * constant[:, None]).sum(-2, keepdim=True)
         shares = made if self.scaled else made.mean((-3, -1), keepdim=True)
-        return (shares / math.sqrt(len(constant))).expand_as(parts).flatten(-3).movedim(-1, self.axis)
+        return self._stored((shares / math.sqrt(len(constant))).expand_as(parts))
+
+    def _vectors(self, weight: Tensor) -> Tensor:
+        """What reads each of the vectors, [..., before, size, behind]."""
+        return weight.movedim(self.axis, -1).unflatten(-1, (self.before, -1, self.behind))
+
+    def _stored(self, vectors: Tensor) -> Tensor:
+        """The same, laid out as the weight is."""
+        return vectors.flatten(-3).movedim(-1, self.axis)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,15 @@ def entries_of(node: fx.Node, axis: int = -1) -> Tensor:
     return torch.arange(shape[-1]).expand(shape).movedim(-1, axis)
 
 
+def in_order(labels: Tensor, axis: int = -1) -> bool:
+    """Whether all entries along an axis are those of one vector, in order, wherever some are; a single number has no
+    axis."""
+    if not labels.dim():
+        return False
+    last = labels.movedim(axis, -1)
+    return bool(((last == torch.arange(last.shape[-1])).all(-1) | (last == NOBODY).all(-1)).all())
+
+
 def numbered(reading: LinearUse) -> Tensor:
     """The outputs of a weight by number, in the shape of what it writes."""
     return entries_of(reading.node, reading.out_axis)

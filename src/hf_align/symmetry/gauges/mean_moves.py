@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
-import torch
 from torch import fx
 
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.constant_sources import Starts, sources
 from hf_align.symmetry.gauges.constants import passed_on
-from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, follow, row_of
+from hf_align.symmetry.gauges.index_provenance import LosesMean, follow, in_order, row_of
 from hf_align.symmetry.gauges.moves import Constant, MoveConstant, MoveMean, Taken
 from hf_align.symmetry.interpreter.values import Interpretation
 from hf_align.symmetry.rules.patterns import used_only_by
@@ -70,16 +69,8 @@ def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tupl
                 return None
             taken = Taken(reading.bias, (), reading.weight, reading.in_axis, whole)
             readers.setdefault(taken, set()).add(reading.node)
-        elif not (_is_along_last(use) and loses_mean(use.user, use.value)):
+        elif not (in_order(use.labels) and loses_mean(use.user, use.value)):
             return None
     once = len({t.bias for t in readers}) == len(readers)
     alone = all(used_only_by((taken.bias,), nodes, found.program) for taken, nodes in readers.items())
     return tuple(readers) if once and alone else None
-
-
-def _is_along_last(use: Use) -> bool:
-    """Whether all entries along the last axis are those of a constant, in order, wherever some are."""
-    if not use.labels.dim():
-        return False
-    in_order = (use.labels == torch.arange(use.labels.shape[-1])).all(-1)
-    return bool((in_order | (use.labels == NOBODY).all(-1)).all())

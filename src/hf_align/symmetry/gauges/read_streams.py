@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.constants import passed_on
-from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, entries_of, follow, numbered
+from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, entries_of, follow, in_order, numbered
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, used_only_by
 from hf_align.tracing.ops import Trait, does
@@ -231,8 +231,7 @@ def _is_lookup(node: fx.Node, found: Interpretation) -> bool:
 
 def _is_whole(labels: Tensor, axis: int, size: int) -> bool:
     """Whether all entries of a stream lie along an axis, in order, wherever some do."""
-    last = labels.movedim(axis, -1) if labels.dim() else labels[None]
-    return last.shape[-1] == size and bool(((last == torch.arange(size)).all(-1) | (last == NOBODY).all(-1)).all())
+    return in_order(labels, axis) and labels.shape[axis] == size
 
 
 def sheared_streams(streams: Streams, taken: Collection[str]) -> Iterator[ShearStream]:
