@@ -104,6 +104,10 @@ CHAINS: dict[str, Chain] = {
     ),
     "lengths of one number": (lambda x: functional.normalize(x[0], dim=-1), (Data((4,)),)),
     "a constant of one number": (lambda x, t, g: chosen(x, t)[0] * g, (Data((4,)), Weight((4, 3)), Weight((1,)))),
+    "rows that are chosen among copies, behind a product": (
+        lambda x, w, t: chosen(functional.conv1d(x.repeat_interleave(2, -1), w), t),
+        (Data((2, 3, 4)), Weight((3, 3, 1)), Weight((8, 3))),
+    ),
 }  # fmt: skip
 ALONG: dict[str, Chain] = {
     "a norm beside another value, read along places": (

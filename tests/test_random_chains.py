@@ -34,14 +34,6 @@ def _last(x: Tensor) -> int:
     return x.shape[-1]
 
 
-def copied(x: Tensor, w: Stored) -> Tensor:
-    return x.repeat_interleave(2, -1)
-
-
-def choice(x: Tensor, w: Stored) -> Tensor:
-    return chosen(x, w(_last(x), 3))
-
-
 PLAIN: tuple[Step, ...] = (
     lambda x, w: functional.linear(x, w(4, _last(x)), w(4)),
     lambda x, w: functional.linear(x, w(1, _last(x))),
@@ -92,12 +84,12 @@ PLAIN: tuple[Step, ...] = (
     lambda x, w: x.flip(-1),
     lambda x, w: x.cumsum(0),
     lambda x, w: x.expand(2, *x.shape),
-    copied,
+    lambda x, w: x.repeat_interleave(2, -1),
     lambda x, w: functional.pad(x, (1, 0)),
     lambda x, w: torch.where(x > 0, x, 0.1 * x),
     lambda x, w: x.clamp(min=-0.5),
     lambda x, w: x.topk(max(1, _last(x) // 2), -1)[0],
-    choice,
+    lambda x, w: chosen(x, w(_last(x), 3)),
     lambda x, w: functional.conv1d(x, w(3, x.shape[-2], 1)),
     lambda x, w: functional.conv1d(x, w(x.shape[-2], 1, 3), groups=x.shape[-2], padding=1),
     lambda x, w: rotated(x),
@@ -127,16 +119,11 @@ class _Handed:
 
 
 def drawn(seed: int) -> OpExample | None:
-    """A chain; none where an op has no use for what the one before it gives, or of too much.
-
-    Nor is there one that chooses among copies: that these tie is not known behind a product.
-    """
+    """A chain; none where an op has no use for what the one before it gives, or of too much."""
     rng = random.Random(seed)
     shape = rng.choice(_SHAPES)
     chain = [rng.choice(AROUND)(rng.choice(PLAIN)) if rng.random() < 0.2 else rng.choice(PLAIN)
              for _ in range(rng.randrange(2, 7))]  # fmt: skip
-    if copied in chain and choice in chain:
-        return None
     asked = list[tuple[int, ...]]()
 
     def asks(*sizes: int) -> Tensor:

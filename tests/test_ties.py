@@ -40,6 +40,11 @@ def moves(spec: SymmetrySpec) -> bool:
     return any(space in spec.spaces and spec.spaces[space].size == 7 for space in spec.carried(name))
 
 
+def earlier(h: Tensor) -> Tensor:
+    """The mean of each word and those before it."""
+    return torch.ones(h.shape[-2], h.shape[-2]).tril().softmax(-1) @ h
+
+
 CHOICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "argmax": (lambda h: h.argmax(-1), True),
     "argmax of a monotone function": (lambda h: h.softmax(-1).argmax(-1), True),
@@ -70,6 +75,8 @@ CHOICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "argmax of a gate": (lambda h: h.sigmoid().argmax(-1), True),
     "argmax of a saturating function": (lambda h: (9 * torch.tanh(h / 2)).argmax(-1), True),
     "argmax of groups": (lambda h: h.tile(1, 1, 2).unflatten(-1, (7, 2)).amax(-1).argmax(-1), False),
+    "argmax of a mean over words": (lambda h: earlier(h).argmax(-1), True),
+    "argmax of a mean of relu over words": (lambda h: earlier(torch.relu(h)).argmax(-1), False),
     "median": (lambda h: h.median(-1).indices, True),
     "median within limits": (lambda h: torch.where(h > 8, 8.0, h).median(-1).indices, False),
     "kth": (lambda h: torch.where(h > 8, 8.0, h).kthvalue(3, -1).indices, False),

@@ -1,12 +1,13 @@
 """Whether entries of a value may tie: of those the first is the largest, so that a choice among them shows their order.
 
 No list of ops is asked. What the ops since the last product of matrices make of random numbers of several sizes is
-looked at: behind a limit, a rounding or a comparison, some are equal.
+looked at: behind a limit, a rounding or a comparison, some are equal. A product that only hands the axis on hands on
+what is equal along it, too, such as copies; there the ops before it are looked at with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Generator, Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED
 from hf_align.symmetry.interpreter.call import Call
-from hf_align.symmetry.interpreter.spaces import Axis
-from hf_align.symmetry.interpreter.values import Interpretation
+from hf_align.symmetry.interpreter.spaces import Axis, Space
+from hf_align.symmetry.interpreter.values import Interpretation, Product, Value
 from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
@@ -31,36 +32,71 @@ _HIDDEN = 1e30
 
 def keep_order_of_ties(call: Call, axis: Axis, dim: int) -> None:
     """Pin an axis of what an op chooses from if entries along it may tie."""
-    if not all(atom.root.space.bound.fixed for atom in axis.atoms) and may_tie(call.argument(0), dim, call.found):
+    moving = {atom.space for atom in axis.atoms if not atom.space.bound.fixed}
+    if moving and may_tie(call.argument(0), dim, moving, call.found):
         call.lower(axis, FIXED, "ties")
 
 
-def may_tie(value: fx.Node, axis: int, found: Interpretation) -> bool:
-    """Whether entries along an axis may be equal for some text; so, too, where it cannot be tried."""
+def may_tie(value: fx.Node, dim: int, spaces: set[Space], found: Interpretation) -> bool:
+    """Whether entries along an axis of these spaces may be equal for some text; so, too, where it cannot be tried."""
     program = found.program
-    ops, sources = _since_products(value, program)
-    rng = Generator().manual_seed(0)
+    ops, sources = _since_products(value, program, lambda product: _hands_on(product, spaces, found))
     try:
-        for node in sources:
-            if node not in found.vanishing:
-                found.vanishing[node] = _may_vanish(node, program, rng)
-        vanishing = {node for node in sources if found.vanishing[node]}
-        tried = [*((size, set[fx.Node]()) for size in _SIZES * _DRAWS), *([(1.0, vanishing)] if vanishing else [])]
-        drawn = (_drawn_all(sources, program, size, rng, zero) for size, zero in tried)
-        return any(_has_ties(_run(ops, numbers, program)[value], axis) for numbers in drawn)
+        drawn = _numbers(sources, spaces, found)
+        return any(_has_ties(_run(ops, numbers, program)[value], dim) for numbers in drawn)
     except Exception:  # whatever an op finds wrong with random numbers
         return True
 
 
-def _since_products(value: fx.Node, program: Program) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What a value is computed by since the last products of matrices, in order, and what that begins with."""
+def _numbers(
+    sources: Collection[fx.Node], spaces: set[Space], found: Interpretation
+) -> Iterator[dict[fx.Node, Tensor]]:
+    """What a value may begin with: random numbers of several sizes, those of a text of one word, and zeros where
+    products vanish."""
+    program, rng = found.program, Generator().manual_seed(0)
+    for node in sources:
+        if node not in found.vanishing:
+            found.vanishing[node] = _may_vanish(node, program, rng)
+    for size in _SIZES * _DRAWS:
+        yield _drawn_all(sources, program, size, rng, ())
+    plain = _drawn_all(sources, program, 1.0, rng, ())
+    yield {node: _in_one_word(node, numbers, spaces, found) for node, numbers in plain.items()}
+    if vanishing := [node for node in sources if found.vanishing[node]]:
+        yield _drawn_all(sources, program, 1.0, rng, vanishing)
+
+
+def _hands_on(product: fx.Node, spaces: set[Space], found: Interpretation) -> bool:
+    """Whether spaces lie along what a product is given, and along none of its weights: it has not made them."""
+
+    def lies_along(value: Value) -> bool:
+        return any(atom.space in spaces for axis in value.axes for atom in axis.atoms)
+
+    given = [v for node in product.all_input_nodes for v in _factors(found.values.get(node))]
+    weights = [v for v in given if v.parameter is not None]
+    return any(map(lies_along, given)) and not any(map(lies_along, weights))
+
+
+def _factors(value: object) -> list[Value]:
+    if isinstance(value, Product):
+        return [value.left, value.right]
+    return [value] if isinstance(value, Value) else []
+
+
+def _since_products(
+    value: fx.Node, program: Program, hands_on: Callable[[fx.Node], bool] = lambda product: False
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What a value is computed by since the last products of matrices, in order, and what that begins with.
+
+    Args:
+        hands_on: which products are no beginning.
+    """
     ops, sources, waiting = set[fx.Node](), set[fx.Node](), [value]
     while waiting:
         node = waiting.pop()
         if node in program.constants or node in ops or node in sources:
             continue
         mixes = Trait.AFFINE | Trait.CONTRACTS | Trait.CONVOLVES | Trait.NAMES_AXES | Trait.LOOKS_UP_ROWS
-        if node.op != "call_function" or does(node, mixes):
+        if node.op != "call_function" or (does(node, mixes) and not hands_on(node)):
             sources.add(node)
         else:
             ops.add(node)
@@ -90,6 +126,15 @@ def _drawn_all(
     """Random numbers for what is no constant, and zeros for some of it."""
     drawn = {node: _drawn(node, program, size, rng) for node in sources if node not in program.constants}
     return {node: torch.zeros_like(value) if node in zero else value for node, value in drawn.items()}
+
+
+def _in_one_word(source: fx.Node, drawn: Tensor, spaces: set[Space], found: Interpretation) -> Tensor:
+    """The same numbers in all places, as in a text of one word: what is zero in one is then zero in the mean of all."""
+    for value in _factors(found.values.get(source)):
+        keeps = [any(atom.space in spaces for atom in axis.atoms) for axis in value.axes]
+        if any(keeps) and len(keeps) == drawn.dim():
+            return drawn[tuple(slice(None if kept else 1) for kept in keeps)].expand(drawn.shape)
+    return drawn
 
 
 def _run(ops: Iterable[fx.Node], drawn: Mapping[fx.Node, Any], program: Program) -> dict[fx.Node, Any]:
