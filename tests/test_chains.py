@@ -45,6 +45,10 @@ def scores(x: Tensor) -> Tensor:
     return x @ x.transpose(-1, -2)
 
 
+def without_mean(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
 CHAINS: dict[str, Chain] = {
     "a gain, flattened, and another": (
         lambda x, g, h: (x * g).flatten() * h,
@@ -107,6 +111,19 @@ CHAINS: dict[str, Chain] = {
     "rows that are chosen among copies, behind a product": (
         lambda x, w, t: chosen(functional.conv1d(x.repeat_interleave(2, -1), w), t),
         (Data((2, 3, 4)), Weight((3, 3, 1)), Weight((8, 3))),
+    ),
+    "rows that are chosen by maps of units that are off": (
+        lambda x, w, v, t: chosen(functional.linear(functional.linear(torch.relu(x), w), v), t),
+        (Data((3, 2)), Weight((4, 2)), Weight((4, 4)), Weight((4, 3))),
+    ),
+    "every other column of scores": (lambda x: scores(x)[..., ::2], (Data((4, 4)),)),
+    "a norm, less its mean, read with a bias": (
+        lambda x, g, b, w, c: functional.linear(without_mean(functional.layer_norm(x, [3], g, b, 1e-2)), w, c).tanh(),
+        (Data((4, 3)), Weight((3,)), Weight((3,)), Weight((5, 3)), Weight((5,))),
+    ),
+    "the largest of each channel, less the mean of channels": (
+        lambda x, w: without_mean(functional.conv1d(x, w).topk(2)[0].sum(-1)).tanh(),
+        (Data((2, 1, 4)), Weight((3, 1, 1))),
     ),
 }  # fmt: skip
 ALONG: dict[str, Chain] = {

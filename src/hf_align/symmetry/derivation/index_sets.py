@@ -112,16 +112,18 @@ class IndexSets:
         return {c.size: c for c in still if sizes[c.size] == 1 and c.size > 1}
 
     def _company(self, values: Iterable[Value]) -> dict[AtomClass, set[AtomClass]]:
-        """By class, those that occur once beside it, in every value that it occurs in."""
+        """By class, those that occur once beside it, in every value that it occurs in. What lies along an axis with
+        another of its kind belongs to that one."""
         company: dict[AtomClass, set[AtomClass]] = {}
         for value in values:
             leaves = [self._leaves(axis.root) for axis in value.axes]
             always = [reduce(and_, counts) if counts else Counter() for counts in leaves]
             for i, counts in enumerate(leaves):
-                beside = sum((a for j, a in enumerate(always) if j != i), Counter[AtomClass]())
                 for present in counts:
-                    together = {o for o in present | beside if (present[o] or beside[o]) == 1}
                     for klass in {k for p in present for k in p.moving}:
+                        others = (a for j, a in enumerate(always) if j != i and not _is_among(klass, leaves[j]))
+                        beside = sum(others, Counter[AtomClass]())
+                        together = {o for o in present | beside if (present[o] or beside[o]) == 1}
                         company[klass] = company.get(klass, together) & together
         return company
 
@@ -183,6 +185,11 @@ class IndexSets:
             else:
                 self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s)]
         return self._leaves_of[key]
+
+
+def _is_among(klass: AtomClass, leaves: Iterable[Counter[AtomClass]]) -> bool:
+    """Whether something that moves as a class does lies along an axis."""
+    return any(klass in present_class.moving for present in leaves for present_class in present)
 
 
 def only_exchanges(group: Group | None) -> bool:

@@ -260,7 +260,8 @@ class _Means:
         if _is_blind(user, node, place) or gives_only_its_shape(node, user):
             return True
         if does(user, Trait.CHOOSES_LARGEST):
-            return self._chosen(user, place)
+            along = Arguments(user).ask("dim", -1)
+            return along in (place, node.meta["val"].dim() + place) and self._chosen(user, place)
         scaled = user in self.ones or scales(user, node, place)
         passes = scaled or _passes(user, node, place, self.found.program)
         return (passes or _is_chosen_whole(user, node, place, self.found.program)) and self.is_lost(user, parts)

@@ -4,9 +4,8 @@ the stream as it is."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
 
-from torch import fx
+from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.gauges.constant_sources import Starts, sources
@@ -61,15 +60,22 @@ def _again(constants: Iterable[MoveConstant], changed: set[str]) -> Iterator[Mov
 
 def _taken(starts: Starts, found: Interpretation, loses_mean: LosesMean) -> tuple[Taken, ...] | None:
     """The biases of all that reads a constant, if nothing else sees its mean."""
+
+    def is_lost(user: fx.Node, value: fx.Node, labels: Tensor) -> bool:
+        return in_order(labels) and loses_mean(user, value)
+
+    def goes_on(user: fx.Node, value: fx.Node, labels: Tensor) -> Tensor | None:
+        return None if is_lost(user, value, labels) else passed_on(found.program, user, value, labels)
+
     readers: dict[Taken, set[fx.Node]] = {}
-    for use in follow(starts, found, partial(passed_on, found.program)):
+    for use in follow(starts, found, goes_on):
         if (reading := found.reading(use.user, use.value)) is not None:
             whole = ((0, found.weights[reading.weight].axes[reading.in_axis].size),)
             if reading.bias is None or row_of(reading, use.labels, found) != whole:
                 return None
             taken = Taken(reading.bias, (), reading.weight, reading.in_axis, whole)
             readers.setdefault(taken, set()).add(reading.node)
-        elif not (in_order(use.labels) and loses_mean(use.user, use.value)):
+        elif not is_lost(use.user, use.value, use.labels):
             return None
     once = len({t.bias for t in readers}) == len(readers)
     alone = all(used_only_by((taken.bias,), nodes, found.program) for taken, nodes in readers.items())

@@ -54,14 +54,11 @@ def _numbers(
     """What a value may begin with: random numbers of several sizes, those of a text of one word, and zeros where
     products vanish."""
     program, rng = found.program, Generator().manual_seed(0)
-    for node in sources:
-        if node not in found.vanishing:
-            found.vanishing[node] = _may_vanish(node, program, rng)
     for size in _SIZES * _DRAWS:
         yield _drawn_all(sources, program, size, rng, ())
     plain = _drawn_all(sources, program, 1.0, rng, ())
     yield {node: _in_one_word(node, numbers, spaces, found) for node, numbers in plain.items()}
-    if vanishing := [node for node in sources if found.vanishing[node]]:
+    if vanishing := [node for node in sources if _may_vanish(node, found)]:
         yield _drawn_all(sources, program, 1.0, rng, vanishing)
 
 
@@ -104,20 +101,32 @@ def _since_products(
     return sorted(ops, key=program.order.__getitem__), sorted(sources, key=program.order.__getitem__)
 
 
-def _may_vanish(product: fx.Node, program: Program, rng: Generator) -> bool:
-    """Whether a product may be zero everywhere: what it multiplies is of units that may all be off, and nothing is
-    added."""
-    factors = [a for a in product.all_input_nodes if a not in program.constants and a not in program.parameters]
-    ops, sources = _since_products(factors[0], program) if product.op == "call_function" and factors else ([], [])
-    if not ops:
+def _may_vanish(product: fx.Node, found: Interpretation) -> bool:
+    """Whether a product may be zero everywhere: what it multiplies is, and nothing is added."""
+    if product not in found.vanishing:
+        program, rng = found.program, Generator().manual_seed(0)
+        given = product.all_input_nodes if product.op == "call_function" else []
+        factors = [a for a in given if a not in program.constants and a not in program.parameters]
+        found.vanishing[product] = False
+        if factors and _may_be_off(factors[0], found, rng):
+            values = _drawn_all(given, program, 1.0, rng, factors)
+            found.vanishing[product] = not bool(_run([product], values, program)[product].any())
+    return found.vanishing[product]
+
+
+def _may_be_off(factor: fx.Node, found: Interpretation, rng: Generator) -> bool:
+    """Whether a factor may be zero everywhere: it is of units that may all be off, or of products that all vanish."""
+    program = found.program
+    ops, sources = _since_products(factor, program)
+    begins = [node for node in sources if node not in program.constants]
+    for sign in (1, -1) if ops else ():
+        far = {node: _far(node, sign, program, rng) for node in begins}
+        if not bool(_run(ops, far, program)[factor].any()):
+            return True
+    if not begins or not all(_may_vanish(node, found) for node in begins):
         return False
-    off = {node: _off(node, program, rng) for node in sources if node not in program.constants}
-    for sign in (1, -1):
-        far = {node: sign * value if value.is_floating_point() else value for node, value in off.items()}
-        if not bool(_run(ops, far, program)[factors[0]].any()):
-            values = _drawn_all(product.all_input_nodes, program, 1.0, rng, factors)
-            return not bool(_run([product], values, program)[product].any())
-    return False
+    zeros = _drawn_all(begins, program, 1.0, rng, begins)
+    return not bool(_run(ops, zeros, program)[factor].any())
 
 
 def _drawn_all(
@@ -171,11 +180,12 @@ def _drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Te
     return given if isinstance(given, Tensor) else torch.zeros(example.shape, dtype=example.dtype)
 
 
-def _off(source: fx.Node, program: Program, rng: Generator) -> Tensor:
-    """Numbers above zero at which a unit is on, and below which it is off."""
+def _far(source: fx.Node, sign: int, program: Program, rng: Generator) -> Tensor:
+    """Numbers above zero at which a unit is on, or below, at which it is off; the same ones in every place."""
     example = source.meta["val"]
     if example.is_floating_point():
-        return _OFF + torch.rand(example.shape, generator=rng, dtype=torch.float64)
+        row = _OFF + torch.rand(example.shape[-1:], generator=rng, dtype=torch.float64)
+        return (sign * row).expand(example.shape)
     return _drawn(source, program, 1.0, rng)
 
 
