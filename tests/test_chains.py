@@ -116,6 +116,18 @@ CHAINS: dict[str, Chain] = {
         lambda x, w, v, t: chosen(functional.linear(functional.linear(torch.relu(x), w), v), t),
         (Data((3, 2)), Weight((4, 2)), Weight((4, 4)), Weight((4, 3))),
     ),
+    "rows that are chosen where a mask hides everything": (
+        lambda x, w, t: chosen(functional.linear(x.tril(-1), w), t),
+        (Data((3, 3)), Weight((4, 3)), Weight((4, 3))),
+    ),
+    "rows that are chosen by what gates and attention make of units that are off": (
+        lambda x, w, v, u, t: chosen(scores(x).softmax(-1) @ (torch.tanh(x.relu() @ w) @ v) @ u, t),
+        (Data((2, 1)), Weight((1, 4)), Weight((4, 4)), Weight((4, 4)), Weight((4, 3))),
+    ),
+    "blocks of scores": (
+        lambda x, w: functional.conv_transpose1d(scores(x).unsqueeze(-1), w, stride=2).tanh(),
+        (Data((4, 5)), Weight((4, 2, 2))),
+    ),
     "every other column of scores": (lambda x: scores(x)[..., ::2], (Data((4, 4)),)),
     "a norm, less its mean, read with a bias": (
         lambda x, g, b, w, c: functional.linear(without_mean(functional.layer_norm(x, [3], g, b, 1e-2)), w, c).tanh(),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.linear_regions import LinearRegion
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
@@ -121,7 +121,7 @@ class Interpretation:
     """What one pass over the graph found; `spec.py` turns it into a SymmetrySpec.
 
     Attributes:
-        vanishing: of the products that were asked, whether they are zero everywhere for some text.
+        vanishing: of the products that were asked, what they give for a text for which some of it is zero.
     """
 
     program: Program
@@ -138,7 +138,7 @@ class Interpretation:
     inner: list[Value] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
     regions: dict[fx.Node, LinearRegion] = field(default_factory=dict)
-    vanishing: dict[fx.Node, bool] = field(default_factory=dict)
+    vanishing: dict[fx.Node, Tensor | None] = field(default_factory=dict)
 
     @property
     def every_value(self) -> Iterable[Value]:

@@ -43,7 +43,7 @@ def may_tie(value: fx.Node, dim: int, spaces: set[Space], found: Interpretation)
     ops, sources = _since_products(value, program, lambda product: _hands_on(product, spaces, found))
     try:
         drawn = _numbers(sources, spaces, found)
-        return any(_has_ties(_run(ops, numbers, program)[value], dim) for numbers in drawn)
+        return any(_has_ties(_run(ops, numbers, program, _unlimited)[value], dim) for numbers in drawn)
     except Exception:  # whatever an op finds wrong with random numbers
         return True
 
@@ -55,22 +55,37 @@ def _numbers(
     products vanish."""
     program, rng = found.program, Generator().manual_seed(0)
     for size in _SIZES * _DRAWS:
-        yield _drawn_all(sources, program, size, rng, ())
-    plain = _drawn_all(sources, program, 1.0, rng, ())
+        yield _drawn_all(sources, program, size, rng)
+    plain = _drawn_all(sources, program, 1.0, rng)
     yield {node: _in_one_word(node, numbers, spaces, found) for node, numbers in plain.items()}
-    if vanishing := [node for node in sources if _may_vanish(node, found)]:
-        yield _drawn_all(sources, program, 1.0, rng, vanishing)
+    vanishing = {node: _vanishing(node, found) for node in plain}
+    if any(numbers is not None for numbers in vanishing.values()):
+        yield {node: numbers if (zeros := vanishing[node]) is None else zeros for node, numbers in plain.items()}
 
 
 def _hands_on(product: fx.Node, spaces: set[Space], found: Interpretation) -> bool:
     """Whether spaces lie along what a product is given, and along none of its weights: it has not made them."""
 
-    def lies_along(value: Value) -> bool:
-        return any(atom.space in spaces for axis in value.axes for atom in axis.atoms)
+    def lies_along(operand: fx.Node) -> bool:
+        axes = [axis for value in _factors(found.values.get(operand)) for axis in value.axes]
+        return any(atom.space in spaces for axis in axes for atom in axis.atoms)
 
-    given = [v for node in product.all_input_nodes for v in _factors(found.values.get(node))]
-    weights = [v for v in given if v.parameter is not None]
-    return any(map(lies_along, given)) and not any(map(lies_along, weights))
+    given = [operand for operand in product.all_input_nodes if lies_along(operand)]
+    return bool(given) and not any(_is_stored(operand, found.program) for operand in given)
+
+
+def _is_stored(node: fx.Node, program: Program) -> bool:
+    """Whether a value is a weight, or made of weights alone."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        before = waiting.pop()
+        if before in seen or before in program.parameters or before in program.constants:
+            continue
+        if before.op != "call_function":
+            return False
+        seen.add(before)
+        waiting += before.all_input_nodes
+    return True
 
 
 def _factors(value: object) -> list[Value]:
@@ -101,40 +116,51 @@ def _since_products(
     return sorted(ops, key=program.order.__getitem__), sorted(sources, key=program.order.__getitem__)
 
 
-def _may_vanish(product: fx.Node, found: Interpretation) -> bool:
-    """Whether a product may be zero everywhere: what it multiplies is, and nothing is added."""
+def _vanishing(product: fx.Node, found: Interpretation) -> Tensor | None:
+    """What a product gives where one of its factors is zero, if it is zero there, too; none if it never is."""
     if product not in found.vanishing:
-        program, rng = found.program, Generator().manual_seed(0)
-        given = product.all_input_nodes if product.op == "call_function" else []
-        factors = [a for a in given if a not in program.constants and a not in program.parameters]
-        found.vanishing[product] = False
-        if factors and _may_be_off(factors[0], found, rng):
-            values = _drawn_all(given, program, 1.0, rng, factors)
-            found.vanishing[product] = not bool(_run([product], values, program)[product].any())
+        known = found.program.parameters.keys() | found.program.constants.keys()
+        given = [a for a in product.all_input_nodes if a not in known and a.meta["val"].is_floating_point()]
+        tried = (_of_zeros(product, factor, found) for factor in given)
+        found.vanishing[product] = None
+        found.vanishing[product] = next((value for value in tried if value is not None), None)
     return found.vanishing[product]
 
 
-def _may_be_off(factor: fx.Node, found: Interpretation, rng: Generator) -> bool:
-    """Whether a factor may be zero everywhere: it is of units that may all be off, or of products that all vanish."""
+def _of_zeros(product: fx.Node, factor: fx.Node, found: Interpretation) -> Tensor | None:
+    program, rng = found.program, Generator().manual_seed(0)
+    for zeros in _with_zeros(factor, found, rng):
+        drawn = _drawn_all(product.all_input_nodes, program, 1.0, rng)
+        drawn[factor] = drawn[factor].masked_fill(zeros == 0, 0)
+        value = _run([product], drawn, program)[product]
+        if bool((value == 0).any()):
+            return value
+    return None
+
+
+def _with_zeros(factor: fx.Node, found: Interpretation, rng: Generator) -> Iterator[Tensor]:
+    """What a factor of a product may be where some of it is zero: units of it are off, a mask hides them, or the
+    products vanish that it is made of."""
     program = found.program
     ops, sources = _since_products(factor, program)
     begins = [node for node in sources if node not in program.constants]
     for sign in (1, -1) if ops else ():
-        far = {node: _far(node, sign, program, rng) for node in begins}
-        if not bool(_run(ops, far, program)[factor].any()):
-            return True
-    if not begins or not all(_may_vanish(node, found) for node in begins):
-        return False
-    zeros = _drawn_all(begins, program, 1.0, rng, begins)
-    return not bool(_run(ops, zeros, program)[factor].any())
+        value = _run(ops, {node: _far(node, sign, program, rng) for node in begins}, program)[factor]
+        if bool((value == 0).any()):
+            yield value
+    products = [node for node in begins if node not in program.parameters]
+    zeros = dict[fx.Node, Tensor]()
+    for node in products:
+        if (vanished := _vanishing(node, found)) is None:
+            return
+        zeros[node] = vanished
+    if zeros:
+        yield _run(ops, _drawn_all(begins, program, 1.0, rng) | zeros, program)[factor]
 
 
-def _drawn_all(
-    sources: Iterable[fx.Node], program: Program, size: float, rng: Generator, zero: Collection[fx.Node]
-) -> dict[fx.Node, Any]:
-    """Random numbers for what is no constant, and zeros for some of it."""
-    drawn = {node: _drawn(node, program, size, rng) for node in sources if node not in program.constants}
-    return {node: torch.zeros_like(value) if node in zero else value for node, value in drawn.items()}
+def _drawn_all(sources: Iterable[fx.Node], program: Program, size: float, rng: Generator) -> dict[fx.Node, Tensor]:
+    """Random numbers for what is no constant."""
+    return {node: _drawn(node, program, size, rng) for node in sources if node not in program.constants}
 
 
 def _in_one_word(source: fx.Node, drawn: Tensor, spaces: set[Space], found: Interpretation) -> Tensor:
@@ -146,8 +172,17 @@ def _in_one_word(source: fx.Node, drawn: Tensor, spaces: set[Space], found: Inte
     return drawn
 
 
-def _run(ops: Iterable[fx.Node], drawn: Mapping[fx.Node, Any], program: Program) -> dict[fx.Node, Any]:
-    """What ops, in order, make of what they begin with."""
+def _run(
+    ops: Iterable[fx.Node],
+    drawn: Mapping[fx.Node, Any],
+    program: Program,
+    run_op: Callable[[fx.Node, Callable[[fx.Node], Any]], Any] = run_node,
+) -> dict[fx.Node, Any]:
+    """What ops, in order, make of what they begin with.
+
+    Args:
+        run_op: runs one of them on operands that it looks up.
+    """
     values = dict(drawn)
 
     def lookup(node: fx.Node) -> Any:
@@ -155,17 +190,21 @@ def _run(ops: Iterable[fx.Node], drawn: Mapping[fx.Node, Any], program: Program)
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
     for node in ops:
-        if does(node, Trait.SATURATES):
-            x = lookup(node.all_input_nodes[0])
-            values[node] = x + (x.square() + 1).sqrt()
-        elif does(node, Trait.SOFTMAX):
-            values[node] = lookup(node.all_input_nodes[0]).log_softmax(node.args[1])
-        elif does(node, Trait.FILLS) and not _is_compared(node.args[1]):
-            value, mask, _ = node.args
-            values[node] = lookup(value).masked_fill(lookup(mask), -torch.inf)  # type: ignore[arg-type]
-        else:
-            values[node] = run_node(node, lookup)
+        values[node] = run_op(node, lookup)
     return values
+
+
+def _unlimited(node: fx.Node, lookup: Callable[[fx.Node], Any]) -> Any:
+    """An op that keeps the order of what it is given, even where it comes so near a limit that rounding hides it."""
+    if does(node, Trait.SATURATES):
+        x = lookup(node.all_input_nodes[0])
+        return x + (x.square() + 1).sqrt()
+    if does(node, Trait.SOFTMAX):
+        return lookup(node.all_input_nodes[0]).log_softmax(node.args[1])
+    if does(node, Trait.FILLS) and not _is_compared(node.args[1]):
+        value, mask, _ = node.args
+        return lookup(value).masked_fill(lookup(mask), -torch.inf)  # type: ignore[arg-type]
+    return run_node(node, lookup)
 
 
 def _drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Tensor:
