@@ -128,6 +128,10 @@ CHAINS: dict[str, Chain] = {
         lambda x, w: functional.conv_transpose1d(scores(x).unsqueeze(-1), w, stride=2).tanh(),
         (Data((4, 5)), Weight((4, 2, 2))),
     ),
+    "a norm of running sums": (
+        lambda x, g, b: torch.tanh(functional.layer_norm(x + x.cumsum(-1), [4], g, b, 1e-2)),
+        (Data((4,)), Weight((4,)), Weight((4,))),
+    ),
     "every other column of scores": (lambda x: scores(x)[..., ::2], (Data((4, 4)),)),
     "a norm, less its mean, read with a bias": (
         lambda x, g, b, w, c: functional.linear(without_mean(functional.layer_norm(x, [3], g, b, 1e-2)), w, c).tanh(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.angle_tables import turned_tables
@@ -45,6 +46,7 @@ from hf_align.symmetry.rules.patterns import (
     used_only_by,
 )
 from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does, factors_of
 from hf_align.tracing.program import Program
 
@@ -319,6 +321,18 @@ def _is_put_among_zeros(user: fx.Node, node: fx.Node, program: Program) -> bool:
     return value is node and fixed and isinstance(blank, Tensor) and not bool(blank.any())
 
 
+def _leaves_alike(user: fx.Node, node: fx.Node, axis: int) -> bool:
+    """Whether sums of places give the same all along an axis (counted from behind) where they are given that."""
+    given = node.meta["val"]
+    if user.meta["val"].dim() != given.dim():
+        return True
+    shape = [*given.shape]
+    shape[axis] = 1
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    summed = run_node(user, {node: numbers.expand(given.shape)}.__getitem__)
+    return bool(torch.allclose(summed, summed.narrow(axis, 0, 1)))
+
+
 def _passes(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     """Whether what an op makes of a value is linear in it and keeps the axis."""
     result = user.meta.get("val")
@@ -327,7 +341,7 @@ def _passes(user: fx.Node, node: fx.Node, axis: int, program: Program) -> bool:
     if does(user, Trait.MOVES | Trait.ADDS | Trait.SUBTRACTS | Trait.JOINS | Trait.REPLACES):
         return True
     if does(user, Trait.SUMS_PLACES):
-        return all(a is node for a in user.all_input_nodes)
+        return all(a is node for a in user.all_input_nodes) and _leaves_alike(user, node, axis)
     if does(user, Trait.LOOKS_UP_ROWS):
         return user.args[0] is node
     if does(user, Trait.PUTS_ENTRIES):
