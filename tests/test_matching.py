@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DATA, MODELS, matched
+from op_program import Data, OpExample, draw_weights, trace_op
 
 from hf_align.jobs import pipeline
 from hf_align.jobs.comparing import verdict
@@ -27,6 +28,7 @@ from hf_align.settings.options import Options
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.alignment import AlignedWeights, compose, squared_distance
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs
+from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.elements import Monomial
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import GeneralLinear
@@ -94,6 +96,19 @@ def test_alignment_leaves_the_function_alone(family: str, pairs: dict[str, Pair]
         assert difference(pair, weights, aligned, torch.float64) < 1e-9
         narrow = dict(AlignedWeights({n: t.float() for n, t in weights.items()}, pair.spec, elements))
         assert difference(pair, weights, narrow, torch.float32) < 1e-4
+
+
+def test_rotations_of_each_head_of_each_group_go_where_both_go() -> None:
+    example = OpExample("outer", lambda x: x.unsqueeze(-1) * x.unsqueeze(-2), (Data((2, 3, 4)),), "")
+    program, rng = trace_op(example), torch.Generator().manual_seed(0)
+    spec = derive(program)
+    assert {len(space.index) for space in spec.spaces.values()} == {0, 2}
+    weights = draw_weights(example, program, rng)
+    first, second = (random_elements(spec, rng) for _ in range(2))
+    both = compose(spec, second, first)
+    for name in spec.parameters:
+        expected = act(act(weights[name], name, spec, first), name, spec, second)
+        torch.testing.assert_close(act(weights[name], name, spec, both), expected)
 
 
 def test_composed_elements_act_one_after_the_other(pairs: dict[str, Pair]) -> None:

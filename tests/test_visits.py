@@ -96,3 +96,16 @@ def test_what_a_step_says_of_the_objective_counts_gains_as_what_they_stand_for()
     element = nearest(spec.group(stream), matrices, torch.device("cpu"))
     said = float(fit(element, matrices).sum())
     assert said == pytest.approx(inner_product(spec, a, b, {stream: element}, only=spec.uses(stream)))
+
+
+def test_a_stream_that_was_turned_since_its_visit_is_visited_again(spec: SymmetrySpec) -> None:
+    """So that it is not left where momentum has brought it, nor the objective told by what was found before."""
+    steps, stream = steps_of(spec), residual(spec)
+    assert stream is not None
+    visits, size = Visits(spec, steps), spec.spaces[stream].size
+    elements: dict[str, Element] = {}
+    visits.solved(stream, elements, {stream: turned(size, 0.0)})
+    elements[stream] = turned(size, 0.0)
+    assert visits.is_current(stream, elements) and not visits.is_due(stream, elements)
+    elements[stream] = turned(size, 1e-3)
+    assert visits.is_due(stream, elements) and not visits.is_current(stream, elements)

@@ -22,6 +22,7 @@ from hf_align.matching.visits import moved
 from hf_align.runtime.devices import CPU
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
+from hf_align.symmetry.alignment import MovedWeights, compose
 from hf_align.symmetry.elements import Element, Power
 from hf_align.symmetry.groups import ScaledPermutation
 from hf_align.symmetry.groups.fit import fit
@@ -97,7 +98,8 @@ class Solver:
 
     def _is_plain(self, space: str) -> bool:
         """Whether the products of its weights say which element is best."""
-        return not signed_beside(self.spec, space) and not meets_itself(self.spec, space)
+        others = signed_beside, meets_itself, _carries_others
+        return not any(is_other(self.spec, space) for is_other in others)
 
     def _one(self, step: Step, elements: Elements) -> Solution:
         """The best elements of a step, all others held; of spaces that meet themselves, better ones."""
@@ -110,9 +112,18 @@ class Solver:
             return Solution(unless_worse(spec, found, a, b, elements))
         if signed_beside(spec, step):
             return Solution(match_turns(spec, step, a, b, elements))
+        if _carries_others(spec, step):
+            return Solution(self._carried(step, elements))
         if meets_itself(spec, step):
             return Solution({step: nearest_step(spec, step, a, b, elements, self.models.device)})
         return self._nearest(step, self._products(step, elements))
+
+    def _carried(self, space: str, elements: Elements) -> dict[str, Element]:
+        """Units that take others along, in the order that is best for B as it is moved now, if that is better."""
+        spec, a, b = self.spec, self.models.a, self.models.b
+        matrices = cross(spec, space, a, MovedWeights(b, spec, elements), {})
+        found = compose(spec, {space: nearest(spec.group(space), matrices, self.models.device)}, elements)
+        return unless_worse(spec, {s: found[s] for s in (space, *spec.indexed_by(space)) if s in found}, a, b, elements)
 
     def _products(self, space: str, elements: Elements, processes: Processes = ALONE) -> dict[Power, Tensor]:
         """The cross matrices of a space, by power; those of a stream's tables are known, and what it says of weights
@@ -149,6 +160,12 @@ class Solver:
         element = nearest(self.spec.group(space), matrices, self.models.device)
         place = next(iter(matrices.values())).device
         return Solution({space: element}, float(fit(element.to(place), matrices).sum()))
+
+
+def _carries_others(spec: SymmetrySpec, space: str) -> bool:
+    """Whether units of a space have spaces of their own, which go where they go."""
+    inside = [spec.spaces[name].group for name in spec.indexed_by(space)]
+    return spec.group(space).permutes and any(group is not None for group in inside)
 
 
 def _same(before: Elements, after: Elements) -> bool:

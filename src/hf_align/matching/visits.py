@@ -8,6 +8,7 @@ an end; then it is looked at once more where what has moved meanwhile could show
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
@@ -33,7 +34,10 @@ class Visits:
 
     def __init__(self, spec: SymmetrySpec, steps: Sequence[Step]) -> None:
         self._around = _surroundings(spec, steps)
+        solving = Counter(space for step in steps for space in spaces_of(step))
+        self._own = {step: [space for space in spaces_of(step) if solving[space] == 1] for step in steps}
         self._seen: dict[Step, dict[str, Element | None]] = {}
+        self._left: dict[Step, dict[str, Element | None]] = {}
         self._resting: set[Step] = set()
         self._woken: set[Step] | None = None
         self._changes: dict[tuple[int, int], tuple[Element | None, Element | None, float]] = {}
@@ -44,12 +48,14 @@ class Visits:
         return self._woken is not None and not self._woken
 
     def is_due(self, step: Step, elements: Elements) -> bool:
-        """Whether a step has not been solved yet, or something around it has moved: far, if it rests."""
-        return self._moved_around(step, elements, _FAR if step in self._resting else _STILL)
+        """Whether a step has not been solved yet, something around it has moved (far, if it rests), or it is no longer
+        where its visit left it."""
+        around = self._moved_around(step, elements, _FAR if step in self._resting else _STILL)
+        return around or self._was_moved(step, elements)
 
     def is_current(self, step: Step, elements: Elements) -> bool:
         """Whether what the last visit told of a step still holds."""
-        return not self._moved_around(step, elements, _STILL)
+        return not (self._moved_around(step, elements, _STILL) or self._was_moved(step, elements))
 
     def solved(self, step: Step, elements: Elements, found: Elements) -> None:
         """Take note of a visit.
@@ -61,6 +67,7 @@ class Visits:
         self._changes.clear()
         again = step in self._seen
         self._seen[step] = {space: elements.get(space) for space in self._around[step]}
+        self._left[step] = {space: found.get(space, elements.get(space)) for space in self._own[step]}
         stayed = not any(moved(elements.get(space), element, _STILL) for space, element in found.items())
         (self._resting.add if again and stayed else self._resting.discard)(step)
         if self._woken is not None and step in self._woken:
@@ -71,6 +78,9 @@ class Visits:
         self._woken = {step for step in self._resting if self._moved_around(step, elements, _AT_REST)}
         self._resting -= self._woken
         return bool(self._woken)
+
+    def _was_moved(self, step: Step, elements: Elements) -> bool:
+        return any(self._change(left, elements.get(space)) > _STILL for space, left in self._left[step].items())
 
     def _moved_around(self, step: Step, elements: Elements, least: float) -> bool:
         seen = self._seen.get(step)

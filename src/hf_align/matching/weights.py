@@ -17,7 +17,7 @@ from functools import cache, partial
 
 from hf_align.matching.anchors import start
 from hf_align.matching.balanced import Balanced
-from hf_align.matching.cross import over_weights
+from hf_align.matching.cross import inner_product, over_weights
 from hf_align.matching.descent import Progress
 from hf_align.matching.head_families import head_families
 from hf_align.matching.heads import Pairing, best_fit
@@ -90,11 +90,13 @@ def descend(
     """Coordinate descent over spaces; the elements for B, and the number of sweeps.
 
     Args:
-        first: spaces that are not named start from the identity; by default from what the tables say of them.
+        first: spaces that are not named start from the identity; by default from what the tables say of them. Where B
+            as it is lies nearer than what is found from there, all start from the identity.
         pairing: how heads are paired; by anything but the best fit, the objective may fall on the way.
     """
     spec, tables = models.spec, products_of_tables(models)
-    elements = {s: start(models, s, points) for s, points in tables.items()} if first is None else dict(first)
+    begins = {s: start(models, s, points) for s, points in tables.items()} if first is None else first
+    elements = dict(begins)
     steps = steps_of(spec)
     runs = list(_independent(spec, steps))
     visits = Visits(spec, steps)
@@ -122,6 +124,9 @@ def descend(
             momentum.go_beyond()
         else:
             momentum.keep()
+    if begins and pairing is best_fit and inner_product(spec, models.a, models.b, {}, models.processes) > best:
+        again, more = descend(models, {}, progress=progress)
+        return again, sweep + more
     return elements, sweep
 
 

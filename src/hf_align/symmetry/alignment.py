@@ -72,11 +72,13 @@ def inverse(spec: SymmetrySpec, elements: Elements) -> dict[str, Element]:
 
 
 def _carried(element: Element, outer: list[Element | None]) -> Element:
-    """Reindex the leading axes of an element by the permutations of its index spaces."""
+    """Reindex the leading axes of an element by the permutations of its index spaces, one axis for each; that of one
+    which differs along those before it has their axes in front of its own."""
     tensors = element.tensors()
     for axis, permutation in enumerate(outer):
         if isinstance(permutation, Monomial):
             order = permutation.order
+            order = order.reshape(*(1,) * (axis + 1 - order.dim()), *order.shape)
             tensors = {k: torch.take_along_dim(t, order.reshape(*order.shape, *(1,) * (t.dim() - order.dim())), axis)
                        for k, t in tensors.items()}  # fmt: skip
     return load_element(tensors)
