@@ -15,7 +15,9 @@ from hf_align.runtime.alone import alone
 from hf_align.runtime.devices import CPU, Devices
 
 
-@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "chosen", [pytest.param("not slow", marks=pytest.mark.quick), pytest.param("slow", marks=pytest.mark.slow)]
+)
 def test_with_an_accelerator(chosen: str) -> None:
     checks = Path(__file__).with_name("elsewhere_checks.py")
     ran = forked(pytest_main, "-q", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider", "-m", chosen, checks)
