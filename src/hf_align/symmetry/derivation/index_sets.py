@@ -74,7 +74,7 @@ class IndexSets:
         for klass in (c for c in stored if c.group is not None):
             around = [o for o in stored[klass] - {klass} if o.weights and only_exchanges(o.group)]
             only_together = [o for o in around if klass in company[o] and not (klass in repeated and o not in repeated)]
-            outer = [o for o in around if o in company[klass] and o not in only_together and o not in repeated]
+            outer = [o for o in around if o in company[klass] and o not in only_together]
             others = [o for o in around if o not in company[klass] and (o.group is None or o not in only_together)]
             outer += [o for o in others if self._are_apart(klass, [o], o.size)]
             found[klass] = tuple(sorted(outer, key=lambda o: (len(company[o]), o.weights)))

@@ -101,7 +101,9 @@ def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Conta
     if weight.parameter is not None and not _is_transposed(call):
         call.reads(call.argument(0), weight.parameter, 1, name, out_axis=-1 - spatial, groups=_groups(call))
     places = (value.axes[i] if i in alone else fresh(call.shape[i], FIXED) for i in range(-spatial, 0))
-    return Value((*value.axes[: -spatial - 1], out, *places))
+    result = Value((*value.axes[: -spatial - 1], out, *places))
+    call.contracts((split_product(value.axes[-spatial - 1], _groups(call))[1], *result.axes))
+    return result
 
 
 _SIZES = (

@@ -133,6 +133,7 @@ def _contract(call: Call, open_product: Product, reduced: tuple[int, ...]) -> li
             call.lower_all((x, y), PERMUTATION, "batch")
             call.unify(x, y, "batch")
         axes.append(y if x.size == 1 else x)
+    call.contracts(axes)
     return axes
 
 

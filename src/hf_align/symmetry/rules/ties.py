@@ -42,22 +42,21 @@ def may_tie(value: fx.Node, dim: int, spaces: set[Space], found: Interpretation)
     program = found.program
     ops, sources = _since_products(value, program, lambda product: _hands_on(product, spaces, found))
     try:
-        drawn = _numbers(sources, spaces, found)
+        drawn = _numbers(sources, found)
         return any(_has_ties(_run(ops, numbers, program, _unlimited)[value], dim) for numbers in drawn)
     except Exception:  # whatever an op finds wrong with random numbers
         return True
 
 
-def _numbers(
-    sources: Collection[fx.Node], spaces: set[Space], found: Interpretation
-) -> Iterator[dict[fx.Node, Tensor]]:
+def _numbers(sources: Collection[fx.Node], found: Interpretation) -> Iterator[dict[fx.Node, Tensor]]:
     """What a value may begin with: random numbers of several sizes, those of a text of one word, and zeros where
     products vanish."""
     program, rng = found.program, Generator().manual_seed(0)
     for size in _SIZES * _DRAWS:
         yield _drawn_all(sources, program, size, rng)
     plain = _drawn_all(sources, program, 1.0, rng)
-    yield {node: _in_one_word(node, numbers, spaces, found) for node, numbers in plain.items()}
+    stored = {atom.space for weight in found.weights.values() for axis in weight.axes for atom in axis.atoms}
+    yield {node: _in_one_word(node, numbers, stored, found) for node, numbers in plain.items()}
     vanishing = {node: _vanishing(node, found) for node in plain}
     if any(numbers is not None for numbers in vanishing.values()):
         yield {node: numbers if (zeros := vanishing[node]) is None else zeros for node, numbers in plain.items()}
@@ -163,12 +162,13 @@ def _drawn_all(sources: Iterable[fx.Node], program: Program, size: float, rng: G
     return {node: _drawn(node, program, size, rng) for node in sources if node not in program.constants}
 
 
-def _in_one_word(source: fx.Node, drawn: Tensor, spaces: set[Space], found: Interpretation) -> Tensor:
-    """The same numbers in all places, as in a text of one word: what is zero in one is then zero in the mean of all."""
+def _in_one_word(source: fx.Node, drawn: Tensor, stored: Collection[Space], found: Interpretation) -> Tensor:
+    """The same vectors in all places, as in a text of one word: what is zero in one is then zero in the mean of all.
+    Places lie along what no weight has."""
     for value in _factors(found.values.get(source)):
-        keeps = [any(atom.space in spaces for atom in axis.atoms) for axis in value.axes]
-        if any(keeps) and len(keeps) == drawn.dim():
-            return drawn[tuple(slice(None if kept else 1) for kept in keeps)].expand(drawn.shape)
+        kept = [any(atom.space in stored for atom in axis.atoms) for axis in value.axes]
+        if any(kept) and len(kept) == drawn.dim():
+            return drawn[tuple(slice(None if has else 1) for has in kept)].expand(drawn.shape)
     return drawn
 
 
