@@ -124,6 +124,10 @@ CHAINS: dict[str, Chain] = {
         lambda x, w, v, u, t: chosen(scores(x).softmax(-1) @ (torch.tanh(x.relu() @ w) @ v) @ u, t),
         (Data((2, 1)), Weight((1, 4)), Weight((4, 4)), Weight((4, 4)), Weight((4, 3))),
     ),
+    "rows that are chosen by a gate of what is always zero": (
+        lambda x, w, g, t: chosen(torch.tanh(functional.layer_norm(x, [1]) @ w) * g, t),
+        (Data((3, 1)), Weight((1, 4)), Weight((4,)), Weight((4, 3))),
+    ),
     "blocks of scores": (
         lambda x, w: functional.conv_transpose1d(scores(x).unsqueeze(-1), w, stride=2).tanh(),
         (Data((4, 5)), Weight((4, 2, 2))),

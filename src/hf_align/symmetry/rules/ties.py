@@ -198,7 +198,8 @@ def _unlimited(node: fx.Node, lookup: Callable[[fx.Node], Any]) -> Any:
     """An op that keeps the order of what it is given, even where it comes so near a limit that rounding hides it."""
     if does(node, Trait.SATURATES):
         x = lookup(node.all_input_nodes[0])
-        return x + (x.square() + 1).sqrt()
+        is_zero_at_zero = not bool(run_node(node, lambda _: x.new_zeros(())))
+        return x if is_zero_at_zero else x + (x.square() + 1).sqrt()
     if does(node, Trait.SOFTMAX):
         return lookup(node.all_input_nodes[0]).log_softmax(node.args[1])
     if does(node, Trait.FILLS) and not _is_compared(node.args[1]):
