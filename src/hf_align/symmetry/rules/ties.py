@@ -16,7 +16,7 @@ from torch import Generator, Tensor, fx
 from hf_align.symmetry.interpreter.bounds import FIXED
 from hf_align.symmetry.interpreter.call import Call
 from hf_align.symmetry.interpreter.spaces import Axis, Space
-from hf_align.symmetry.interpreter.values import Interpretation, Product, Value
+from hf_align.symmetry.interpreter.values import Interpretation, values_of
 from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
@@ -66,7 +66,7 @@ def _hands_on(product: fx.Node, spaces: set[Space], found: Interpretation) -> bo
     """Whether spaces lie along what a product is given, and along none of its weights: it has not made them."""
 
     def lies_along(operand: fx.Node) -> bool:
-        axes = [axis for value in _factors(found.values.get(operand)) for axis in value.axes]
+        axes = [axis for value in values_of(found.values.get(operand)) for axis in value.axes]
         return any(atom.space in spaces for axis in axes for atom in axis.atoms)
 
     given = [operand for operand in product.all_input_nodes if lies_along(operand)]
@@ -85,12 +85,6 @@ def _is_stored(node: fx.Node, program: Program) -> bool:
         seen.add(before)
         waiting += before.all_input_nodes
     return True
-
-
-def _factors(value: object) -> list[Value]:
-    if isinstance(value, Product):
-        return [value.left, value.right]
-    return [value] if isinstance(value, Value) else []
 
 
 def _since_products(
@@ -165,7 +159,7 @@ def _drawn_all(sources: Iterable[fx.Node], program: Program, size: float, rng: G
 def _in_one_word(source: fx.Node, drawn: Tensor, stored: Collection[Space], found: Interpretation) -> Tensor:
     """The same vectors in all places, as in a text of one word: what is zero in one is then zero in the mean of all.
     Places lie along what no weight has."""
-    for value in _factors(found.values.get(source)):
+    for value in values_of(found.values.get(source)):
         kept = [any(atom.space in stored for atom in axis.atoms) for axis in value.axes]
         if any(kept) and len(kept) == drawn.dim():
             return drawn[tuple(slice(None if has else 1) for has in kept)].expand(drawn.shape)
