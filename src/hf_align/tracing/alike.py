@@ -59,11 +59,12 @@ def _constants_of_alike(one: Program, other: Program) -> list[tuple[Any, Any]] |
         sizes |= {(a, b) for s, t in zip(*shapes, strict=True) for a, b in zip(s, t, strict=True) if a != b}
     pairs: list[tuple[Any, Any]] = []
     for x, y in zip(*steps, strict=True):
-        for (name, a), (other_name, b) in zip(_arguments(x), _arguments(y), strict=False):
+        arguments = list(_arguments(x)), list(_arguments(y))
+        if len(arguments[0]) != len(arguments[1]):
+            return None
+        for (name, a), (other_name, b) in zip(*arguments, strict=True):
             if name != other_name or not _same(name, a, b, (one, other), places, sizes, pairs):
                 return None
-        if len(list(_arguments(x))) != len(list(_arguments(y))):
-            return None
     return pairs if _results(one, places[0]) == _results(other, places[1]) else None
 
 

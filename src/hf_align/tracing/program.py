@@ -136,7 +136,9 @@ class Program:
 
 
 def _is_everywhere(value: object, number: int) -> bool:
-    return isinstance(value, (bool, int, float, Tensor)) and bool((torch.as_tensor(value) == number).all())
+    if isinstance(value, Tensor):
+        return bool((value == number).all())
+    return isinstance(value, (bool, int, float)) and value == number
 
 
 def operand(node: fx.Node, position: int) -> fx.Node | None:

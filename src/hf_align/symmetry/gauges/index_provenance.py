@@ -43,6 +43,7 @@ def in_order(labels: Tensor, axis: int = -1) -> bool:
     if not labels.dim():
         return False
     last = labels.movedim(axis, -1)
+    last = without_copies(last) if last.stride(-1) else last
     return bool(((last == torch.arange(last.shape[-1])).all(-1) | (last == NOBODY).all(-1)).all())
 
 

@@ -71,11 +71,10 @@ class Axis:
 
     @property
     def root(self) -> Axis:
-        axis = self
-        while axis.space.link is not None:
-            link = axis.space.link.dual if axis.is_dual else axis.space.link
-            axis = Axis(link.space, link.is_dual, axis.order)
-        return axis
+        space, is_dual = self.space, self.is_dual
+        while (link := space.link) is not None:
+            space, is_dual = link.space, link.is_dual != is_dual
+        return self if space is self.space else Axis(space, is_dual, self.order)
 
     @property
     def factors(self) -> tuple[Axis, ...]:
