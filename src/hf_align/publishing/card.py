@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from jinja2 import Environment, StrictUndefined
 
 from hf_align.checkpoints.hub import ADAPTER, Source
-from hf_align.publishing.markdown import block, code, plain
+from hf_align.publishing.markdown import code
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Input, Provenance
+from hf_align.publishing.templated import template
 
 _PLOT = "barrier.png"
 
@@ -39,11 +38,6 @@ def licence_warning(inputs: Sequence[Input]) -> str | None:
 def write_card(folder: Path, made: Provenance) -> None:
     """Write README.md into a merged model's folder, and beside it, if matplotlib is there, the plot of its barriers."""
     plot = _plot(folder, made.comparison) if made.comparison else None
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
-    environment.filters |= {"plain": plain, "code": code, "block": block}
-    text = environment.from_string(
-        files("hf_align.publishing").joinpath("templates", "card.md.j2").read_text(encoding="utf-8")
-    )
     repositories = [i.repository for i in made.inputs if i.repository]
     warning = licence_warning(made.inputs)
     is_adapter = (folder / ADAPTER).is_file()  # of the first
@@ -57,7 +51,7 @@ def write_card(folder: Path, made: Provenance) -> None:
         library_name="peft" if is_adapter else "transformers",
         license=None if warning else made.inputs[0].licence,
     )
-    content = text.render(
+    content = template("card.md.j2").render(
         card_data=data.to_yaml(),
         title=made.title,
         merged=merged,

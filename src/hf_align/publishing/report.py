@@ -6,16 +6,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, StrictUndefined
 
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.match import Match
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Provenance, home_of_alignment
+from hf_align.publishing.templated import template
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import symmetries
@@ -92,12 +91,8 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     file = folder / FOLDER / ALIGNMENT
     elements = Match.load(file, spec).b if file.is_file() else {}
     colours = _colours(spec)
-    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(
-        files("hf_align.publishing").joinpath("templates", "report.html.j2").read_text("utf-8")
-    )
     output.write_text(
-        page.render(
+        template("report.html.j2").render(
             made=made,
             title=made.title,
             chart=_chart(made.comparison) if made.comparison else None,

@@ -58,6 +58,7 @@ class IndexSets:
     def __init__(self, found: Interpretation, of_atom: dict[int, AtomClass]) -> None:
         self.found, self.of_atom = found, of_atom
         self._leaves_of = dict[int, list[Counter[AtomClass]]]()
+        self._of_axis = dict[int, set[AtomClass]]()
 
     def outer(self) -> dict[AtomClass, tuple[AtomClass, ...]]:
         """By class, those that accompany it in every tensor, outermost first: over these its element may differ.
@@ -103,6 +104,7 @@ class IndexSets:
                     one.weights += [name for other in more for name in other.weights]
                     self.of_atom.update({n: one for n, c in self.of_atom.items() if c in more})
                     self._leaves_of.clear()
+                    self._of_axis.clear()
 
     def _stacks(self, value: Value, klass: AtomClass) -> dict[int, AtomClass]:
         """By size, the axes of a weight beside a class that stand still, where only one of that size does."""
@@ -115,7 +117,7 @@ class IndexSets:
         """By class, those that occur once beside it, in every value that it occurs in. What lies along an axis with
         another of its kind belongs to that one."""
         company: dict[AtomClass, set[AtomClass]] = {}
-        for value in values:
+        for value in _unlike(values):
             leaves = [self._leaves(axis.root) for axis in value.axes]
             always = [reduce(and_, counts) if counts else Counter() for counts in leaves]
             for i, counts in enumerate(leaves):
@@ -156,21 +158,24 @@ class IndexSets:
         return numbers
 
     def _holds(self, value: Value, klass: AtomClass) -> bool:
-        classes = [self.of_atom.get(a.space.serial) for axis in value.axes for a in axis.atoms]
-        return any(c is not None and klass in c.moving for c in classes)
+        return any(klass in present.moving for axis in value.axes for present in self._of(axis))
 
     def _repeated(self) -> set[AtomClass]:
         """The classes that meet themselves in one tensor. Of two that only come together, one that does has an element
         for each entry of one that does not: a matrix for each block."""
         found = set[AtomClass]()
-        for value in self.found.every_value:
+        for value in _unlike(self.found.every_value):
             together = [[self._of(x) for x in value.axes]]
             together += [[self._of(f) for f in s.factors] for x in value.axes for s in x.segments]
             found.update(*(x & y for parts in together for x, y in itertools.combinations(parts, 2)))
         return found
 
     def _of(self, axis: Axis) -> set[AtomClass]:
-        return {self.of_atom[a.space.serial] for a in axis.atoms if a.space.serial in self.of_atom}
+        key = axis.root.space.serial
+        if key not in self._of_axis:
+            numbers = {a.space.serial for a in axis.atoms}
+            self._of_axis[key] = {self.of_atom[n] for n in numbers & self.of_atom.keys()}
+        return self._of_axis[key]
 
     def _leaves(self, axis: Axis) -> list[Counter[AtomClass]]:
         """How often each class occurs in each segment of an axis."""
@@ -185,6 +190,11 @@ class IndexSets:
             else:
                 self._leaves_of[key] = [leaf for s in axis.segments for leaf in self._leaves(s)]
         return self._leaves_of[key]
+
+
+def _unlike(values: Iterable[Value]) -> Iterable[Value]:
+    """One value of all that have the same axes."""
+    return {tuple(axis.root.space.serial for axis in value.axes): value for value in values}.values()
 
 
 def _is_among(klass: AtomClass, leaves: Iterable[Counter[AtomClass]]) -> bool:
