@@ -1,0 +1,75 @@
+"""Runs of what lies between products of matrices and a value, on random numbers: what is tried there needs no list of
+ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, fx
+
+from hf_align.tracing.execute import run_node
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.program import Program
+
+
+def since_products(
+    value: fx.Node, program: Program, hands_on: Callable[[fx.Node], bool] = lambda product: False
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What a value is computed by since the last products of matrices, in order, and what that begins with.
+
+    Args:
+        hands_on: which products are no beginning.
+    """
+    ops, sources, waiting = set[fx.Node](), set[fx.Node](), [value]
+    while waiting:
+        node = waiting.pop()
+        if node in program.constants or node in ops or node in sources:
+            continue
+        mixes = Trait.AFFINE | Trait.CONTRACTS | Trait.CONVOLVES | Trait.NAMES_AXES | Trait.LOOKS_UP_ROWS
+        if node.op != "call_function" or (does(node, mixes) and not hands_on(node)):
+            sources.add(node)
+        else:
+            ops.add(node)
+            waiting += node.all_input_nodes
+    return sorted(ops, key=program.order.__getitem__), sorted(sources, key=program.order.__getitem__)
+
+
+def drawn_all(sources: Iterable[fx.Node], program: Program, size: float, rng: Generator) -> dict[fx.Node, Tensor]:
+    """Random numbers for what is no constant."""
+    return {node: drawn(node, program, size, rng) for node in sources if node not in program.constants}
+
+
+def run(
+    ops: Iterable[fx.Node],
+    begins: Mapping[fx.Node, Any],
+    program: Program,
+    run_op: Callable[[fx.Node, Callable[[fx.Node], Any]], Any] = run_node,
+) -> dict[fx.Node, Any]:
+    """What ops, in order, make of what they begin with.
+
+    Args:
+        run_op: runs one of them on operands that it looks up.
+    """
+    values = dict(begins)
+
+    def lookup(node: fx.Node) -> Any:
+        value = values[node] if node in values else program.constants[node]
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    for node in ops:
+        values[node] = run_op(node, lookup)
+    return values
+
+
+def drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Tensor:
+    """Random numbers, and of what is no number of the model, such as a mask, what was given. Rows that are looked up
+    may all be one."""
+    example = source.meta["val"]
+    if example.is_floating_point():
+        is_row = does(source, Trait.LOOKS_UP_ROWS) and source.args[1] not in program.constants
+        shape = example.shape[-1:] if is_row else example.shape
+        return size * torch.randn(shape, generator=rng, dtype=torch.float64).expand(example.shape)
+    given = program.example.arguments.get(program.inputs.get(source, ""))
+    return given if isinstance(given, Tensor) else torch.zeros(example.shape, dtype=example.dtype)
