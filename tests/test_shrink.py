@@ -76,11 +76,36 @@ def test_sizes_that_do_not_go_together_are_left_out() -> None:
         ("voxtral", "VoxtralForConditionalGeneration", "audio"),
         ("aria", "AriaForConditionalGeneration", "image"),
         ("granite_speech", "GraniteSpeechForConditionalGeneration", "audio"),
+        pytest.param("kimi_k25", "Kimi_K25Model", "image video", marks=pytest.mark.slow),
+        pytest.param("deepseek_vl_hybrid", "DeepseekVLHybridModel", "image", marks=pytest.mark.slow),
+        pytest.param("muse_spark", "MuseSparkModel", "image video audio", marks=pytest.mark.slow),
     ],
 )
 def test_copies_see_and_hear_as_their_models_do(model_type: str, architecture: str, kinds: str) -> None:
-    answered, _ = media_answered(build_without_weights(copy_of(model_type, architecture)))
+    answered = media_answered(build_without_weights(copy_of(model_type, architecture))).answered
     assert answered == {f"input_ids with {kind}" for kind in kinds.split()}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field"), [("sam_vision_model", "global_attn_indexes"), ("qwen2_5_vl", "fullatt_block_indexes")]
+)
+def test_one_layer_of_each_kind_stays_where_a_config_numbers_those_that_see_all(model_type: str, field: str) -> None:
+    small = shrink(transformers.AutoConfig.for_model(model_type))
+    part = getattr(small, "vision_config", small)
+    assert getattr(part, field) == [1]
+
+
+@pytest.mark.parametrize(
+    ("said", "read", "given"),
+    [
+        ("Given groups=1, expected input[2, 24, 8, 8] to have 6 channels, but got 24 channels instead", 6, 24),
+        ("mat1 and mat2 shapes cannot be multiplied (4x24 and 6x8)", 6, 24),
+        ("Given normalized_shape=[6], expected input with shape [*, 6], but got input of size[4, 4, 24]", 6, 24),
+    ],
+)
+def test_a_width_is_mended_as_an_error_says(said: str, read: int, given: int) -> None:
+    fields = {"other": 8, "inner": {"width": read}}
+    assert list(with_the_width_given(fields, said)) == [{"other": 8, "inner": {"width": given}}]
 
 
 def test_what_a_config_computes_from_other_fields_is_computed_again() -> None:

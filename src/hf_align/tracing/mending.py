@@ -28,6 +28,7 @@ from hf_align.tracing.mode import Mode, NothingNew
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
 _WIDTHS = re.compile(r"but got \[\d+, (\d+)\] X \[(\d+), \d+\]|cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 """In an error of a matrix that reads something narrower or wider, without values and with them."""
+_CONVOLVED = re.compile(r"input to conv(\d)d, but got input of size: \[([\d, ]+)\]")
 _PLACES = 4096
 """Places in a text at most."""
 _ITEMS = 2**20
@@ -67,6 +68,7 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
     yield from _widened(model, mode, media_given, said)
+    yield from _unflattened(model, mode, media_given, said)
     for name, items in media_given.items():
         for number in numbers if len(items) in told else ():
             if number > len(items) and number * items[0].numel() <= _ITEMS:
@@ -90,6 +92,17 @@ def _widened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], sa
     for name, items in given.items():
         if items.shape[-1] == width and items.numel() // width * read <= _ITEMS:
             yield _changed(model, mode, {name: items[..., :1].expand(*items.shape[:-1], read).contiguous()})
+
+
+def _unflattened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
+    """Patches as a convolution as large as them reads them, where an error tells that it was given rows of numbers."""
+    told = _CONVOLVED.search(said)
+    rank, shape = (int(told[1]), torch.Size(map(int, told[2].split(",")))) if told is not None else (0, None)
+    patches = {p.shape[1:] for p in model.parameters() if p.dim() == rank + 2}
+    for name, items in given.items():
+        for patch in patches if items.shape == shape else ():
+            if patch.numel() == items.shape[-1]:
+                yield _changed(model, mode, {name: items.unflatten(-1, patch)})
 
 
 def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> Mode:

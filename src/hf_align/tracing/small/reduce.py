@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.reasons import NOT_ITS_OWN
-from hf_align.tracing.small.answers import media_answered, run_on_zeros
+from hf_align.tracing.small.answers import Media, media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
@@ -149,7 +149,7 @@ class Search:
         if _holds_what_it_does_not_save(model):
             raise HfAlignError(f"it {NOT_ITS_OWN}")
         self.example = run_on_zeros(model, self.example, self.rows)
-        if self.kinds and not self.kinds <= (media_answered(model, self.tries)[0] or set()):
+        if self.kinds and not self.kinds <= (media_answered(model, self.tries).answered or frozenset()):
             raise HfAlignError("it answers fewer kinds of media")
         return parameters
 
@@ -216,20 +216,38 @@ def _make_small(search: Search, target: Fields) -> None:
 
 def _answering_media(search: Search, larger: Iterable[Fields], target: Fields) -> Search | None:
     """A copy that answers texts with more kinds of media in them than the one that was found, as small as it gets."""
-    best, (answered, _) = None, _answered(search.config, search.fields)
-    for fields in larger if answered is not None else ():
-        few = _parameters(search.config, fields) <= (_WITH_MEDIA if answered else _LARGEST)
-        more, tried = _answered(search.config, fields) if few else (None, 0)
-        if len(more or ()) <= len(answered or ()):
-            continue
-        copy = Search(
-            search.config, search.wanted, search.example, search.rows, kinds=frozenset(more or ()), tries=tried
-        )
+    known = _answered(search.config, search.fields)
+    better = list[tuple[Media, Fields]]()
+    for fields in _with_widths_mended(search.config, larger) if known.failures else ():
+        few = _parameters(search.config, fields) <= (_SLOW if known.answered else _LARGEST)
+        more = _answered(search.config, fields) if few else Media(None, 0)
+        if len(more.answered or ()) > len(known.answered or ()):
+            better.append((more, fields))
+            if not more.failures:
+                break
+    for media, fields in sorted(better, key=lambda found: -len(found[0].answered or ())):
+        kinds = media.answered or frozenset()
+        copy = Search(search.config, search.wanted, search.example, search.rows, kinds=kinds, tries=media.tried)
         if copy.attempt(fields):
             _make_small(copy, target)
         if copy.parameters is not None and copy.parameters <= _WITH_MEDIA:
-            best, answered = copy, more
-    return best
+            return copy
+    return None
+
+
+def _with_widths_mended(config: PretrainedConfig, copies: Iterable[Fields]) -> Iterator[Fields]:
+    """Copies, and behind each the same with a width mended at which a text with media in it fails, and so on."""
+    for fields in copies:
+        yield fields
+        waiting, mended = [fields], set[str]()
+        while waiting and len(mended) < _MENDED:
+            known = waiting.pop(0)
+            failures = _answered(config, known).failures if _parameters(config, known) <= _SLOW else ()
+            for said in (said for said in failures if said not in mended):
+                for changed in with_the_width_given(known, said):
+                    yield changed
+                    waiting.append(changed)
+                    mended.add(said)
 
 
 def _parameters(config: PretrainedConfig, fields: Fields) -> float:
@@ -240,11 +258,11 @@ def _parameters(config: PretrainedConfig, fields: Fields) -> float:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def _answered(config: PretrainedConfig, fields: Fields) -> tuple[set[str] | None, int]:
+def _answered(config: PretrainedConfig, fields: Fields) -> Media:
     try:
         return media_answered(build_without_weights(with_fields(config, fields)))
     except Exception:  # sizes that do not go together fail in their own way
-        return None, 0
+        return Media(None, 0)
 
 
 def _towards(search: Search, target: Fields) -> None:

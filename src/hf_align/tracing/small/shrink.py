@@ -249,6 +249,9 @@ def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
             fields[key] = [1, 0]
     if isinstance(read_at := fields.get("deepstack_visual_indexes"), list):
         fields["deepstack_visual_indexes"] = list(range(layers))[-len(read_at) :]
+    for key in ("global_attn_indexes", "fullatt_block_indexes"):  # all others see a window
+        if isinstance(whole := fields.get(key), list) and any(number >= layers for number in whole):
+            fields[key] = [layers - 1]
     for key in ("intermediate_hook_ids", "spatial_target_layers"):
         if isinstance(fields.get(key), list):
             fields[key] = [min(number, layers - 1) for number in fields[key]]
