@@ -49,7 +49,15 @@ def without_mean(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
+def attended(x: Tensor, weight: Tensor) -> Tensor:
+    """Attention of a single text with two heads, of queries, keys and values in one weight."""
+    together = functional.linear(x, weight).reshape(1, len(x), 3, 2, -1).permute(2, 0, 3, 1, 4)
+    queries, keys, values = together.reshape(3, 2, len(x), -1).unbind(0)
+    return torch.softmax(queries @ keys.mT, -1) @ values
+
+
 CHAINS: dict[str, Chain] = {
+    "queries, keys and values of a single text": (attended, (Data((4, 5)), Weight((18, 5)))),
     "a gain, flattened, and another": (
         lambda x, g, h: (x * g).flatten() * h,
         (Data((1, 3, 4)), Weight((4,)), Weight((12,))),

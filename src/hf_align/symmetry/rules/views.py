@@ -36,10 +36,10 @@ def view(call: Call) -> Value | Rows:
     """The same entries in row-major order under another shape: products of spaces are split and joined."""
     call.expect("stride", [math.prod(call.shape[i + 1 :]) for i in range(len(call.shape))])
     raw = call.raw(call.argument(0))
-    if isinstance(raw, Rows) and (behind := merged_behind(call.node, raw.dim)) is not None:
-        return _one_behind_the_other(raw, behind)
     if isinstance(raw, Rows) and raw.dim in (kept := axes_kept(call.node)):
         return _reshaped_rows(call, raw, kept.index(raw.dim))
+    if isinstance(raw, Rows) and (behind := merged_behind(call.node, raw.dim)) is not None:
+        return _one_behind_the_other(call, raw, behind)
     value = call.value(call.argument(0))
     rows = _rows(call, value)
     if rows is not None:
@@ -81,11 +81,10 @@ def _rows(call: Call, value: Value) -> Rows | None:
     return Rows(tuple(pieces), dim)
 
 
-def _one_behind_the_other(rows: Rows, behind: int) -> Value:
+def _one_behind_the_other(call: Call, rows: Rows, behind: int) -> Value:
     """The runs of an axis that becomes one with those behind it: each run keeps spaces of its own there."""
-    before = rows.pieces[0].axes[: rows.dim]
-    merged = [product(p.axes[rows.dim : behind]) for p in rows.pieces]
-    return Value((*before, direct_sum(merged), *rows.pieces[0].axes[behind:]))
+    axes = [(*p.axes[: rows.dim], product(p.axes[rows.dim : behind]), *p.axes[behind:]) for p in rows.pieces]
+    return call.joined([Value(each) for each in axes], rows.dim)
 
 
 def _reshaped_rows(call: Call, rows: Rows, dim: int) -> Rows:
