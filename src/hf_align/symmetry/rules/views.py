@@ -14,7 +14,6 @@ from hf_align.symmetry.interpreter.spaces import (
     Axis,
     SpaceMismatchError,
     cut,
-    direct_sum,
     fresh,
     product,
     split_product,
