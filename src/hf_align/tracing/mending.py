@@ -96,13 +96,14 @@ def _widened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], sa
 
 def _unflattened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
     """Patches as a convolution as large as them reads them, where an error tells that it was given rows of numbers."""
-    told = _CONVOLVED.search(said)
-    rank, shape = (int(told[1]), torch.Size(map(int, told[2].split(",")))) if told is not None else (0, None)
-    patches = {p.shape[1:] for p in model.parameters() if p.dim() == rank + 2}
+    if (told := _CONVOLVED.search(said)) is None:
+        return
+    shape = torch.Size(map(int, told[2].split(",")))
+    kernels = {p.shape[1:] for p in model.parameters() if p.dim() == 2 + int(told[1])}
+    patches = [kernel for kernel in kernels if kernel.numel() == shape[-1]]
     for name, items in given.items():
         for patch in patches if items.shape == shape else ():
-            if patch.numel() == items.shape[-1]:
-                yield _changed(model, mode, {name: items.unflatten(-1, patch)})
+            yield _changed(model, mode, {name: items.unflatten(-1, patch)})
 
 
 def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> Mode:

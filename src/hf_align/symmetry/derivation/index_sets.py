@@ -58,7 +58,6 @@ class IndexSets:
     def __init__(self, found: Interpretation, of_atom: dict[int, AtomClass]) -> None:
         self.found, self.of_atom = found, of_atom
         self._leaves_of = dict[int, list[Counter[AtomClass]]]()
-        self._of_axis = dict[int, set[AtomClass]]()
 
     def outer(self) -> dict[AtomClass, tuple[AtomClass, ...]]:
         """By class, those that accompany it in every tensor, outermost first: over these its element may differ.
@@ -104,7 +103,6 @@ class IndexSets:
                     one.weights += [name for other in more for name in other.weights]
                     self.of_atom.update({n: one for n, c in self.of_atom.items() if c in more})
                     self._leaves_of.clear()
-                    self._of_axis.clear()
 
     def _stacks(self, value: Value, klass: AtomClass) -> dict[int, AtomClass]:
         """By size, the axes of a weight beside a class that stand still, where only one of that size does."""
@@ -171,11 +169,7 @@ class IndexSets:
         return found
 
     def _of(self, axis: Axis) -> set[AtomClass]:
-        key = axis.root.space.serial
-        if key not in self._of_axis:
-            numbers = {a.space.serial for a in axis.atoms}
-            self._of_axis[key] = {self.of_atom[n] for n in numbers & self.of_atom.keys()}
-        return self._of_axis[key]
+        return set[AtomClass]().union(*self._leaves(axis))
 
     def _leaves(self, axis: Axis) -> list[Counter[AtomClass]]:
         """How often each class occurs in each segment of an axis."""

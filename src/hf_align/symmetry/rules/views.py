@@ -82,8 +82,9 @@ def _rows(call: Call, value: Value) -> Rows | None:
 
 def _one_behind_the_other(call: Call, rows: Rows, behind: int) -> Value:
     """The runs of an axis that becomes one with those behind it: each run keeps spaces of its own there."""
-    axes = [(*p.axes[: rows.dim], product(p.axes[rows.dim : behind]), *p.axes[behind:]) for p in rows.pieces]
-    return call.joined([Value(each) for each in axes], rows.dim)
+    dim = rows.dim
+    pieces = [Value((*p.axes[:dim], product(p.axes[dim:behind]), *p.axes[behind:])) for p in rows.pieces]
+    return call.joined(pieces, dim)
 
 
 def _reshaped_rows(call: Call, rows: Rows, dim: int) -> Rows:

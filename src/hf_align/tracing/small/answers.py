@@ -73,13 +73,13 @@ class Media:
     """With which kinds of media a model answers texts.
 
     Attributes:
-        answered: these kinds; None if its texts have no place for any.
+        answered: these kinds; none if its texts have no place for any.
         tried: how many calls were tried.
         failures: what the model said of the calls with other kinds, each once.
     """
 
-    answered: frozenset[str] | None
-    tried: int
+    answered: frozenset[str] = frozenset()
+    tried: int = 0
     failures: tuple[str, ...] = ()
 
 
@@ -90,7 +90,7 @@ def media_answered(model: PreTrainedModel, most: float = math.inf) -> Media:
         most: calls that are tried.
     """
     if next(announced_media(model), None) is None:
-        return Media(None, 0)
+        return Media()
     answered, tried, weights, failures = set[str](), 0, _zeros(model), list[tuple[str, str]]()
 
     def attempt(mode: Mode) -> Exception | None:

@@ -149,7 +149,7 @@ class Search:
         if _holds_what_it_does_not_save(model):
             raise HfAlignError(f"it {NOT_ITS_OWN}")
         self.example = run_on_zeros(model, self.example, self.rows)
-        if self.kinds and not self.kinds <= (media_answered(model, self.tries).answered or frozenset()):
+        if self.kinds and not self.kinds <= media_answered(model, self.tries).answered:
             raise HfAlignError("it answers fewer kinds of media")
         return parameters
 
@@ -218,16 +218,16 @@ def _answering_media(search: Search, larger: Iterable[Fields], target: Fields) -
     """A copy that answers texts with more kinds of media in them than the one that was found, as small as it gets."""
     known = _answered(search.config, search.fields)
     better = list[tuple[Media, Fields]]()
-    for fields in _with_widths_mended(search.config, larger) if known.failures else ():
-        few = _parameters(search.config, fields) <= (_SLOW if known.answered else _LARGEST)
-        more = _answered(search.config, fields) if few else Media(None, 0)
-        if len(more.answered or ()) > len(known.answered or ()):
-            better.append((more, fields))
-            if not more.failures:
+    most = _SLOW if known.answered else _LARGEST
+    for media, fields in _with_widths_mended(search.config, larger, most) if known.failures else ():
+        if len(media.answered) > len(known.answered):
+            better.append((media, fields))
+            if not media.failures:
                 break
-    for media, fields in sorted(better, key=lambda found: -len(found[0].answered or ())):
-        kinds = media.answered or frozenset()
-        copy = Search(search.config, search.wanted, search.example, search.rows, kinds=kinds, tries=media.tried)
+    for media, fields in sorted(better, key=lambda found: -len(found[0].answered)):
+        copy = Search(
+            search.config, search.wanted, search.example, search.rows, kinds=media.answered, tries=media.tried
+        )
         if copy.attempt(fields):
             _make_small(copy, target)
         if copy.parameters is not None and copy.parameters <= _WITH_MEDIA:
@@ -235,19 +235,30 @@ def _answering_media(search: Search, larger: Iterable[Fields], target: Fields) -
     return None
 
 
-def _with_widths_mended(config: PretrainedConfig, copies: Iterable[Fields]) -> Iterator[Fields]:
-    """Copies, and behind each the same with a width mended at which a text with media in it fails, and so on."""
+def _with_widths_mended(
+    config: PretrainedConfig, copies: Iterable[Fields], most: int
+) -> Iterator[tuple[Media, Fields]]:
+    """Copies, and behind each the same with a width mended at which a text with media in it fails, and so on; and what
+    each answers.
+
+    Args:
+        most: parameters of a copy that is asked at all; only those that are not slow are mended.
+    """
+
+    def asked(fields: Fields) -> tuple[Media, Fields, float]:
+        parameters = _parameters(config, fields)
+        return _answered(config, fields) if parameters <= most else Media(), fields, parameters
+
     for fields in copies:
-        yield fields
-        waiting, mended = [fields], set[str]()
+        waiting, mended = [asked(fields)], set[str]()
+        yield waiting[0][:2]
         while waiting and len(mended) < _MENDED:
-            known = waiting.pop(0)
-            failures = _answered(config, known).failures if _parameters(config, known) <= _SLOW else ()
-            for said in (said for said in failures if said not in mended):
-                for changed in with_the_width_given(known, said):
-                    yield changed
-                    waiting.append(changed)
+            media, known, parameters = waiting.pop(0)
+            for said in media.failures if parameters <= _SLOW else ():
+                for changed in with_the_width_given(known, said) if said not in mended else ():
                     mended.add(said)
+                    waiting.append(asked(changed))
+                    yield waiting[-1][:2]
 
 
 def _parameters(config: PretrainedConfig, fields: Fields) -> float:
@@ -262,7 +273,7 @@ def _answered(config: PretrainedConfig, fields: Fields) -> Media:
     try:
         return media_answered(build_without_weights(with_fields(config, fields)))
     except Exception:  # sizes that do not go together fail in their own way
-        return Media(None, 0)
+        return Media()
 
 
 def _towards(search: Search, target: Fields) -> None:
