@@ -16,6 +16,7 @@ from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.small.answers import media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
+from hf_align.tracing.small.kinds import layers_of
 from hf_align.tracing.small.reduce import WANTED, Search, reduced
 from hf_align.tracing.small.shrink import (
     shallow,
@@ -235,7 +236,8 @@ def test_a_width_that_a_config_gives_twice_differently_becomes_the_one_that_is_t
                     raise HfAlignError(f"expected input to have {read} channels, but got {given} channels instead")
             return 1
 
-    search = OfTwoWidths(default("llama", "LlamaForCausalLM"), WANTED)
+    config = default("llama", "LlamaForCausalLM")
+    search = OfTwoWidths(config, layers_of(config), WANTED)
     start: dict[str, Any] = {"reads": (5, 3, 4), "gives": [7, 3, 6]}
     assert not search.attempt(start) and search.attempt_mended(start)
     assert search.fields["reads"] == [7, 3, 6] and search.fields["gives"] == [7, 3, 6]
@@ -275,7 +277,7 @@ def test_where_tiny_sizes_do_not_go_together_and_full_ones_are_too_large_to_run_
 def test_a_copy_keeps_no_weights_in_a_plain_list() -> None:
     """Where two widths differ, which are one by default, this model projects with what it neither saves nor loads."""
     config = default("oneformer", "OneFormerModel")
-    kept = Search(config, WANTED)
+    kept = Search(config, layers_of(config), WANTED)
     assert not kept.attempt(small_fields(config, 2, TINY)) and "plain list" in str(kept.failures)
     small = reduced(config, wanted=500_000)
     assert small is not None and small.conv_dim == small.hidden_dim < config.hidden_dim

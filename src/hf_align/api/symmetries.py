@@ -22,14 +22,13 @@ from hf_align.symmetry.alignment import AlignedWeights
 from hf_align.symmetry.certificate.certify import Certificate
 from hf_align.symmetry.certificate.certify import certify as measure
 from hf_align.symmetry.certificate.random_copy import random_elements
+from hf_align.symmetry.certificate.small_copy import certify_small_copy
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import reviewer
 from hf_align.symmetry.overrides.overrides import symmetries as derived
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.module_calls import Inputs
 from hf_align.tracing.modules import ModuleConfig
-from hf_align.tracing.small.reduce import reduced
-from hf_align.tracing.small.shrink import shrink
 
 Architecture = PretrainedConfig | Model
 _COUNTED = 5000
@@ -116,7 +115,7 @@ def certify(
     Args:
         architecture: as for `symmetries`, or what that gave.
         inputs: as for `symmetries`.
-        layers: of the copy; a plain module has all of its own.
+        layers: of the copy, which has more where the model has more kinds of them; a plain module has all of its own.
         specs: a folder of reviewed overrides, which are certified too.
         trust_remote_code: run modelling code that comes with a folder or a repository.
 
@@ -133,10 +132,7 @@ def certify(
     config = _config(architecture, trust_remote_code, inputs, specs)
     if isinstance(config, ModuleConfig):
         return measure(config, most=_COUNTED)
-    return measure(
-        reduced(config, layers) or shrink(config, layers),
-        review=reviewer(config.model_type, None if specs is None else Path(specs)),
-    )
+    return certify_small_copy(config, reviewer(config.model_type, None if specs is None else Path(specs)), layers)
 
 
 @alone

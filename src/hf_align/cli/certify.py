@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def certify(
     model: opt.Model,
-    layers: Annotated[int, opt.general(min=1, metavar="N", help="Layers of the small copy.")] = 2,
+    layers: Annotated[
+        int, opt.general(min=1, metavar="N", help="Layers of the small copy, at least one of each kind.")
+    ] = 2,
     specs: opt.Specs = None,
     revision: opt.Revision = None,
     token: opt.Token = None,
@@ -60,6 +62,10 @@ def _lines(result: Certificate) -> list[str]:
         *(f"  {space} could differ along {other}, and does not" for space, other in result.alike),
         *(f"  no rule for {op}" for op in result.unknown_ops),
         *(f"  no call reads {name}, so it stands still" for name in result.unread),
+        *(
+            f"  the copy has {some} of the {all_} kinds of layers in {path}; nothing is shown of the others"
+            for path, (some, all_) in result.lacking.items()
+        ),
         f"in {len(result.modes)} ways to call it:",
         *(f"  {mode}" for mode in result.modes),
     ]

@@ -100,7 +100,7 @@ class Variant:
         short = build_without_weights(self.config)
         try:
             shorten(short, find_stacks(short))
-            modes = find_modes(short)
+            modes = find_modes(short, config=self.config)
         except IncompatibleModels:  # its layers cannot be cut alike, or it counts on all of them
             short, modes = self.model, find_modes(self.model)
         if self.model.config._attn_implementation != short.config._attn_implementation:

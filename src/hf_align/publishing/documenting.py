@@ -14,10 +14,8 @@ from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.opening.pairs import Pair
 from hf_align.running.network import Weights
 from hf_align.runtime.progress import waiting
-from hf_align.symmetry.certificate.certify import certify
+from hf_align.symmetry.certificate.small_copy import certify_small_copy
 from hf_align.symmetry.overrides.overrides import reviewer
-from hf_align.tracing.small.reduce import reduced
-from hf_align.tracing.small.shrink import shrink
 
 
 def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -32,7 +30,7 @@ def certified(config: PretrainedConfig, specs: Path | None, say: Callable[[str],
     say("certifying the symmetries on a small copy")
     try:
         with waiting("certifying"):
-            result = certify(reduced(config) or shrink(config), review=reviewer(config.model_type, specs))
+            result = certify_small_copy(config, reviewer(config.model_type, specs))
     except IncompatibleModels as error:
         say(f"no certificate: {error}")
         return None

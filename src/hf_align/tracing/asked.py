@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel, StaticCache
+from transformers import PretrainedConfig, PreTrainedModel, StaticCache
 
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU, drawing
@@ -30,7 +30,9 @@ from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
-from hf_align.tracing.small.shrink import shrink
+from hf_align.tracing.small.field_roles import TINY
+from hf_align.tracing.small.kinds import Depth, Layers, depth_with_all_kinds
+from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.tokens import NO_LABEL
 from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
@@ -263,17 +265,20 @@ class SmallCopy:
             return torch.func.functional_call(self.model, weights, (), arguments, tie_weights=True)
 
 
-def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -> SmallCopy | None:
+def small_copy(
+    model: PreTrainedModel, config: PretrainedConfig, candidate: int, rows: int, length: int
+) -> SmallCopy | None:
     """A copy that answers alike whenever it is asked the same; None where there is none.
 
     Args:
+        config: of the model, with all of its layers if it was shortened.
         candidate: the number of the model's first call among `inputs.examples`.
         rows, length: of that call.
 
     Raises:
         IncompatibleModels: it goes by what other calls have computed of other weights.
     """
-    for copied in _copies(model):
+    for copied in _copies(model, config):
         try:
             copy = SmallCopy(copied(), candidate, rows, length)
         except Exception as error:  # sizes that do not go together fail in their own way
@@ -287,11 +292,17 @@ def small_copy(model: PreTrainedModel, candidate: int, rows: int, length: int) -
     return None
 
 
-def _copies(model: PreTrainedModel) -> list[Callable[[], PreTrainedModel]]:
+def _copies(model: PreTrainedModel, config: PretrainedConfig) -> list[Callable[[], PreTrainedModel]]:
     """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be."""
     size, itself = parameters_of(model), lambda: model
-    shrunk = [lambda: build_without_weights(shrink(model.config))] if size > _SMALL else []
+    shrunk = [lambda: _with_all_kinds_of_layers(model, config)] if size > _SMALL else []
     return [*shrunk, itself] if size <= LARGEST else shrunk
+
+
+def _with_all_kinds_of_layers(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
+    """A tiny copy, as deep as need be: what it is asked for may change one kind of layer alone."""
+    depth = depth_with_all_kinds(config, Layers.of(model)) or Depth(depth_of(config), kinds_come_soon=False)
+    return build_without_weights(shrink(config, depth.layers, depth.of(TINY)))
 
 
 def _name_of_answer(results: Any) -> str | None:

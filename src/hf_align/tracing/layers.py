@@ -85,14 +85,14 @@ def shorten(model: PreTrainedModel, stacks: tuple[Stack, ...]) -> None:
     for stack in stacks:
         if cuts.setdefault(stack.depth, stack.chosen) != stack.chosen:
             raise IncompatibleModels(f"two stacks of {stack.depth} layers repeat in different ways")
-    for config in _configs(model):
+    for config in configs_of(model):
         for key, entries in _lists(config):
             if len(entries) in cuts:  # past the setters, which would check the number against other fields
                 vars(config)[key] = type(entries)(entries[i] for i in cuts[len(entries)])
     for stack in stacks:
         layers = model.get_submodule(stack.path)
         assert isinstance(layers, nn.ModuleList)
-        for place, offset in _counters(layers).items():
+        for place, offset in counters(layers).items():
             for position, i in enumerate(stack.chosen):
                 _renumber(layers[i], place, position + offset)
         for i in sorted(set(range(stack.depth)) - set(stack.chosen), reverse=True):
@@ -133,17 +133,17 @@ def _stretches(chosen: list[int], kinds: tuple[int, ...]) -> Iterator[tuple[int,
 
 
 def _kinds(layers: nn.ModuleList, model: PreTrainedModel) -> tuple[int, ...]:
-    counters = _counters(layers)
-    entries = [e for config in _configs(model) for _, e in _lists(config) if len(e) == len(layers)]
+    numbers = counters(layers)
+    entries = [e for config in configs_of(model) for _, e in _lists(config) if len(e) == len(layers)]
     first: dict[Hashable, int] = {}
     kinds: list[int] = []
     for i, layer in enumerate(layers):
-        kind = (frozenset(_signature(layer, counters)), tuple(_plain(e[i]) for e in entries))
+        kind = (frozenset(signature(layer, numbers)), tuple(_plain(e[i]) for e in entries))
         kinds.append(first.setdefault(kind, i))
     return tuple(kinds)
 
 
-def _signature(layer: nn.Module | None, counters: Mapping[Place, int]) -> Iterator[Hashable]:
+def signature(layer: nn.Module | None, numbers: Mapping[Place, int]) -> Iterator[tuple[Any, ...]]:
     """Everything about a layer that may change what it computes, but for its weights and its number; nothing of a place
     in a list that is left empty."""
     for path, module in () if layer is None else layer.named_modules():
@@ -153,7 +153,7 @@ def _signature(layer: nn.Module | None, counters: Mapping[Place, int]) -> Iterat
         for name, buffer in module._buffers.items():
             yield path, name, None if buffer is None else _digest(buffer)
         for name, value in _attributes(module):
-            if (path, name) not in counters:
+            if (path, name) not in numbers:
                 yield path, name, _plain(value)
 
 
@@ -186,18 +186,18 @@ def kinds_of_layers(path: str, models: Sequence[PreTrainedModel]) -> list[list[H
     The last model has at least two; what numbers the layers there is no difference.
     """
     lists = [module for model in models if isinstance(module := model.get_submodule(path), nn.ModuleList)]
-    counters = _counters(lists[-1])
-    entries = [{k: e for config in _configs(model) for k, e in _lists(config) if len(e) == len(layers)}
+    numbers = counters(lists[-1])
+    entries = [{k: e for config in configs_of(model) for k, e in _lists(config) if len(e) == len(layers)}
                for model, layers in zip(models, lists, strict=True)]  # fmt: skip
     common = set.intersection(*(set(each) for each in entries))
     return [
-        [(frozenset(_signature(layer, counters)), frozenset((k, _plain(each[k][i])) for k in common))
+        [(frozenset(signature(layer, numbers)), frozenset((k, _plain(each[k][i])) for k in common))
          for i, layer in enumerate(layers)]
         for layers, each in zip(lists, entries, strict=True)
     ]  # fmt: skip
 
 
-def _counters(layers: nn.ModuleList) -> dict[Place, int]:
+def counters(layers: nn.ModuleList) -> dict[Place, int]:
     """Attributes that number the layers, with where they start."""
     found: dict[Place, set[int]] = defaultdict(set)
     for i, layer in enumerate(layers):
@@ -223,7 +223,7 @@ def _shares_weights(stack: Stack, model: PreTrainedModel) -> bool:
     return any(len(layers) > 1 for layers in owners.values())
 
 
-def _configs(model: PreTrainedModel) -> list[PretrainedConfig]:
+def configs_of(model: PreTrainedModel) -> list[PretrainedConfig]:
     """Every config that a module holds, once, with the configs inside."""
     found: dict[int, PretrainedConfig] = {}
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike
@@ -79,9 +79,16 @@ def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, leng
 
 
 def find_modes(
-    model: PreTrainedModel, calls: Sequence[GivenCall] = (), length: int = _LENGTH
+    model: PreTrainedModel,
+    calls: Sequence[GivenCall] = (),
+    length: int = _LENGTH,
+    config: PretrainedConfig | None = None,
 ) -> list[tuple[Mode, Program]]:
     """The modes of a model, each with its program; first the call that `trace_first_call` makes.
+
+    Args:
+        calls, length: as for `trace_modes`.
+        config: of a model that was shortened, with all of its layers.
 
     Raises:
         IncompatibleModels: as `trace_modes`.
@@ -94,7 +101,8 @@ def find_modes(
     plain = at_its_length(Mode(base.example.said, base.example))
     found = [(plain, base)]
     extents, idle = base.extents, list[Found]()
-    copy, untraced = small_copy(model, base.candidate, plain.extent[0], length), dict[str, Exception]()
+    copy = small_copy(model, config or model.config, base.candidate, plain.extent[0], length)
+    untraced = dict[str, Exception]()
 
     def attempt(mode: Mode) -> Exception | None:
         if copy is not None and (mode.asks not in copy.changing if mode.asks else copy.gives_no_number(mode)):

@@ -289,7 +289,8 @@ def _measured_on_a_copy(config: PretrainedConfig) -> Measured:
         _COPIES[key] = Measured()
         for sizes in (replace(TINY, positions=ROOMY.positions), ROOMY):
             try:
-                small = build_without_weights(shrink(config, depth_of(config), sizes))
+                as_in_model = replace(sizes, kinds_come_soon=False)
+                small = build_without_weights(shrink(config, depth_of(config), as_in_model))
                 if parameters_of(small) <= LARGEST:
                     trace_model(small, length=_LENGTH_OF_COPIES)
                     _COPIES[key] = _MEASURED[small]

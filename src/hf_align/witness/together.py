@@ -60,7 +60,7 @@ def _found_once(model: PreTrainedModel, base: Example) -> _Found:
     def find() -> _Found:
         numbered = enumerate(examples(model, rows, length))
         candidate = next((n for n, example in numbered if [*example.arguments] == names), None)
-        copy = None if candidate is None else small_copy(model, candidate, rows, length)
+        copy = None if candidate is None else small_copy(model, model.config, candidate, rows, length)
         return ({}, []) if copy is None else _found(copy)
 
     folder = kept_folder()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
@@ -68,6 +68,8 @@ class Certificate:
         unread: parameters that none of these calls reads; they stand still.
         not_counted: why null directions were not counted, where they were not; then the counts say nothing.
         undecided: where rounding alone changes the outputs as much, so that they say nothing of the symmetries.
+        lacking: lists of layers of which the copy has fewer kinds than the model: so many, of so many. Nothing is shown
+            of the others.
     """
 
     model_type: str
@@ -84,6 +86,7 @@ class Certificate:
     not_counted: str = ""
     undecided: str = ""
     alike: tuple[tuple[str, str], ...] = ()
+    lacking: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def found(self) -> int:
@@ -117,6 +120,7 @@ class Certificate:
             "alike": [list(pair) for pair in self.alike],
             "modes": list(self.modes),
             "unread": list(self.unread),
+            "lacking": {path: list(kinds) for path, kinds in self.lacking.items()},
         }
 
 

@@ -72,7 +72,7 @@ def _derive_shortened(
 ) -> SymmetrySpec:
     short = build_without_weights(config)
     shorten(short, stacks)
-    modes = find_modes(short, calls)
+    modes = find_modes(short, calls, config=config)
     if model.config._attn_implementation != short.config._attn_implementation:
         model.set_attn_implementation(short.config._attn_implementation)
     for mode, program in _worth_checking(modes):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a small copy, by what a field is for."""
+    """The sizes of a small copy, by what a field is for.
+
+    Attributes:
+        blocks: in each stage.
+        kinds_come_soon: a layer of another kind comes as soon as it can; else where it comes in the model.
+    """
 
     width: int = 8
     heads: int = 2
@@ -26,6 +32,8 @@ class Sizes:
     value_head_dim: int = 3
     state: int = 3
     labels: int = 9
+    blocks: int = 1
+    kinds_come_soon: bool = True
 
 
 TINY = Sizes()
@@ -73,17 +81,30 @@ _FIELDS: dict[str, str] = {
 ROLE = {name: role for role, names in _FIELDS.items() for name in names.split()}
 _LIMITS: dict[int, str] = {
     2: "n_group num_expert_group linear_num_key_heads n_groups mamba_n_groups n_groups_moe type_vocab_size "
-       "conv_kernel mamba_d_conv linear_conv_kernel_dim sliding_window_pattern full_attention_interval "
-       "attn_layer_period expert_layer_period layer_group_size cross_attention_interval "
-       "global_attn_every_n_layers no_rope_layer_interval query_length num_query_tokens num_queries "
-       "num_frames temporal_patch_size tubelet_size index_kpool zero_expert_num",
-    1: "topk_group first_k_dense_replace decoder_sparse_step encoder_sparse_step max_window_layers "
-       "attn_layer_offset expert_layer_offset interleave_moe_layer_step moe_layer_frequency moe_layer_freq "
-       "num_sparse_encoder_layers num_sparse_decoder_layers",
-    0: "num_kv_shared_layers num_hash_layers num_nextn_predict_layers num_mtp_layers",
+       "conv_kernel mamba_d_conv linear_conv_kernel_dim query_length num_query_tokens num_queries num_frames "
+       "temporal_patch_size tubelet_size index_kpool zero_expert_num",
+    1: "topk_group",
+    0: "num_nextn_predict_layers num_mtp_layers",
 }  # fmt: skip
+_LIMITS_OF_KINDS: dict[int, str] = {
+    2: "sliding_window_pattern full_attention_interval attn_layer_period expert_layer_period layer_group_size "
+       "cross_attention_interval global_attn_every_n_layers no_rope_layer_interval",
+    1: "first_k_dense_replace decoder_sparse_step encoder_sparse_step max_window_layers attn_layer_offset "
+       "expert_layer_offset interleave_moe_layer_step moe_layer_frequency moe_layer_freq num_sparse_encoder_layers "
+       "num_sparse_decoder_layers aligner_num_add_layers",
+    0: "num_kv_shared_layers num_hash_layers",
+}  # fmt: skip
+
+
+def _by_name(limits: Mapping[int, str]) -> dict[str, int]:
+    return {name: limit for limit, names in limits.items() for name in names.split()}
+
+
+KINDS_OF_LAYERS = frozenset(_by_name(_LIMITS_OF_KINDS))
+"""Fields that say which layers are of another kind."""
 AT_MOST: dict[str, int] = {
-    **{name: limit for limit, names in _LIMITS.items() for name in names.split()},
+    **_by_name(_LIMITS),
+    **_by_name(_LIMITS_OF_KINDS),
     "mm_tokens_per_image": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,

@@ -42,6 +42,7 @@ from hf_align.tracing.small.config_sizes import (
     with_the_width_given,
 )
 from hf_align.tracing.small.field_roles import ROOMY, TINY
+from hf_align.tracing.small.kinds import Depth, Kinds, Layers, depth_with_all_kinds, layers_of
 from hf_align.tracing.small.shrink import (
     declared_fields,
     handing_on_all_stages,
@@ -80,13 +81,16 @@ class Search:
     """The smallest config found so far that runs.
 
     Attributes:
+        layers: of the model.
         example: the number among `inputs.examples` that it is run with; None takes the first that works.
         rows: texts or pictures at once that it is run with.
         failures: what is wrong with the fields that failed.
-        kinds: of media with which it must answer texts, in so many tries.
+        media: with which it must answer texts, in so many tries.
+        kinds: of layers that the smallest has, and that what is smaller must have.
     """
 
     config: PretrainedConfig
+    layers: Layers
     wanted: int
     example: int | None = None
     rows: int = 2
@@ -96,8 +100,9 @@ class Search:
     seen: set[str] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
     until: float = math.inf
-    kinds: frozenset[str] = frozenset()
+    media: frozenset[str] = frozenset()
     tries: int = 0
+    kinds: Kinds = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -148,9 +153,13 @@ class Search:
             return None
         if _holds_what_it_does_not_save(model):
             raise HfAlignError(f"it {NOT_ITS_OWN}")
+        kinds = self.layers.kinds_of(model)
+        if any(kinds.get(path, 0) < known for path, known in self.kinds.items()):
+            raise HfAlignError("it has fewer kinds of layers")
         self.example = run_on_zeros(model, self.example, self.rows)
-        if self.kinds and not self.kinds <= media_answered(model, self.tries).answered:
+        if self.media and not self.media <= media_answered(model, self.tries).answered:
             raise HfAlignError("it answers fewer kinds of media")
+        self.kinds = kinds
         return parameters
 
 
@@ -171,8 +180,10 @@ def reduced(
         config: any config; its tiny copy is returned as it is if it runs and is small enough.
         example: the number among `inputs.examples` that the copy must run with.
     """
-    tiny, roomy = (small_fields(config, layers, sizes) for sizes in (TINY, ROOMY))
-    search = Search(config, wanted, example)
+    known = layers_of(config)
+    depth = depth_with_all_kinds(config, known, layers) or Depth(layers)
+    tiny, roomy = (small_fields(config, depth.layers, depth.of(sizes)) for sizes in (TINY, ROOMY))
+    search = Search(config, known, wanted, example)
     starts = (
         *with_arguments_of_parts(tiny, TINY),
         *with_arguments_of_parts(roomy, ROOMY),
@@ -189,7 +200,7 @@ def reduced(
         *([whole] if (whole := handing_on_all_stages(config.to_dict())) != config.to_dict() else []),
     )
     if not any(map(search.attempt, starts)):
-        alone = Search(config, wanted, example, rows=1)  # some models take no more at a time
+        alone = Search(config, known, wanted, example, rows=1)  # some models take no more at a time
         if any(map(alone.attempt, starts)):
             search = alone
         elif not (
@@ -226,7 +237,13 @@ def _answering_media(search: Search, larger: Iterable[Fields], target: Fields) -
                 break
     for media, fields in sorted(better, key=lambda found: -len(found[0].answered)):
         copy = Search(
-            search.config, search.wanted, search.example, search.rows, kinds=media.answered, tries=media.tried
+            search.config,
+            search.layers,
+            search.wanted,
+            search.example,
+            search.rows,
+            media=media.answered,
+            tries=media.tried,
         )
         if copy.attempt(fields):
             _make_small(copy, target)

@@ -19,6 +19,7 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.small.field_roles import (
     AT_MOST,
     DERIVED,
+    KINDS_OF_LAYERS,
     KV_HEADS,
     LAYERS,
     NEEDED_BY,
@@ -172,10 +173,10 @@ def _small(fields: dict[str, Any], config: PretrainedConfig, layers: int, sizes:
             fields[key] = _sized(value, getattr(sizes, ROLE[name]), name)
         elif name == "relative_attention_num_buckets" and "relative_attention_max_distance" not in before:
             continue
-        elif name in AT_MOST and isinstance(value, int):
+        elif name in AT_MOST and isinstance(value, int) and (sizes.kinds_come_soon or name not in KINDS_OF_LAYERS):
             fields[key] = min(value, AT_MOST[name])
         elif name in PER_STAGE and isinstance(value, (list, tuple)):
-            fields[key] = [1 if name == "depths" else sizes.width * (i + 1) for i in range(len(value))]
+            fields[key] = [sizes.blocks if name == "depths" else sizes.width * (i + 1) for i in range(len(value))]
         elif name in ("partial_rotary_factor", "rotary_pct") and isinstance(value, float):
             fields[key] = 1.0 if value == 1.0 else 0.5
         elif name == "rotary_dim" and isinstance(value, int):
@@ -216,10 +217,11 @@ def _few_layers(fields: dict[str, Any], layers: int, before: Mapping[str, Any] |
     for key, value in before.items():
         if key in LAYERS and isinstance(value, int) and not isinstance(value, bool):
             fields[key] = min(value, layers)
-        elif isinstance(value, (list, tuple)) and key in fields and len(value) in depths and len(value) > layers:
-            fields[key] = _one_of_each(list(fields[key]), layers)
         elif _NUMBER_OF_A_LAYER.search(str(key)) and type(value) is int and value >= layers:
             fields[key] = max(0, layers - 2)
+    for depth in depths:
+        lists = {k: list(v) for k, v in fields.items() if isinstance(v, (list, tuple)) and len(v) == depth > layers}
+        fields |= dict(zip(lists, _one_of_each(list(lists.values()), layers), strict=True))
 
 
 def _fit_rope(fields: dict[str, Any], sizes: Sizes) -> None:
@@ -348,11 +350,13 @@ def nested(fields: Mapping[str, Any]) -> Iterator[Any]:
             yield from nested(value)
 
 
-def _one_of_each(kinds: list[Any], layers: int) -> list[Any]:
-    """The first layer of each kind, in order, filled up from the front."""
-    chosen: list[int] = []
-    for i, kind in enumerate(kinds):
-        if len(chosen) < layers and kind not in [kinds[j] for j in chosen]:
-            chosen.append(i)
-    chosen += [i for i in range(len(kinds)) if i not in chosen][: max(0, layers - len(chosen))]
-    return [kinds[i] for i in sorted(chosen)]
+def _one_of_each(lists: list[list[Any]], layers: int) -> list[list[Any]]:
+    """What some lists say of the first layer of each kind, in order, filled up from the front. Where there are more
+    kinds than layers, each list has the first layers of its own kinds."""
+    rows = list(zip(*lists, strict=True))
+    firsts = [i for i, row in enumerate(rows) if row not in rows[:i]]
+    if len(firsts) > layers and len(lists) > 1:
+        return [kept for each in lists for kept in _one_of_each([each], layers)]
+    chosen = firsts[:layers]
+    chosen += [i for i in range(len(rows)) if i not in chosen][: layers - len(chosen)]
+    return [[each[i] for i in sorted(chosen)] for each in lists]
