@@ -626,6 +626,7 @@ for op in ("index_add", "index_add_", "index_copy"):
     call(op, lambda x, y, f=f: f(x, 0, CHOICE[:2], y), X, data(2, 4))
     call(op, lambda x, y, f=f: f(x, 0, CHOICE[:2], y), data(3, 4, 2), data(2, 4, 2), label="matrices")
     call(op, lambda x, y, f=f: f(x, 1, CHOICE[:2], y), X, data(3, 2), label="columns")
+    call(op, lambda x, y, f=f: f(x, 1, CHOICE[:2], y), data(2, 4, 3), data(2, 2, 3), label="places of heads")
     call(op, lambda x, f=f: f(x, 0, CHOICE[:2], numbers(2, 4)), X, label="constants")
     if not op.endswith("_"):
         call(op, lambda y, f=f: f(torch.zeros(3, 4).double(), 0, CHOICE[:2], y), data(2, 4), label="into zeros")

@@ -213,6 +213,7 @@ ALLOWED = {
     "index_put matrices by a mask": (GL, GL),
     "index_put one number": (O1, O1),
     "index_add matrices": (GL, GL),
+    "index_copy places of heads": (GL, GL),
     "slice_scatter": (GL, GL, GL),
     "slice_scatter of zeros, in blocks": (GL, GL),
     "pad": (GL, GL),

@@ -249,14 +249,14 @@ def _is_number(node: fx.Node, args: Any, kwargs: Any) -> Any:
 @rule("index_copy", "index_fill", harmless="value index")
 @rule("index_add", "index_add_", harmless="alpha", traits=Trait.ADDS_ROWS)
 def written_by_number(call: Call) -> Value:
-    """y = x with entries replaced or added to, by number: numbered axes are pinned, and those behind them shared."""
+    """y = x with entries replaced or added to, by number: numbered axes are pinned, and the others shared."""
     inputs, numbers = call.operands(), _numbers(call)
     operands = [call.value(a) for a in inputs if a in call.found.values and a not in numbers]
     program = call.found.program
     others = [a for a in inputs if a not in call.found.values and a not in numbers and not program.is_always(a, 0)]
     axes: list[Axis] = [fresh(n, FIXED) for n in call.shape]
-    behind = range(-_untouched(call, len(axes)), 0)
-    for i in behind:
+    untouched = _untouched(call, len(axes))
+    for i in untouched:
         shared = [o.axes[i] for o in operands if len(o.axes) >= -i and o.axes[i].size == call.shape[i]]
         axes[i] = shared[0] if shared else axes[i]
         for other in shared[1:]:
@@ -271,7 +271,7 @@ def written_by_number(call: Call) -> Value:
             call.lower(axes[i], FIXED if varies else ONES, "constant")
     for operand in operands:
         places = enumerate(operand.axes, -len(operand.axes))
-        call.lower_all((a for i, a in places if i not in behind or a.size != call.shape[i]), FIXED, "lookup")
+        call.lower_all((a for i, a in places if i not in untouched or a.size != call.shape[i]), FIXED, "lookup")
     for number in numbers:
         if number in call.found.values:
             call.lower_all(call.value(number).axes, FIXED, "lookup")
@@ -293,16 +293,19 @@ def _numbers(call: Call) -> list[fx.Node]:
     return [n for n in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(n, fx.Node)]
 
 
-def _untouched(call: Call, rank: int) -> int:
-    """How many of the last axes are neither numbered nor masked."""
+def _untouched(call: Call, rank: int) -> list[int]:
+    """The axes that are neither numbered nor masked, counted from the last; those before a mask or several numbers
+    left out, which other operands have in other places."""
     if does(call.node, Trait.PUTS_ENTRIES):
         sizes = [(n.meta["val"].dim() if is_mask(n) else 1) if n is not None else 0 for n in call.argument(1)]
         last = max(i for i, size in enumerate(sizes) if size)
-        return rank - sum(size or 1 for size in sizes[: last + 1])
+        return list(range(sum(size or 1 for size in sizes[: last + 1]) - rank, 0))
     if does(call.node, Trait.PUTS_IN_ORDER):
         base, mask, source = (call.argument(i) for i in range(3))
-        return int(base.meta["val"].shape[-1:] == source.meta["val"].shape[-1:] and _is_of_rows(call, mask))
-    return rank - 1 - max(dims_of(call.argument("dim", 0), rank))
+        same = base.meta["val"].shape[-1:] == source.meta["val"].shape[-1:] and _is_of_rows(call, mask)
+        return [-1] if same else []
+    numbered = dims_of(call.argument("dim", 0), rank)
+    return [i - rank for i in range(rank) if i not in numbered]
 
 
 def _is_of_rows(call: Call, mask: fx.Node) -> bool:
