@@ -42,7 +42,6 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from hf_align.errors import first_line
-from hf_align.symmetry.certificate.certify import decided_soundness
 from hf_align.symmetry.certificate.draws import draws, fewest, settled
 from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
@@ -53,6 +52,7 @@ from hf_align.symmetry.certificate.random_copy import (
     random_weights,
     with_eps,
 )
+from hf_align.symmetry.certificate.soundness import decided_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.spec import SymmetrySpec

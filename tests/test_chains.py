@@ -13,7 +13,7 @@ from op_program import Data, Operand, OpExample, Weight, draw_inputs, draw_weigh
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from hf_align.symmetry.certificate.certify import soundness
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 
 Chain = tuple[Callable[..., Tensor], tuple[Operand, ...]]

@@ -9,8 +9,8 @@ import torch
 from op_program import Data, OpExample, Statistic, Weight, draw_inputs, trace_op
 from torch import Tensor
 
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.execute import execute
 

@@ -15,8 +15,8 @@ from traps.means import MeansTower
 from traps.streams import StreamsRawTower
 from traps.tower import Tower, TowerConfig
 
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.trace import trace
 

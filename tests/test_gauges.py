@@ -19,7 +19,6 @@ from traps import biases
 from traps.tower import TowerConfig
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.null_directions import null_directions
 from hf_align.symmetry.certificate.random_copy import (
     raise_epsilons,
@@ -28,6 +27,7 @@ from hf_align.symmetry.certificate.random_copy import (
     random_weights,
     transform,
 )
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
 from hf_align.symmetry.gauges import row_means

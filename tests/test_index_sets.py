@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from traps.tower import MLP, Tower, TowerConfig
 
 from hf_align.symmetry.certificate.alike import alike
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.index_sets import IndexSets
 from hf_align.symmetry.groups import Orthogonal

@@ -8,8 +8,8 @@ import transformers as hf
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes

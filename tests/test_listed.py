@@ -15,8 +15,8 @@ from torch.nn.functional import one_hot
 from transformers import PretrainedConfig
 
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.groups import Permutation
 from hf_align.tracing import trace as tracing

@@ -11,8 +11,8 @@ from conftest import run, save, small
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.build import build_without_weights

@@ -11,8 +11,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from traps import test_modes as families
 
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.certificate.certify import certify, soundness
+from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.certificate.random_copy import random_elements, random_inputs, random_weights, transform
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen

@@ -333,6 +333,13 @@ def test_a_call_that_no_trying_finds(tmp_path: Path) -> None:
     assert result.sound and "a text with a hint" in result.modes and not result.unread
 
 
+def test_what_is_raised_is_checked_in_all_modes(tmp_path: Path) -> None:
+    """Without the hint, the hidden units could be in any order."""
+    up = {"action": "bound", "space": {"parameter": "up.weight", "axis": 0}, "group": "Permutation"}
+    with pytest.raises(HfAlignError, match=r"raises .*, which changes the function: outputs move by \d"):
+        symmetries(AskingConfig(architectures=["Asking"]), write(tmp_path, "asking", CALL, SPARE, up))
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

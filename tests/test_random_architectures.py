@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from random_architectures import Plan, distance, fresh, load, logits, plans, rounded, save
 
 from hf_align.errors import HfAlignError
-from hf_align.symmetry.certificate.certify import measured_soundness
 from hf_align.symmetry.certificate.rounding import EXACT
+from hf_align.symmetry.certificate.soundness import measured_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.modes import trace_modes

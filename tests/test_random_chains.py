@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.weights import match_weights
 from hf_align.symmetry.alignment import AlignedWeights
-from hf_align.symmetry.certificate.certify import decided_soundness
+from hf_align.symmetry.certificate.soundness import decided_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.execute import execute
 from hf_align.tracing.program import Program

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
-from hf_align.symmetry.certificate.certify import soundness
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import record as record_module
 from hf_align.tracing.example import Example

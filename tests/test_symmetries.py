@@ -17,8 +17,9 @@ from conftest import small, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_align.symmetry.certificate.certify import Certificate, certify, soundness
+from hf_align.symmetry.certificate.certify import Certificate, certify
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, random_inputs, random_weights, with_eps
+from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.gauges.carried_biases import CarryBias

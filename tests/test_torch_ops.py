@@ -15,7 +15,7 @@ from op_program import Data, OpExample, Weight, draw_inputs, draw_weights, posit
 from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from hf_align.symmetry.certificate.certify import decided_soundness
+from hf_align.symmetry.certificate.soundness import decided_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing.record import record
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from traps.tower import MLP, Tower, TowerConfig
 
-from hf_align.symmetry.certificate import certify as certificate
-from hf_align.symmetry.certificate.certify import decided_soundness
+from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.certificate.random_copy import random_inputs, random_weights
+from hf_align.symmetry.certificate.rounding import undecided
+from hf_align.symmetry.certificate.soundness import _changes, decided_soundness, measured_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.program import Program
@@ -79,16 +80,16 @@ def test_what_is_unsound_is_never_excused(hidden: Callable[[Tensor], Tensor], wr
         error, said = judged(traced(hidden), wrong, seed)
         assert error > 1e-3
         assert not said
-    assert certificate.measured_soundness(traced(hidden), wrong, torch.Generator().manual_seed(0))[1] == ""
+    assert measured_soundness(traced(hidden), wrong, torch.Generator().manual_seed(0))[1] == ""
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_undecided_at_large_weights_is_measured_at_smaller_ones(seed: int, wrong: SymmetrySpec) -> None:
     program = traced(growing)
     assert "undecided at sin" in judged(program, derive(program), seed)[1]
-    error, doubt = certificate.measured_soundness(program, derive(program), torch.Generator().manual_seed(seed))
+    error, doubt = measured_soundness(program, derive(program), torch.Generator().manual_seed(seed))
     assert error < 1e-9 and not doubt
-    error, doubt = certificate.measured_soundness(program, wrong, torch.Generator().manual_seed(seed))
+    error, doubt = measured_soundness(program, wrong, torch.Generator().manual_seed(seed))
     assert error > 1e-3 and not doubt
 
 
@@ -98,15 +99,15 @@ def test_what_overflows_at_large_weights_is_measured_and_counted_at_smaller_ones
 ) -> None:
     program = traced(overflowing)
     assert "gives no numbers at div" in judged(program, derive(program), seed)[1]
-    error, doubt = certificate.measured_soundness(program, derive(program), torch.Generator().manual_seed(seed))
+    error, doubt = measured_soundness(program, derive(program), torch.Generator().manual_seed(seed))
     assert error < 1e-9 and not doubt
-    error, doubt = certificate.measured_soundness(program, wrong, torch.Generator().manual_seed(seed))
+    error, doubt = measured_soundness(program, wrong, torch.Generator().manual_seed(seed))
     assert not error < 1e-3 and not doubt  # scaled units may overflow where the model does not
 
 
 def test_a_certificate_of_what_overflows_at_large_weights_is_whole() -> None:
     program = traced(overflowing)
-    found = certificate.certify(program.config, traced=program)
+    found = certify(program.config, traced=program)
     assert found.sound and not found.not_counted
 
 
@@ -114,16 +115,16 @@ def test_a_tie_in_one_result_does_not_excuse_another() -> None:
     program = traced(tied)
     rng = torch.Generator().manual_seed(0)
     weights, inputs = random_weights(derive(program), rng), random_inputs(program, rng)
-    found = certificate._changes(program, derive(program), weights, inputs, rng)
-    assert certificate.undecided(found, program, weights, inputs, rng)
+    found = _changes(program, derive(program), weights, inputs, rng)
+    assert undecided(found, program, weights, inputs, rng)
     (results,) = program.graph.output_node().args
     calm = next(n for n in program.graph.nodes if n.op == "call_function" and n not in program.constants)
     program.graph.output_node().args = ((*results, calm),)
-    assert certificate.undecided({**found, calm: 0.1}, program, weights, inputs, rng) is None
+    assert undecided({**found, calm: 0.1}, program, weights, inputs, rng) is None
 
 
 def test_what_is_no_number_is_not_sound() -> None:
     program = traced(lambda h: torch.sqrt(-1 - h * h))
-    found = certificate.certify(program.config, traced=program)
+    found = certify(program.config, traced=program)
     assert not found.sound and not found.complete
     assert found.not_counted == "its outputs are no numbers"

@@ -30,9 +30,7 @@ from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
-from hf_align.tracing.small.field_roles import TINY
-from hf_align.tracing.small.kinds import Depth, Layers, depth_with_all_kinds
-from hf_align.tracing.small.shrink import depth_of, shrink
+from hf_align.tracing.small.kinds import Layers, tiny_copy
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.tokens import NO_LABEL
 from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
@@ -293,16 +291,11 @@ def small_copy(
 
 
 def _copies(model: PreTrainedModel, config: PretrainedConfig) -> list[Callable[[], PreTrainedModel]]:
-    """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be."""
+    """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be. What
+    it is asked for may change one kind of layer alone."""
     size, itself = parameters_of(model), lambda: model
-    shrunk = [lambda: _with_all_kinds_of_layers(model, config)] if size > _SMALL else []
+    shrunk = [lambda: build_without_weights(tiny_copy(config, Layers.of(model)))] if size > _SMALL else []
     return [*shrunk, itself] if size <= LARGEST else shrunk
-
-
-def _with_all_kinds_of_layers(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
-    """A tiny copy, as deep as need be: what it is asked for may change one kind of layer alone."""
-    depth = depth_with_all_kinds(config, Layers.of(model)) or Depth(depth_of(config), kinds_come_soon=False)
-    return build_without_weights(shrink(config, depth.layers, depth.of(TINY)))
 
 
 def _name_of_answer(results: Any) -> str | None:

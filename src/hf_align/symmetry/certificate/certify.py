@@ -19,25 +19,18 @@ from hf_align.symmetry.certificate.alike import alike
 from hf_align.symmetry.certificate.draws import draws, fewest, settled
 from hf_align.symmetry.certificate.null_directions import NullDirections
 from hf_align.symmetry.certificate.random_copy import (
-    SIZES,
-    Weights,
     lower_limits,
     raise_epsilons,
-    random_elements,
-    random_inputs,
-    random_weights,
-    transform,
     with_eps,
 )
-from hf_align.symmetry.certificate.rounding import EXACT, Changes, Undecided, changes, undecided
+from hf_align.symmetry.certificate.rounding import EXACT
+from hf_align.symmetry.certificate.soundness import measured_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.unseen import without_unseen
-from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.overrides.override_file import OverrideFile
 from hf_align.symmetry.overrides.overrides import Review
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
-from hf_align.tracing.execute import run
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
@@ -46,8 +39,6 @@ _LEAK = 1e-6
 """A direction of a group or a fibre with more effect than that, over that of a random one, is no symmetry."""
 _TOKENS = 10
 """In each context."""
-_DRAWS = 5
-"""Random elements, and as many random inputs, for soundness."""
 _UNREVIEWED = Review("", OverrideFile(overrides=()))
 
 
@@ -199,54 +190,6 @@ def certify(
         undecided=doubt,
         alike=tuple(alike(*copy, torch.Generator().manual_seed(0))),
     )
-
-
-def measured_soundness(program: Program, spec: SymmetrySpec, rng: Generator) -> tuple[float, str]:
-    """The largest change under some elements and inputs, and why nothing follows from it, if so.
-
-    Where the model is undecided, other weights are drawn, and smaller ones: scores may tie by chance, and large numbers
-    overflow.
-    """
-    usual, smaller = SIZES
-    weights = random_weights(spec, rng, usual)
-    decided, others, doubt = list[float](), list[float](), ""
-    while len(decided) < _DRAWS and len(others) < _DRAWS:
-        error, undecided_ = decided_soundness(program, spec, weights, random_inputs(program, rng), rng)
-        (decided if undecided_ is None else others).append(error)
-        if undecided_ is not None:
-            weights, doubt = random_weights(spec, rng, smaller), str(undecided_)
-    seen = float(torch.tensor(decided).max()) if decided else 0.0
-    if len(decided) == _DRAWS or not seen < EXACT:
-        return seen, ""
-    return float(torch.tensor(others).max()), doubt
-
-
-def soundness(
-    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
-) -> float:
-    """The largest change of a result under random elements of all groups, over the largest of its entries."""
-    return _largest(_changes(program, spec, weights, inputs, rng))
-
-
-def decided_soundness(
-    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
-) -> tuple[float, Undecided | None]:
-    """As `soundness`, and where the model is undecided, if all that changes may have changed by rounding alone, or if
-    its outputs are no numbers."""
-    found = _changes(program, spec, weights, inputs, rng)
-    error = _largest(found)
-    return error, None if error < EXACT else undecided(found, program, weights, inputs, rng)
-
-
-def _changes(
-    program: Program, spec: SymmetrySpec, weights: Weights, inputs: dict[str, Tensor], rng: Generator
-) -> Changes:
-    moved = transform(spec, CanonicalWeights(weights, spec.gauges), random_elements(spec, rng))
-    return changes(run(program, weights, inputs), run(program, moved, inputs), program)
-
-
-def _largest(found: Changes) -> float:
-    return float(torch.tensor(list(found.values()), dtype=torch.float64).max())  # what is no number is the largest
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:

@@ -15,17 +15,12 @@ from transformers import PretrainedConfig
 
 from hf_align.errors import HfAlignError
 from hf_align.symmetry import groups
-from hf_align.symmetry.certificate.random_copy import (
-    random_elements,
-    random_inputs,
-    random_weights,
-    transform,
-    with_eps,
-)
+from hf_align.symmetry.certificate.random_copy import raise_epsilons, with_eps
+from hf_align.symmetry.certificate.rounding import EXACT
+from hf_align.symmetry.certificate.soundness import measured_soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.derivation.spec_cache import derived_spec
 from hf_align.symmetry.elements import DUAL, PRIMAL
-from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.overrides.override_file import (
     Call,
@@ -41,13 +36,13 @@ from hf_align.symmetry.overrides.override_file import (
 )
 from hf_align.symmetry.pin import because, pin, space_of, with_factors
 from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
-from hf_align.tracing.execute import execute
-from hf_align.tracing.program import Evidence, Program
-from hf_align.tracing.small.shrink import shrink
-from hf_align.tracing.trace import trace
+from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.modes import trace_modes
+from hf_align.tracing.program import Evidence
+from hf_align.tracing.small.kinds import layers_of, tiny_copy
 
-_EXACT = 1e-9
-"""Of the outputs: what a symmetry changes in float64 is rounding, some 1e-15; anything else is far above."""
+_EPSILON = 1e-2
+"""Of the norms in a small copy, so that nothing is nearly a symmetry."""
 _BELOW: dict[str, frozenset[str]] = {
     "Permutation": frozenset(["PermutationUpToSign", "SignedPermutation", "PositiveScaledPermutation",
                               "ScaledPermutation", "TorusPermutation", "OrthogonalFixingOnes",
@@ -156,14 +151,15 @@ def _require_one_order_of_subheads(before: SymmetrySpec, after: SymmetrySpec, so
 
 
 def _require_sound(config: PretrainedConfig, reviewed: OverrideFile, source: str, full: Overridden) -> None:
-    program = trace(with_eps(shrink(config), 1e-2))
+    copy = with_eps(tiny_copy(config, layers_of(config)), _EPSILON)
+    program = raise_epsilons(trace_modes(build_without_weights(copy), reviewed.calls), _EPSILON)
     small = apply(derive(program), reviewed, f"{source}, on a small copy")
     names = f"{full.raised[0]} and {len(full.raised) - 1} more" if len(full.raised) > 1 else full.raised[0]
     axes = [at for name in small.raised for at in _axes(small.spec, name)]
     if not axes or any(_structure(small.spec, *at) != _structure(full.spec, *at) for at in axes):
         raise HfAlignError(f"{source} raises {names}, which a small copy cannot check: its axes are made otherwise")
-    change = _largest_change(program, small.spec)
-    if not change < _EXACT:
+    change, _ = measured_soundness(program, small.spec, torch.Generator().manual_seed(0))
+    if not change < EXACT:
         raise HfAlignError(f"{source} raises {names}, which changes the function: outputs move by {change:.1e}")
 
 
@@ -176,16 +172,6 @@ def _axes(spec: SymmetrySpec, name: str) -> Iterator[tuple[str, int]]:
 def _structure(spec: SymmetrySpec, parameter: str, axis: int) -> list[int]:
     """How many spaces each segment is a product of; one head alone, as in a small copy, is no space."""
     return [len(segment) for segment in spec.parameters[parameter][axis]]
-
-
-def _largest_change(program: Program, spec: SymmetrySpec) -> float:
-    """Of the outputs under random elements, over the largest output."""
-    rng = torch.Generator().manual_seed(0)
-    weights, inputs = random_weights(spec, rng), random_inputs(program, rng)
-    before = execute(program, weights, inputs)
-    canonical = CanonicalWeights(weights, spec.gauges)
-    after = [execute(program, transform(spec, canonical, random_elements(spec, rng)), inputs) for _ in range(3)]
-    return max(float((moved - before).abs().max() / before.abs().max()) for moved in after)
 
 
 def _matches(spec: SymmetrySpec, ref: SpaceRef) -> dict[tuple[str, ...], str]:

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.layers import configs_of, counters, signature
 from hf_align.tracing.small.field_roles import TINY, Sizes
-from hf_align.tracing.small.shrink import nested, small_fields, with_fields
+from hf_align.tracing.small.shrink import depth_of, nested, shrink, small_fields, with_fields
 
 Kinds = Mapping[str, int]
 """How many kinds of modules a list holds, by its path with a star for each number."""
@@ -105,6 +105,16 @@ def depth_with_all_kinds(config: PretrainedConfig, whole: Layers, layers: int = 
         if not whole.lacking(copy):
             return depth
     return None
+
+
+def tiny_copy(config: PretrainedConfig, whole: Layers) -> PretrainedConfig:
+    """The config with tiny sizes and every kind of layer, as deep as the model if need be.
+
+    Args:
+        whole: the layers of the model.
+    """
+    depth = depth_with_all_kinds(config, whole) or Depth(depth_of(config), kinds_come_soon=False)
+    return shrink(config, depth.layers, depth.of(TINY))
 
 
 def _fields_that_tell(config: PretrainedConfig) -> frozenset[str]:
