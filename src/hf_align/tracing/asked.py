@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,8 @@ from hf_align.tracing.inputs import examples, reader
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
-from hf_align.tracing.small.kinds import Layers, tiny_copy
+from hf_align.tracing.small.field_roles import ROOMY, TINY, Sizes
+from hf_align.tracing.small.kinds import Layers, with_all_kinds
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.tokens import NO_LABEL
 from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
@@ -290,12 +291,16 @@ def small_copy(
     return None
 
 
-def _copies(model: PreTrainedModel, config: PretrainedConfig) -> list[Callable[[], PreTrainedModel]]:
+def _copies(model: PreTrainedModel, config: PretrainedConfig) -> Sequence[Callable[[], PreTrainedModel]]:
     """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be. What
     it is asked for may change one kind of layer alone."""
-    size, itself = parameters_of(model), lambda: model
-    shrunk = [lambda: build_without_weights(tiny_copy(config, Layers.of(model)))] if size > _SMALL else []
-    return [*shrunk, itself] if size <= LARGEST else shrunk
+
+    def small(sizes: Sizes) -> PreTrainedModel:
+        return build_without_weights(with_all_kinds(config, Layers.of(model), sizes))
+
+    size = parameters_of(model)
+    shrunk = (partial(small, TINY), partial(small, ROOMY)) if size > _SMALL else ()
+    return (*shrunk, lambda: model) if size <= LARGEST else shrunk
 
 
 def _name_of_answer(results: Any) -> str | None:

@@ -39,7 +39,8 @@ from hf_align.symmetry.spec import Factor, SpaceSpec, SymmetrySpec
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.program import Evidence
-from hf_align.tracing.small.kinds import layers_of, tiny_copy
+from hf_align.tracing.small.reduce import reduced
+from hf_align.tracing.small.shrink import shrink
 
 _EPSILON = 1e-2
 """Of the norms in a small copy, so that nothing is nearly a symmetry."""
@@ -151,7 +152,7 @@ def _require_one_order_of_subheads(before: SymmetrySpec, after: SymmetrySpec, so
 
 
 def _require_sound(config: PretrainedConfig, reviewed: OverrideFile, source: str, full: Overridden) -> None:
-    copy = with_eps(tiny_copy(config, layers_of(config)), _EPSILON)
+    copy = with_eps(reduced(config) or shrink(config), _EPSILON)
     program = raise_epsilons(trace_modes(build_without_weights(copy), reviewed.calls), _EPSILON)
     small = apply(derive(program), reviewed, f"{source}, on a small copy")
     names = f"{full.raised[0]} and {len(full.raised) - 1} more" if len(full.raised) > 1 else full.raised[0]

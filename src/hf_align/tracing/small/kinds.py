@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.layers import configs_of, counters, signature
-from hf_align.tracing.small.field_roles import TINY, Sizes
+from hf_align.tracing.small.field_roles import ROOMY, TINY, Sizes
 from hf_align.tracing.small.shrink import depth_of, nested, shrink, small_fields, with_fields
 
 Kinds = Mapping[str, int]
@@ -89,32 +89,34 @@ def layers_of(config: PretrainedConfig) -> Layers:
 
 
 def depth_with_all_kinds(config: PretrainedConfig, whole: Layers, layers: int = 2) -> Depth | None:
-    """The least depth, of at least so many layers, at which a tiny copy has every kind that the model has; None if it
+    """The least depth, of at least so many layers, at which a small copy has every kind that the model has; None if it
     would be deeper than what is counted on."""
     tried = list[Any]()
     for choice in product(range(layers, _DEEPEST + 1), (1, 2), (True, False)):
         depth = Depth(*choice)
-        fields = small_fields(config, depth.layers, depth.of(TINY))
-        if fields in tried:
-            continue
-        tried.append(fields)
-        try:
-            copy = build_without_weights(with_fields(config, fields))
-        except Exception:  # sizes that do not go together fail in their own way
-            continue
-        if not whole.lacking(copy):
-            return depth
+        for sizes in (TINY, ROOMY):
+            fields = small_fields(config, depth.layers, depth.of(sizes))
+            if fields in tried:
+                break
+            tried.append(fields)
+            try:
+                copy = build_without_weights(with_fields(config, fields))
+            except Exception:  # sizes that do not go together fail in their own way
+                continue
+            if not whole.lacking(copy):
+                return depth
+            break
     return None
 
 
-def tiny_copy(config: PretrainedConfig, whole: Layers) -> PretrainedConfig:
-    """The config with tiny sizes and every kind of layer, as deep as the model if need be.
+def with_all_kinds(config: PretrainedConfig, whole: Layers, sizes: Sizes) -> PretrainedConfig:
+    """The config with small sizes and every kind of layer, as deep as the model if need be.
 
     Args:
         whole: the layers of the model.
     """
     depth = depth_with_all_kinds(config, whole) or Depth(depth_of(config), kinds_come_soon=False)
-    return shrink(config, depth.layers, depth.of(TINY))
+    return shrink(config, depth.layers, depth.of(sizes))
 
 
 def _fields_that_tell(config: PretrainedConfig) -> frozenset[str]:
