@@ -17,7 +17,8 @@ from hf_align.tracing.small.answers import media_answered, run_on_zeros
 from hf_align.tracing.small.config_sizes import with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
 from hf_align.tracing.small.kinds import layers_of
-from hf_align.tracing.small.reduce import WANTED, Search, reduced
+from hf_align.tracing.small.reduce import WANTED, reduced
+from hf_align.tracing.small.search import Search
 from hf_align.tracing.small.shrink import (
     shallow,
     shrink,

@@ -8,39 +8,23 @@ weights runs with and without, and only what changes its answer makes a mode.
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
-from transformers import PretrainedConfig, PreTrainedModel, StaticCache
+from torch import Tensor, nn
+from transformers import PreTrainedModel, StaticCache
 
-from hf_align.errors import IncompatibleModels, first_line
-from hf_align.runtime.devices import CPU, drawing
-from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.example import Example
-from hf_align.tracing.inputs import examples, reader
-from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
+from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
-from hf_align.tracing.small.field_roles import ROOMY, TINY, Sizes
-from hf_align.tracing.small.kinds import Layers, with_all_kinds
-from hf_align.tracing.state import forgetting
 from hf_align.tracing.tokens import NO_LABEL
 from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
 
-logger = logging.getLogger(__name__)
-_SMALL = 100_000
-"""Parameters of a model of which no smaller copy is made."""
-_TOLERANCE = 1e-4
-"""Of float32, relative to the largest entry of the answer."""
 _MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
 _UNHEARD = {1: "an argument", 2: "two arguments", 4: "four arguments"}
@@ -189,145 +173,3 @@ def _and_between(numbers: Iterable[float]) -> list[float]:
     """Some numbers, and those in the midst of two that are next to each other."""
     ordered = sorted({*numbers})
     return [*ordered, *((low + high) / 2 for low, high in pairwise(ordered))]
-
-
-class SmallCopy:
-    """A model of random weights that is quickly run, to see what changes its answer.
-
-    Args:
-        model: the copy; its weights are never read.
-        candidate: the number of its first call among `inputs.examples`.
-        length: of that call, in tokens.
-    """
-
-    def __init__(self, model: PreTrainedModel, candidate: int, rows: int, length: int) -> None:
-        found = (e for n, e in enumerate(examples(model, rows, length)) if n == candidate)
-        rng = Generator().manual_seed(0)
-        self.model, self.example = model, next(found)
-        self._weights = random_weights(model, rng)
-        self._statistics = trained_buffers(model).keys()
-        self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in self.example.drawn(rng).items()}
-        plain = self._results(Mode("", self.example))
-        self._name = _name_of_answer(plain)
-        self._plain = next(iter(_answers(plain, self._name)), None)
-
-    @property
-    def words(self) -> list[Tensor]:
-        """The token ids that it is given."""
-        return [self._given[name] for name in self.example.tokens]
-
-    @property
-    def answers_without_values(self) -> bool:
-        """Whether it goes by what it was given while it was traced, and kept."""
-        return isinstance(self._plain, FakeTensor)
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether it answers twice alike, in numbers."""
-        is_number = self._plain is not None and bool(self._plain.isfinite().all())
-        return is_number and self.is_plain(self.answers(Mode("", self.example)))
-
-    @cached_property
-    def changing(self) -> frozenset[str]:
-        """What it may be asked for that changes its answer, in whichever way it takes."""
-        return frozenset(ask.said for ask in asks(self.model, self.example) if self._is_changed(ask))
-
-    def gives_no_number(self, mode: Mode) -> bool:
-        """Whether it answers a call, but with no finite number, as where something is divided by zero."""
-        answers = self.answers(mode)
-        return bool(answers) and not any(bool(answer.isfinite().any()) for answer in answers)
-
-    def _is_changed(self, ask: Ask) -> bool:
-        ways = [answers for mode in ask.modes(self.example) if (answers := self.answers(mode))]
-        return bool(ways) and not any(map(self.is_plain, ways))
-
-    def is_plain(self, answers: list[Tensor]) -> bool:
-        """Whether the answer to the first call is among some results, or some rows of it."""
-        return self._plain is not None and has_answer(answers, self._plain)
-
-    def answers(self, mode: Mode) -> list[Tensor]:
-        """What may be the answer to a call; nothing where the model refuses it."""
-        try:
-            return _answers(self._results(mode), self._name)
-        except Exception:  # models refuse arguments in as many ways as there are models
-            return []
-
-    def _results(self, mode: Mode) -> Any:
-        with mode.prepared(self.model):
-            return self._called({n: v for n, v in mode.example.arguments.items() if n not in self._given})
-
-    @torch.no_grad()
-    def _called(self, more: Mapping[str, Any]) -> Any:
-        arguments = {**self._given, **more}
-        weights = {n: w.clone() if n in self._statistics else w for n, w in self._weights.items()}
-        with quiet(), forgetting(self.model), drawing(CPU, 0):
-            return torch.func.functional_call(self.model, weights, (), arguments, tie_weights=True)
-
-
-def small_copy(
-    model: PreTrainedModel, config: PretrainedConfig, candidate: int, rows: int, length: int
-) -> SmallCopy | None:
-    """A copy that answers alike whenever it is asked the same; None where there is none.
-
-    Args:
-        config: of the model, with all of its layers if it was shortened.
-        candidate: the number of the model's first call among `inputs.examples`.
-        rows, length: of that call.
-
-    Raises:
-        IncompatibleModels: it goes by what other calls have computed of other weights.
-    """
-    for copied in _copies(model, config):
-        try:
-            copy = SmallCopy(copied(), candidate, rows, length)
-        except Exception as error:  # sizes that do not go together fail in their own way
-            logger.info("%s: no copy to run (%s)", model.config.model_type, first_line(error))
-            continue
-        if copy.answers_without_values:
-            raise IncompatibleModels(f"{type(model).__name__} keeps what it computed of its weights outside of its "
-                                     "modules, and answers by it when these weights are others")  # fmt: skip
-        if copy.is_steady:
-            return copy
-    return None
-
-
-def _copies(model: PreTrainedModel, config: PretrainedConfig) -> Sequence[Callable[[], PreTrainedModel]]:
-    """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be. What
-    it is asked for may change one kind of layer alone."""
-
-    def small(sizes: Sizes) -> PreTrainedModel:
-        return build_without_weights(with_all_kinds(config, Layers.of(model), sizes))
-
-    size = parameters_of(model)
-    shrunk = (partial(small, TINY), partial(small, ROOMY)) if size > _SMALL else ()
-    return (*shrunk, lambda: model) if size <= LARGEST else shrunk
-
-
-def _name_of_answer(results: Any) -> str | None:
-    """The first result with a name that is made of floating point numbers, but for the loss."""
-    items = results.items() if isinstance(results, Mapping) else ()
-    return next((n for n, t in items if isinstance(t, Tensor) and t.is_floating_point() and n != "loss"), None)
-
-
-def _answers(results: Any, name: str | None) -> list[Tensor]:
-    """The result of a name; of results without names, all that are made of floating point numbers."""
-    found = [results.get(name)] if isinstance(results, Mapping) and name is not None else tree_leaves(results)
-    return [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
-
-
-def has_answer(answers: Iterable[Tensor], plain: Tensor) -> bool:
-    """Whether one of some results is the plain answer, or some rows of it."""
-    return any(_is_alike(plain, answer) for answer in answers)
-
-
-def _is_alike(plain: Tensor, answer: Tensor) -> bool:
-    """Whether an answer is the plain one, or some rows of it."""
-    if not plain.numel():
-        return plain.shape == answer.shape
-    limit = _TOLERANCE * plain.abs().max()
-    if plain.shape == answer.shape:
-        return bool((plain - answer).abs().max() <= limit)
-    if plain.dim() != answer.dim() or plain.shape[-1] != answer.shape[-1] or not answer.numel():
-        return False
-    apart = torch.cdist(answer.flatten(0, -2), plain.flatten(0, -2), p=torch.inf)
-    return bool((apart.min(-1).values <= limit).all())

@@ -19,11 +19,12 @@ from transformers import PreTrainedModel
 
 from hf_align.runtime.kept import found_once, kept_folder
 from hf_align.symmetry.derivation.spec_cache import key_of
-from hf_align.tracing.asked import Ask, SmallCopy, asks, has_answer, nameless, small_copy
+from hf_align.tracing.asked import Ask, asks, nameless
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, extent
+from hf_align.tracing.small.asked_copy import SmallCopy, has_answer, small_copy
 from hf_align.tracing.watched import is_said, lists, scalars
 from hf_align.tracing.ways import positions
 from hf_align.witness.contexts import Context, contexts

@@ -109,14 +109,14 @@ def depth_with_all_kinds(config: PretrainedConfig, whole: Layers, layers: int = 
     return None
 
 
-def with_all_kinds(config: PretrainedConfig, whole: Layers, sizes: Sizes) -> PretrainedConfig:
-    """The config with small sizes and every kind of layer, as deep as the model if need be.
+def with_all_kinds(config: PretrainedConfig, whole: Layers) -> PretrainedConfig:
+    """The config with tiny sizes and every kind of layer, as deep as the model if need be.
 
     Args:
         whole: the layers of the model.
     """
     depth = depth_with_all_kinds(config, whole) or Depth(depth_of(config), kinds_come_soon=False)
-    return shrink(config, depth.layers, depth.of(sizes))
+    return shrink(config, depth.layers, depth.of(TINY))
 
 
 def _fields_that_tell(config: PretrainedConfig) -> frozenset[str]:

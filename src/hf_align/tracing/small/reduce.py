@@ -15,22 +15,18 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
-from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
-from hf_align.tracing.reasons import NOT_ITS_OWN
-from hf_align.tracing.small.answers import Media, media_answered, run_on_zeros
+from hf_align.tracing.small.answers import Media, media_answered
 from hf_align.tracing.small.config_sizes import (
     STAGES,
     Fields,
     Path,
     differences,
-    is_same_kind,
     least_size,
     lists_in,
     name_of,
@@ -42,7 +38,8 @@ from hf_align.tracing.small.config_sizes import (
     with_the_width_given,
 )
 from hf_align.tracing.small.field_roles import ROOMY, TINY
-from hf_align.tracing.small.kinds import Depth, Kinds, Layers, depth_with_all_kinds, layers_of
+from hf_align.tracing.small.kinds import Depth, Layers, depth_with_all_kinds, layers_of
+from hf_align.tracing.small.search import LARGEST, MENDED, Search
 from hf_align.tracing.small.shrink import (
     declared_fields,
     handing_on_all_stages,
@@ -56,18 +53,12 @@ from hf_align.tracing.small.shrink import (
 
 WANTED = 2500
 """Parameters up to which the null directions are counted in seconds."""
-_TRIALS = 500
-"""Copies that are tried at most, each a few hundredths of a second."""
 _WITH_MEDIA = 100_000
 """Parameters that a copy may have because a smaller one answers no text with a picture in it."""
 _SECONDS = 40.0
 """Of processor time that a search may take."""
-_LARGEST = 1_000_000_000
-"""Parameters of a copy that is still run: its weights are views of one zero, its activations are not."""
 _SLOW = 5_000_000
 """Parameters from which on all sizes are divided by one number first."""
-_MENDED = 8
-"""Widths of one copy that are mended at most."""
 _LARGE = 16
 """The least size that is divided."""
 _RATIOS = (8, 6, 4, 3, 2)
@@ -76,115 +67,47 @@ _RATIO = re.compile(r"ratio|expan|mult|ffn_factor")
 _MULTIPLIER = re.compile(r"multiplier|coefficient")
 
 
-@dataclass
-class Search:
-    """The smallest config found so far that runs.
+class _Starts(NamedTuple):
+    """What is tried first: tiny sizes, less tiny ones, all that small sizes may take, and its own with few layers."""
 
-    Attributes:
-        layers: of the model.
-        example: the number among `inputs.examples` that it is run with; None takes the first that works.
-        rows: texts or pictures at once that it is run with.
-        failures: what is wrong with the fields that failed.
-        media: with which it must answer texts, in so many tries.
-        kinds: of layers that the smallest has, and that what is smaller must have.
-    """
-
-    config: PretrainedConfig
-    layers: Layers
-    wanted: int
-    example: int | None = None
-    rows: int = 2
-    fields: Fields = field(default_factory=dict)
-    parameters: int | None = None
-    trials: int = _TRIALS
-    seen: set[str] = field(default_factory=set)
-    failures: dict[str, str] = field(default_factory=dict)
-    until: float = math.inf
-    media: frozenset[str] = frozenset()
-    tries: int = 0
-    kinds: Kinds = field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        return (
-            self.trials <= 0
-            or time.process_time() > self.until
-            or (self.parameters is not None and self.parameters <= self.wanted)
-        )
-
-    def attempt(self, fields: Fields, *, allow_equal: bool = False) -> bool:
-        """Take these fields if the model runs with them and is smaller."""
-        key = repr(fields)
-        if self.done or key in self.seen:
-            return False
-        self.seen.add(key)
-        if self.parameters is not None and not is_same_kind(self.fields, fields):
-            return False
-        self.trials -= 1
-        limit = None if self.parameters is None else self.parameters - (not allow_equal)
-        try:
-            parameters = self._run(fields, limit)
-        except Exception as error:  # a model that does not go together fails in its own way
-            self.failures[key] = str(error)
-            return False
-        if parameters is None:
-            return False
-        self.fields, self.parameters = fields, parameters
-        return True
-
-    def attempt_mended(self, fields: Fields, most: int = _MENDED) -> bool:
-        """Take fields that failed with a width as wide as what it reads, as the error says, and so on."""
-        said = self.failures.get(repr(fields), "")
-        for changed in with_the_width_given(fields, said) if most else ():
-            if self.attempt(changed):
-                return True
-            if self.failures.get(repr(changed), said) != said and self.attempt_mended(changed, most - 1):
-                return True
-        return False
-
-    def _run(self, fields: Fields, limit: int | None) -> int | None:
-        """The number of parameters; None if there are more than the limit, or too many to run."""
-        model = build_without_weights(with_fields(self.config, fields))
-        shapes = inventory(model).shapes
-        parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
-        if limit is not None and parameters > limit:
-            return None
-        if parameters > _LARGEST:
-            return None
-        if _holds_what_it_does_not_save(model):
-            raise HfAlignError(f"it {NOT_ITS_OWN}")
-        kinds = self.layers.kinds_of(model)
-        if any(kinds.get(path, 0) < known for path, known in self.kinds.items()):
-            raise HfAlignError("it has fewer kinds of layers")
-        self.example = run_on_zeros(model, self.example, self.rows)
-        if self.media and not self.media <= media_answered(model, self.tries).answered:
-            raise HfAlignError("it answers fewer kinds of media")
-        self.kinds = kinds
-        return parameters
-
-
-def _holds_what_it_does_not_save(model: PreTrainedModel) -> bool:
-    """Whether modules in a plain list have weights of their own: some do at sizes that no checkpoint has."""
-    saved = {id(p) for p in model.parameters()}
-    listed = (part for module in model.modules() for value in vars(module).values() if type(value) is list
-              for part in value if isinstance(part, torch.nn.Module))  # fmt: skip
-    return any(id(p) not in saved for part in listed for p in part.parameters())
+    tiny: Fields
+    roomy: Fields
+    small: tuple[Fields, ...]
+    as_large: tuple[Fields, ...]
 
 
 def reduced(
     config: PretrainedConfig, layers: int = 2, *, wanted: int = WANTED, example: int | None = None
 ) -> PretrainedConfig | None:
-    """A copy with at most the wanted number of parameters, or with as few as can be reached; None if nothing runs.
+    """A copy with at most the wanted number of parameters, or with as few as can be reached; None if nothing runs. It
+    answers texts with all kinds of media that its model does, if that takes not many more.
 
     Args:
         config: any config; its tiny copy is returned as it is if it runs and is small enough.
+        layers: of the copy, if it needs no more for every kind of layer.
         example: the number among `inputs.examples` that the copy must run with.
     """
     known = layers_of(config)
+    starts = _starts(config, known, layers)
+    search = _that_runs(Search(config, known, wanted, example), starts)
+    if search is None:
+        return None
+    larger = (starts.tiny, starts.roomy, *starts.as_large)
+    found = _answering_media(search, larger, starts.tiny) or search
+    return with_fields(config, found.fields)
+
+
+def running_copy(config: PretrainedConfig, wanted: int, example: int) -> PretrainedConfig | None:
+    """As `reduced`, with whichever kinds of media."""
+    known = layers_of(config)
+    search = _that_runs(Search(config, known, wanted, example), _starts(config, known, 2))
+    return None if search is None else with_fields(config, search.fields)
+
+
+def _starts(config: PretrainedConfig, known: Layers, layers: int) -> _Starts:
     depth = depth_with_all_kinds(config, known, layers) or Depth(layers)
     tiny, roomy = (small_fields(config, depth.layers, depth.of(sizes)) for sizes in (TINY, ROOMY))
-    search = Search(config, known, wanted, example)
-    starts = (
+    small = (
         *with_arguments_of_parts(tiny, TINY),
         *with_arguments_of_parts(roomy, ROOMY),
         tiny,
@@ -199,20 +122,27 @@ def reduced(
         shallow_fields(config, layers),
         *([whole] if (whole := handing_on_all_stages(config.to_dict())) != config.to_dict() else []),
     )
-    if not any(map(search.attempt, starts)):
-        alone = Search(config, known, wanted, example, rows=1)  # some models take no more at a time
-        if any(map(alone.attempt, starts)):
+    return _Starts(tiny, roomy, small, as_large)
+
+
+def _that_runs(search: Search, starts: _Starts) -> Search | None:
+    """The search, at a copy that runs and is as small as it gets; None where none does."""
+    small, as_large = starts.small, starts.as_large
+    if not any(map(search.attempt, small)):
+        alone = Search(
+            search.config, search.layers, search.wanted, search.example, rows=1
+        )  # some take no more at a time
+        if any(map(alone.attempt, small)):
             search = alone
         elif not (
             any(map(search.attempt, as_large))
-            or any(map(search.attempt_mended, (*starts, *as_large)))
+            or any(map(search.attempt_mended, (*small, *as_large)))
             or any(search.attempt(with_changes(fields, _divided(fields, ratio)))
                    for ratio in reversed(_RATIOS) for fields in as_large)
         ):  # fmt: skip
             return None
-    _make_small(search, tiny)
-    found = _answering_media(search, (tiny, roomy, *as_large), tiny) or search
-    return with_fields(config, found.fields)
+    _make_small(search, starts.tiny)
+    return search
 
 
 def _make_small(search: Search, target: Fields) -> None:
@@ -229,7 +159,7 @@ def _answering_media(search: Search, larger: Iterable[Fields], target: Fields) -
     """A copy that answers texts with more kinds of media in them than the one that was found, as small as it gets."""
     known = _answered(search.config, search.fields)
     better = list[tuple[Media, Fields]]()
-    most = _SLOW if known.answered else _LARGEST
+    most = _SLOW if known.answered else LARGEST
     for media, fields in _with_widths_mended(search.config, larger, most) if known.failures else ():
         if len(media.answered) > len(known.answered):
             better.append((media, fields))
@@ -269,7 +199,7 @@ def _with_widths_mended(
     for fields in copies:
         waiting, mended = [asked(fields)], set[str]()
         yield waiting[0][:2]
-        while waiting and len(mended) < _MENDED:
+        while waiting and len(mended) < MENDED:
             media, known, parameters = waiting.pop(0)
             for said in media.failures if parameters <= _SLOW else ():
                 for changed in with_the_width_given(known, said) if said not in mended else ():
