@@ -14,7 +14,7 @@ from hf_align.api.symmetries import certify
 from hf_align.cli.certify import _lines
 from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.tracing.build import build_without_weights
-from hf_align.tracing.small.kinds import layers_of
+from hf_align.tracing.small.kinds import Layers, layers_of
 from hf_align.tracing.small.reduce import reduced
 from hf_align.tracing.small.shrink import shrink
 
@@ -134,6 +134,21 @@ def test_what_is_a_setting_in_the_model_numbers_no_layer_of_its_copy() -> None:
     config, copy = (PartsConfig(architectures=["Parts"], shift=shift) for shift in (3, 1))
     assert lacking(config, copy) == {}
     assert lacking(config, PartsConfig(architectures=["Parts"], shift=0)) == {"shifted.*": (1, 2)}
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = Parts(PartsConfig(architectures=["Parts"], shift=3)).eval()
+    model.dropped.append(Counting())
+    assert Layers.of(model).kinds["dropped"] == 1
+    assert "calls" not in vars(model.dropped[-1])
 
 
 def test_lists_of_a_config_that_tell_layers_apart_are_read() -> None:

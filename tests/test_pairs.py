@@ -345,9 +345,10 @@ def test_modes_are_found_in_few_layers_and_called_in_all(monkeypatch: pytest.Mon
     depths: list[int] = []
     find = variant.find_modes
 
-    def noted(model: PreTrainedModel) -> list[tuple[Mode, Program]]:
+    def noted(model: PreTrainedModel, config: PretrainedConfig) -> list[tuple[Mode, Program]]:
         depths.append(len(model.get_submodule("model.layers")))
-        return find(model)
+        assert config.num_hidden_layers == 9
+        return find(model, config=config)
 
     monkeypatch.setattr(variant, "find_modes", noted)
     deep = variant.Variant(tiny_llama(num_hidden_layers=9))

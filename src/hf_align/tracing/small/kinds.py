@@ -22,6 +22,7 @@ from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.layers import configs_of, counters, signature
 from hf_align.tracing.small.field_roles import ROOMY, TINY, Sizes
 from hf_align.tracing.small.shrink import depth_of, nested, shrink, small_fields, with_fields
+from hf_align.tracing.state import left_as_found
 
 Kinds = Mapping[str, int]
 """How many kinds of modules a list holds, by its path with a star for each number."""
@@ -166,7 +167,8 @@ def _hands_on(module: nn.Module) -> bool:
     if any(True for _ in module.children()) or module.state_dict():
         return False
     try:
-        return torch.equal(module.eval()(_GIVEN), _GIVEN)
+        with left_as_found(module):
+            return torch.equal(module(_GIVEN), _GIVEN)
     except Exception:  # it takes something else
         return False
 
