@@ -113,6 +113,7 @@ class Parts(transformers.PreTrainedModel):
         self.long = nn.ModuleList(nn.ModuleList(nn.Linear(3, 3) for _ in range(i + 1)) for i in range(4))
         self.other = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Tanh()])
         self.dropped = nn.ModuleList([nn.Identity(), nn.Dropout(0.1), nn.Dropout(0.2)])
+        self.empty = nn.ModuleList([None, nn.Tanh(), None])  # type: ignore[list-item]
         self.shifted = nn.ModuleList(nn.ModuleList([nn.Tanh(), nn.Tanh()]) for _ in range(2))
         for number, layer in enumerate(self.wide):
             layer.number = number  # type: ignore[assignment]
@@ -126,7 +127,16 @@ transformers.AutoModel.register(PartsConfig, Parts)
 
 def test_sizes_and_numbers_and_dropout_make_no_kind() -> None:
     found = layers_of(PartsConfig(architectures=["Parts"], shift=3)).kinds
-    assert found == {"wide": 1, "long": 1, "long.*": 1, "other": 3, "dropped": 1, "shifted": 1, "shifted.*": 2}
+    assert found == {
+        "wide": 1,
+        "long": 1,
+        "long.*": 1,
+        "other": 3,
+        "dropped": 1,
+        "empty": 2,
+        "shifted": 1,
+        "shifted.*": 2,
+    }
 
 
 def test_what_is_a_setting_in_the_model_numbers_no_layer_of_its_copy() -> None:

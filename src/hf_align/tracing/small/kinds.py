@@ -156,7 +156,8 @@ def _kinds(
 ) -> Iterator[tuple[Hashable, ...]]:
     words = [entries for entries in fields if len(entries or ()) == len(layers)]
     for i, layer in enumerate(layers):
-        idle = {path for path, module in layer.named_modules() if _hands_on(module)}
+        modules = () if layer is None else layer.named_modules()
+        idle = {path for path, module in modules if _hands_on(module)}
         settings = ((_PLACE.sub("*", path), *map(_without_size, entry))
                     for path, *entry in signature(layer, {}) if path not in idle)  # fmt: skip
         yield frozenset(s for s in settings if s[:2] not in numbers), *(entries[i] for entries in words)
