@@ -176,8 +176,9 @@ def test_lists_of_a_config_that_tell_layers_apart_are_read() -> None:
 class MarkedConfig(PretrainedConfig):
     model_type = "marked-now-and-then"
 
-    def __init__(self, num_hidden_layers: int = 9, every: int = 3, **rest: Any) -> None:
+    def __init__(self, num_hidden_layers: int = 2, every: int = 3, least: int = 1, **rest: Any) -> None:
         self.hidden_size, self.num_hidden_layers, self.every, self.vocab_size = 96, num_hidden_layers, every, 400
+        self.least = least
         super().__init__(**rest)
 
 
@@ -199,6 +200,8 @@ class Marked(transformers.PreTrainedModel):
 
     def __init__(self, config: MarkedConfig) -> None:
         super().__init__(config)
+        if config.hidden_size < config.least:
+            raise ValueError(f"it is narrower than {config.least}")
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             MarkedLayer(config.hidden_size, i % config.every == config.every - 1)
@@ -223,4 +226,10 @@ transformers.AutoModel.register(MarkedConfig, Marked)
 def test_what_changes_one_kind_of_layer_alone_is_asked_for(layers: int, every: int) -> None:
     """Of a copy that has such a layer, be it as deep as the model."""
     spec = derive_by_depth(MarkedConfig(layers, every, architectures=["Marked"]))
+    assert any("marked" in mode for mode in spec.modes)
+
+
+def test_a_copy_that_lacks_a_kind_of_layer_is_not_asked() -> None:
+    """What runs goes by the defaults of its class, and has two layers."""
+    spec = derive_by_depth(MarkedConfig(9, 3, least=64, architectures=["Marked"]))
     assert any("marked" in mode for mode in spec.modes)

@@ -135,19 +135,22 @@ def _copies(
     model: PreTrainedModel, config: PretrainedConfig, candidate: int
 ) -> Sequence[Callable[[], PreTrainedModel]]:
     """How to get at a model to run: itself where it is small, else one with small sizes, else itself if it can be. What
-    it is asked for may change one kind of layer alone."""
-
-    def tiny() -> PreTrainedModel:
-        return build_without_weights(with_all_kinds(config, Layers.of(model)))
-
-    def small() -> PreTrainedModel:
-        found = running_copy(config, LARGEST, candidate)
-        if found is None:
-            raise IncompatibleModels("no small copy of it runs")
-        return build_without_weights(found)
-
+    it is asked for may change one kind of layer alone, so it has them all."""
     size = parameters_of(model)
-    shrunk = (tiny, small) if size > _SMALL else ()
+    if size <= _SMALL:
+        return (lambda: model,)
+    whole = Layers.of(model)
+
+    def built(copied: PretrainedConfig | None) -> PreTrainedModel:
+        copy = None if copied is None else build_without_weights(copied)
+        if copy is None or whole.lacking(copy):
+            raise IncompatibleModels("no small copy with every kind of layer runs")
+        return copy
+
+    shrunk = (
+        lambda: built(with_all_kinds(config, whole)),
+        lambda: built(running_copy(config, LARGEST, candidate)),
+    )
     return (*shrunk, lambda: model) if size <= LARGEST else shrunk
 
 

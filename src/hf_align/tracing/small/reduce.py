@@ -129,9 +129,8 @@ def _that_runs(search: Search, starts: _Starts) -> Search | None:
     """The search, at a copy that runs and is as small as it gets; None where none does."""
     small, as_large = starts.small, starts.as_large
     if not any(map(search.attempt, small)):
-        alone = Search(
-            search.config, search.layers, search.wanted, search.example, rows=1
-        )  # some take no more at a time
+        # some models take no more than one text or picture at a time
+        alone = Search(search.config, search.layers, search.wanted, search.example, rows=1)
         if any(map(alone.attempt, small)):
             search = alone
         elif not (
