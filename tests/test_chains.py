@@ -153,8 +153,29 @@ CHAINS: dict[str, Chain] = {
         lambda x, w: without_mean(functional.conv1d(x, w).topk(2)[0].sum(-1)).tanh(),
         (Data((2, 1, 4)), Weight((3, 1, 1))),
     ),
+    "a choice between two rows, place by place": (
+        lambda x, y, w: torch.where(y[..., :1] > 0, x, w).flatten(),
+        (Data((3,)), Data((4, 2)), Weight((3,))),
+    ),
+    "a choice between two numbers, entry by entry": (
+        lambda x, y: torch.where(y > 0, x, 0.5),
+        (Data((4, 1)), Data((4, 3))),
+    ),
+    "one row of shares": (
+        lambda x, y, w, b, v: functional.linear(torch.softmax(x, -1) @ functional.linear(y, w, b), v),
+        (Data((4,)), Data((4, 3)), Weight((3, 3)), Weight((3,)), Weight((5, 3))),
+    ),
+    "one row of shares of numbers": (
+        lambda x, y, b, v: (torch.softmax(x, -1) @ (y + b)) * v,
+        (Data((4,)), Data((4,)), Weight(()), Weight((3,))),
+    ),
 }  # fmt: skip
 ALONG: dict[str, Chain] = {
+    "a norm that reads what another reads, and is read by it": (
+        lambda x, g, b, h, c: torch.stack([functional.layer_norm(x, [4], h, c, 1e-2), functional.layer_norm(
+            functional.layer_norm(x, [4], g, b, 1e-2), [4], h, c, 1e-2)]),
+        (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((4,)), Weight((4,))),
+    ),
     "a norm beside another value, read along places": (
         lambda x, g: torch.cat([x, functional.layer_norm(x, [4], g, None, 1e-2)], -1).unsqueeze(-1),
         (Data((4,)), Weight((4,))),

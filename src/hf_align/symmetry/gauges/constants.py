@@ -332,7 +332,10 @@ def passed_on(program: Program, user: fx.Node, node: fx.Node, labels: Tensor) ->
     if masked:
         return torch.broadcast_to(labels, shape)
     if _is_right_factor(node, user) and not user.kwargs and sums_to_one(user.args[factors_of(user)[0]], program):  # type: ignore[index]
-        return labels[..., :1, :].expand(shape) if bool((labels == labels[..., :1, :]).all()) else None
+        first = labels[..., :1, :] if labels.dim() > 1 else labels[:1]
+        if bool((labels != first).any()):
+            return None
+        return first.expand(shape) if len(shape) >= first.dim() else first.reshape(shape)  # of one row of shares alone
     return None
 
 

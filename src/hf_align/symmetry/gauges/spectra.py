@@ -115,7 +115,7 @@ def level_spectra(
         before, behind = (all_carriers(axis, found) for axis in (alike[0].source, alike[0].target))
         if met or source.bound.fixed or target.bound.fixed or before is None or behind is None:
             continue
-        turned = (*before, *behind)
+        turned = before if source is target else (*before, *behind)
         shear = next((s for s in shears if s.gain == name and not s.shifted), None)
         if all(loses_mean(user, gain.node) for gain in alike for user in gain.node.users):
             yield LevelSpectrum(name, alike[0].offset, turned)

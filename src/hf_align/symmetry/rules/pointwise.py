@@ -269,15 +269,15 @@ def selection(call: Call) -> Value:
     if not data:
         return comparison(call)
     axes = _all_joined(call, data)
+    if _is_data(call, condition):
+        along = aligned(axes, call.value(condition).axes)
+        axes = tuple(_joined(call, x, y) for x, y in along)
+        call.lower_all((a for a, (_, y) in zip(axes, along, strict=True) if y.size > 1), PERMUTATION, "mask")
+    else:
+        _keep_order(call, axes, condition)
     for other in branches:
         if not _is_data(call, other):
             _add_constant(call, axes, other)
-    if _is_data(call, condition):
-        for x, y in aligned(axes, call.value(condition).axes):
-            if y.size > 1:
-                call.lower_all((_joined(call, x, y), y), PERMUTATION, "mask")
-    else:
-        _keep_order(call, axes, condition)
     return _broadcast(call, Value(axes))
 
 
