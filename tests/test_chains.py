@@ -161,6 +161,10 @@ CHAINS: dict[str, Chain] = {
         lambda x, y: torch.where(y > 0, x, 0.5),
         (Data((4, 1)), Data((4, 3))),
     ),
+    "entries that come as often as a table says": (
+        lambda x: torch.ops.aten.repeat_interleave(x, torch.tensor([1, 2, 0, 1]), 1, output_size=4),
+        (Data((1, 4)),),
+    ),
     "one row of shares": (
         lambda x, y, w, b, v: functional.linear(torch.softmax(x, -1) @ functional.linear(y, w, b), v),
         (Data((4,)), Data((4, 3)), Weight((3, 3)), Weight((3,)), Weight((5, 3))),

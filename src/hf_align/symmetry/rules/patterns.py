@@ -20,6 +20,8 @@ def keeps_last(node: fx.Node) -> bool:
     before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
     if not (isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape[-1:] == after.shape[-1:]):
         return False
+    if op_name(node) == "repeat_interleave" and isinstance(node.args[1], fx.Node):
+        return False  # as many times as a table says, some of them none
     if op_name(node) in ("index", "index_select"):
         at: Any = node.args[1]
         return bool(len(at) < before.dim() if isinstance(at, (list, tuple)) else at % before.dim() < before.dim() - 1)
