@@ -720,9 +720,10 @@ def test_what_a_map_loses_of_several_tokens_stays(part: str) -> None:
     assert not any(isinstance(gauge, ShortenWriter) for gauge in gauges(part))
 
 
-def test_a_stream_turns_its_mean_in_calls_of_several_sizes() -> None:
+@pytest.mark.parametrize("depths", [[1, 1], [1, 2]], ids=["windows", "windows that are shifted"])
+def test_a_stream_turns_its_mean_in_calls_of_several_sizes(depths: list[int]) -> None:
     config = hf.DonutSwinConfig(
-        image_size=8, patch_size=2, embed_dim=6, depths=[1, 1], num_heads=[2, 2], window_size=2, mlp_ratio=1.5,
+        image_size=8, patch_size=2, embed_dim=6, depths=depths, num_heads=[2, 2], window_size=2, mlp_ratio=1.5,
         num_labels=9, architectures=["DonutSwinForImageClassification"],
     )  # fmt: skip
     calls = {mode.name: raise_epsilons(call, 0.01) for mode, call in find_modes(build_without_weights(config))}

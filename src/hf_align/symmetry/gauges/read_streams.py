@@ -161,7 +161,7 @@ class Streams:
         while waiting:
             value = waiting.pop()
             operands = value.all_input_nodes
-            moves = does(value, Trait.MOVES | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
+            moves = does(value, Trait.MOVES | Trait.ROLLS | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
             is_vector = value in names and value.meta["val"].dim() > 0
             if value in self.found.linear_uses or is_vector or _is_lookup(value, self.found):
                 found.add(value)
