@@ -184,6 +184,26 @@ ALONG: dict[str, Chain] = {
         lambda x, g: torch.cat([x, functional.layer_norm(x, [4], g, None, 1e-2)], -1).unsqueeze(-1),
         (Data((4,)), Weight((4,))),
     ),
+    "a norm with a computed bias": (
+        lambda x, g, b: functional.layer_norm(x, [4], g, b, 1e-2),
+        (Data((3, 4)), Weight((4,)), Data((4,))),
+    ),
+    "a norm with a row of a table for a bias": (
+        lambda x, g, t: functional.layer_norm(x, [4], g, t[1], 1e-2),
+        (Data((3, 4)), Weight((4,)), Weight((3, 4))),
+    ),
+    "a norm with a bias that is stored as a row": (
+        lambda x, g, b: functional.layer_norm(x, [4], g, b.view(4), 1e-2),
+        (Data((3, 4)), Weight((4,)), Weight((1, 4))),
+    ),
+    "a norm with a bias of zeros": (
+        lambda x, g: functional.layer_norm(x, [4], g, torch.zeros(4, dtype=torch.float64), 1e-2),
+        (Data((3, 4)), Weight((4,))),
+    ),
+    "channels with a gain that is stored as a row": (
+        lambda x, g, b: functional.group_norm(x, 1, g.view(4), b),
+        (Data((3, 4)), Weight((1, 4)), Weight((4,))),
+    ),
 }  # fmt: skip
 
 

@@ -181,7 +181,7 @@ def _is_along_last(gain: Gain, found: Interpretation) -> bool:
 def _bias_of(node: fx.Node, found: Interpretation) -> str | None:
     """The parameter that a norm adds in the end."""
     bias = Arguments(node).ask("bias", None)
-    return found.values[bias].parameter if isinstance(bias, fx.Node) else None
+    return found.values[bias].parameter if isinstance(bias, fx.Node) and bias in found.values else None
 
 
 def writer_of(gains: Sequence[Gain], found: Interpretation) -> LinearUse | None:

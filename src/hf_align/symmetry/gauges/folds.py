@@ -161,9 +161,10 @@ class FoldNorm(Gauge):
         return {shape(self.gain)[-1], *(shape(c.weight)[c.axis] for c in self.others)}
 
     def fix(self, name: str, get: Get) -> Tensor:
-        gain = self.link.read(get(self.gain)) + self.offset
+        stored = self.link.read(get(self.gain)) + self.offset
         if name == self.gain:
-            return self.link.stored(torch.full_like(gain, 1 - self.offset))
+            return self.link.stored(torch.full_like(stored, 1 - self.offset))
+        gain = stored.reshape(-1)
         if name == self.bias:
             return self._norm_bias(get(name), gain)
         for read in self.reads:
