@@ -184,6 +184,30 @@ ALONG: dict[str, Chain] = {
         lambda x, g: torch.cat([x, functional.layer_norm(x, [4], g, None, 1e-2)], -1).unsqueeze(-1),
         (Data((4,)), Weight((4,))),
     ),
+    "a map with a bias that is scaled": (
+        lambda x, w, b: functional.linear(x, w, 2.0 * b),
+        (Data((3, 4)), Weight((5, 4)), Weight((5,))),
+    ),
+    "a map with a bias of ones": (
+        lambda x, w: functional.linear(x, w, torch.ones(5, dtype=torch.float64)),
+        (Data((3, 4)), Weight((5, 4))),
+    ),
+    "a map with one number for a bias": (
+        lambda x, w, b: functional.linear(x, w, b),
+        (Data((4,)), Weight((5, 4)), Weight((1,))),
+    ),
+    "a map with a weight less its mean": (
+        lambda x, w, b, v, c: functional.linear(functional.linear(x, w, b), without_mean(v), c),
+        (Data((3, 4)), Weight((5, 4)), Weight((5,)), Weight((3, 5)), Weight((3,))),
+    ),
+    "a map with a weight that is stored flat": (
+        lambda x, w, v: functional.linear(functional.linear(x, w.view(5, 4)), v),
+        (Data((3, 4)), Weight((20,)), Weight((4, 5))),
+    ),
+    "channels each with a kernel that is stored as one number": (
+        lambda x, w: functional.conv1d(x, w.view(4, 1, 1).expand(4, 1, 3), padding=1, groups=4),
+        (Data((4, 3)), Weight((4,))),
+    ),
     "a norm with a computed bias": (
         lambda x, g, b: functional.layer_norm(x, [4], g, b, 1e-2),
         (Data((3, 4)), Weight((4,)), Data((4,))),

@@ -99,13 +99,12 @@ def _kernel(node: fx.Node, found: Interpretation) -> str | None:
     """The weight of a convolution of single channels."""
     if not does(node, Trait.CONVOLVES) or does(node, Trait.TRANSPOSED):
         return None
-    weight = node.all_input_nodes[1]
+    kernel = weight = node.all_input_nodes[1]
     while does(weight, Trait.MOVES) and len(weight.all_input_nodes) == 1:
         (weight,) = weight.all_input_nodes
     name = found.program.parameters.get(weight)
-    if name is None:
+    if name is None or (shape := found.program.shapes[name]) != kernel.meta["val"].shape:
         return None
-    shape = found.program.shapes[name]
     alone = shape[1] == 1 and Arguments(node).ask("groups", 1) == shape[0]
     return name if alone else None
 

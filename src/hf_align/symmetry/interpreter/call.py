@@ -142,11 +142,31 @@ class Call:
         may differ over a class only if that class runs once, so that both factors take the same entry."""
         self.found.inner.append(Value(tuple(axes)))
 
-    def reads(self, source: fx.Node, weight: str, in_axis: int, bias: str | None, out_axis: int = -1, *,
+    def stored(self, operand: fx.Node) -> str | None:
+        """The parameter that an operand is, along the axes along which it is stored; a kernel may have units behind."""
+        found = self.found.values.get(operand)
+        name = found.parameter if isinstance(found, Value) and not found.offset else None
+        shape = operand.meta["val"].shape
+        stored = self.found.program.shapes[name] if name is not None else ()
+        return name if stored[: len(shape)] == shape and all(n == 1 for n in stored[len(shape) :]) else None
+
+    def is_known_bias(self, bias: fx.Node | None, size: int) -> bool:
+        """Whether what an op adds in the end is nothing, or a vector of some size as it is stored. Gauges look for no
+        other: a map or a norm that adds something else is none of those that they know."""
+        if bias is None or bias in self.found.program.constants:
+            return bias is None or self.found.program.is_always(bias, 0)
+        name = self.stored(bias)
+        return name is not None and self.found.program.shapes[name] == (size,)
+
+    def reads(self, source: fx.Node, weight: fx.Node, in_axis: int, bias: fx.Node | None, out_axis: int = -1, *,
               groups: int = 1) -> None:  # fmt: skip
-        """This node maps `source` linearly by a weight; each group of outputs reads a group of inputs."""
-        uses = self.found.linear_uses if groups == 1 else self.found.grouped_uses
-        uses[self.node] = LinearUse(self.node, source, weight, in_axis, bias, out_axis)
+        """This node maps `source` linearly: noted if by a weight as it is stored, with no other bias than a known one.
+        Each group of outputs reads a group of inputs."""
+        name, shape = self.stored(weight), weight.meta["val"].shape
+        if name is not None and self.is_known_bias(bias, shape[1 - in_axis]):
+            uses = self.found.linear_uses if groups == 1 else self.found.grouped_uses
+            added = self.stored(bias) if bias is not None else None
+            uses[self.node] = LinearUse(self.node, source, name, in_axis, added, out_axis)
 
     def resolve(self, pending: Product) -> Value:
         """Decide that a product is used elementwise: both factors and the product share one permutation."""

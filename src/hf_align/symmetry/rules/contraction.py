@@ -16,16 +16,14 @@ from hf_align.tracing.ops import Trait, does, factors_of
 @rule("linear", traits=Trait.AFFINE | Trait.OUTPUTS_FIRST, factors=(0, 1, 2))
 def linear(call: Call) -> Value:
     """y_o = Σ_i W_oi x_i + b_o."""
-    value, weight, bias = call.value(call.argument(0)), call.value(call.argument(1)), call.argument("bias")
-    return _affine(call, call.argument(0), value, weight, 1, bias)
+    return _affine(call, call.argument(0), call.argument(1), 1, call.argument("bias"))
 
 
 @rule("addmm", harmless="out_dtype", traits=Trait.AFFINE, factors=(1, 2, 0))
 def addmm(call: Call) -> Value:
     """y_o = β b_o + α Σ_i x_i W_io."""
-    value, weight = call.value(call.argument(1)), call.value(call.argument(2))
     plain = call.argument("alpha") == call.argument("beta") == 1
-    return _affine(call, call.argument(1), value, weight, 0, call.argument(0), is_reading=plain)
+    return _affine(call, call.argument(1), call.argument(2), 0, call.argument(0), is_reading=plain)
 
 
 @rule("baddbmm", harmless="alpha beta out_dtype", traits=Trait.CONTRACTS | Trait.BATCHED, factors=(1, 2, 0))
@@ -55,20 +53,18 @@ def _added(call: Call, added: tuple[Axis, ...], axes: tuple[Axis, ...], role: st
 
 
 def _affine(
-    call: Call, source: fx.Node, value: Value, weight: Value, in_axis: int, bias: fx.Node | None,
-    *, is_reading: bool = True,
-) -> Value:  # fmt: skip
+    call: Call, source: fx.Node, matrix: fx.Node, in_axis: int, bias: fx.Node | None, *, is_reading: bool = True
+) -> Value:
+    value, weight = call.value(source), call.value(matrix)
     call.unify(value.axes[-1], weight.axes[in_axis].dual, "linear")
     call.mixes(value, [-1])
     call.mixes(weight, [in_axis])
     result = Value((*value.axes[:-1], weight.axes[1 - in_axis]))
     call.contracts((value.axes[-1], *result.axes))
-    name = None
     if bias is not None:
         _added(call, call.value(bias).axes, result.axes, "bias")
-        name = call.value(bias).parameter
-    if weight.parameter is not None and is_reading:
-        call.reads(source, weight.parameter, in_axis, name)
+    if is_reading:
+        call.reads(source, matrix, in_axis, bias)
     return result
 
 
@@ -88,11 +84,9 @@ def inner(call: Call) -> Value:
 @rule("mv", "dot", harmless="out_dtype")
 def matmul(call: Call) -> Value:
     """y_abc = Σ_k x_abk z_akc, batch axes a in step."""
-    program = call.found.program
-    weight = stored_matrix(call.argument(1), program)
-    if weight is not None and stored_matrix(call.argument(0), program) is None:
-        name = program.parameters[weight[0]]
-        call.reads(call.argument(0), name, int(weight[1]), None)
+    weight = stored_matrix(call.argument(1), call.found.program)
+    if weight is not None and stored_matrix(call.argument(0), call.found.program) is None:
+        call.reads(call.argument(0), weight[0], int(weight[1]), None)
     return _multiplied(call, call.value(call.argument(0)).axes, call.value(call.argument(1)).axes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
 from hf_align.symmetry.interpreter.call import Call, rule
@@ -91,15 +91,13 @@ def _grouped(call: Call, channels: Axis, out: Axis, inner: Axis, groups: int) ->
 
 def _with_places(call: Call, value: Value, out: Axis, spatial: int, alone: Container[int]) -> Value:
     """The result, after the bias; a plain convolution is a linear reader of its channels."""
-    weight, bias = call.value(call.argument(1)), call.argument("bias")
-    name = None
-    if isinstance(bias, fx.Node):
+    bias = call.argument("bias")
+    if bias is not None:
         call.unify(call.value(bias).axes[0], out, "bias")
         kept = [value.axes[i] for i in range(-spatial, 0) if i in alone]
         call.lower_all((*value.axes[: -spatial - 1], *kept), ONES, "broadcast")
-        name = call.value(bias).parameter
-    if weight.parameter is not None and not _is_transposed(call):
-        call.reads(call.argument(0), weight.parameter, 1, name, out_axis=-1 - spatial, groups=_groups(call))
+    if not _is_transposed(call):
+        call.reads(call.argument(0), call.argument(1), 1, bias, out_axis=-1 - spatial, groups=_groups(call))
     places = (value.axes[i] if i in alone else fresh(call.shape[i], FIXED) for i in range(-spatial, 0))
     result = Value((*value.axes[: -spatial - 1], out, *places))
     call.contracts((split_product(value.axes[-spatial - 1], _groups(call))[1], *result.axes))

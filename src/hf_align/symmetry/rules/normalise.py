@@ -49,29 +49,20 @@ def rms_norm(call: Call) -> Value:
     return _with_gain(call, value, weight, None)
 
 
-def _with_gain(call: Call, value: Value, weight: object, bias: object, at: int = -1) -> Value:
+def _with_gain(call: Call, value: Value, weight: object, bias: fx.Node | None, at: int = -1) -> Value:
     at %= len(value.axes)
     axis = value.axes[at]
     if isinstance(weight, fx.Node):
         gain = call.raw(weight)
-        if isinstance(gain, Value) and gain.parameter is not None and _is_as_stored(call, bias):
+        if isinstance(gain, Value) and gain.parameter is not None and call.is_known_bias(bias, axis.size):
             target = fresh(axis.size)
             call.found.gains.append(Gain(gain.parameter, gain.axes[-1], axis, target, call.node, gain.offset))
             axis = target
         else:
             axis = call.tie(axis, call.value(weight).axes[-1])
-    if isinstance(bias, fx.Node):
+    if bias is not None:
         call.unify(call.value(bias).axes[-1], axis, "bias")
     return Value((*value.axes[:at], axis, *value.axes[at + 1 :]))
-
-
-def _is_as_stored(call: Call, bias: object) -> bool:
-    """Whether what a norm adds is nothing, a constant, or a vector as it is stored: a gain that leaves the norm changes
-    what is added, and nothing else is found again behind the norm."""
-    if not isinstance(bias, fx.Node) or bias in call.found.program.constants:
-        return True
-    name = call.value(bias).parameter
-    return name is not None and len(call.found.program.shapes[name]) == 1
 
 
 @rule("softmax", "_softmax", harmless="dtype half_to_float", traits=Trait.SOFTMAX)

@@ -187,7 +187,7 @@ def addition(call: Call) -> Value:
     if isinstance(call.argument("weight"), fx.Node):
         return function_of_one_entry(call)
     if subtracts_mean(call.node):
-        return call.value(left)
+        return Value(call.value(left).axes)
     if _is_data(call, left) and _is_data(call, right):
         return Value(_all_joined(call, [left, right]))
     value, constant = (left, right) if _is_data(call, left) else (right, left)
