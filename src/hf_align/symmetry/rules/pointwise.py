@@ -271,7 +271,7 @@ def selection(call: Call) -> Value:
     axes = _all_joined(call, data)
     if _is_data(call, condition):
         along = aligned(axes, call.value(condition).axes)
-        axes = tuple(_joined(call, x, y) for x, y in along)
+        axes = tuple(x if y.size == 1 else _joined(call, x, y) for x, y in along)
         call.lower_all((a for a, (_, y) in zip(axes, along, strict=True) if y.size > 1), PERMUTATION, "mask")
     else:
         _keep_order(call, axes, condition)
