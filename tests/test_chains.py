@@ -224,6 +224,10 @@ ALONG: dict[str, Chain] = {
         lambda x, g: functional.layer_norm(x, [4], g, torch.zeros(4, dtype=torch.float64), 1e-2),
         (Data((3, 4)), Weight((4,))),
     ),
+    "a norm with a gain that is stored as a table": (
+        lambda x, g: functional.rms_norm(x, [4], g.view(4), 1e-2),
+        (Data((3, 4)), Weight((2, 2))),
+    ),
     "channels with a gain that is stored as a row": (
         lambda x, g, b: functional.group_norm(x, 1, g.view(4), b),
         (Data((3, 4)), Weight((1, 4)), Weight((4,))),

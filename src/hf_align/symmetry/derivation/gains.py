@@ -55,7 +55,8 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
                         lower(axis, FIXED, Evidence(str(mismatch), "", "", ""))
     for gain in (g for folding in folded for g in folding.gains):
         unify(gain.target, gain.source)
-        gain.weight.root.space.bound = Bound(fixed=True)
+        for atom in gain.weight.atoms:  # several where a gain is stored as a table of them
+            atom.root.space.bound = Bound(fixed=True)
     return folded
 
 
