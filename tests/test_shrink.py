@@ -78,6 +78,8 @@ def test_sizes_that_do_not_go_together_are_left_out() -> None:
         ("voxtral", "VoxtralForConditionalGeneration", "audio"),
         ("aria", "AriaForConditionalGeneration", "image"),
         ("granite_speech", "GraniteSpeechForConditionalGeneration", "audio"),
+        ("glm_image", "GlmImageModel", "image"),
+        pytest.param("deepseek_ocr2", "DeepseekOcr2Model", "image", marks=pytest.mark.slow),
         pytest.param("kimi_k25", "Kimi_K25Model", "image video", marks=pytest.mark.slow),
         pytest.param("deepseek_vl_hybrid", "DeepseekVLHybridModel", "image", marks=pytest.mark.slow),
         pytest.param("muse_spark", "MuseSparkModel", "image video audio", marks=pytest.mark.slow),

@@ -214,9 +214,16 @@ def build_as_loaded(
 def build_to_run(config: PretrainedConfig) -> PreTrainedModel:
     """As `build_as_loaded`, where whole texts are read at once: keys and values are not kept."""
     config = copy.deepcopy(config)
-    for part in parts(config):
-        part.use_cache = False
+    _keep_nothing(config)
     return build_as_loaded(config)
+
+
+def _keep_nothing(config: PretrainedConfig) -> None:
+    """Turn caches off in a config and its parts. A part that says nothing of them keeps none, and may hand whatever it
+    is told to functions that take no such argument."""
+    for part in parts(config):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
 
 
 def _with_fake_weights(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
@@ -303,8 +310,8 @@ def _fake_statistic(fake: FakeTensorMode, module: torch.nn.Module, name: str, bu
 def _with_plain_parts(build: Callable[..., PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
     """Attention as separate products, experts as batched ones (a loop over them depends on the data), no caches."""
     config = copy.deepcopy(config)
+    _keep_nothing(config)
     for part in parts(config):
-        part.use_cache = False
         part._experts_implementation = "batched_mm"
     try:
         return build(config, attn_implementation="eager", dtype=torch.float32).eval()

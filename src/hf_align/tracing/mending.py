@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import linecache
 import re
 import traceback
@@ -26,8 +27,22 @@ from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, NothingNew
 
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
-_WIDTHS = re.compile(r"but got \[\d+, (\d+)\] X \[(\d+), \d+\]|cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
-"""In an error of a matrix that reads something narrower or wider, without values and with them."""
+_WIDTHS = [
+    re.compile(r"but got \[\d+, (?P<given>\d+)\] X \[(?P<read>\d+), \d+\]"),
+    re.compile(r"cannot be multiplied \(\d+x(?P<given>\d+) and (?P<read>\d+)x\d+\)"),
+    re.compile(r"of batch2 tensor to be: \[\d+, (?P<given>\d+)\] but got: \[\d+, (?P<read>\d+)\]"),
+    re.compile(r"to have (?P<read>\d+) channels, but got (?P<given>\d+) channels"),
+    re.compile(r"normalized_shape=\[(?P<read>\d+)\].* got input of size[^\[]*\[(?:\d+, )*(?P<given>\d+)\]"),
+    re.compile(r"Expected size (?P<given>\d+) but got size (?P<read>\d+) for tensor number"),
+    re.compile(r"Expected (?P<given>\d+) in dimension \d+ but got (?P<read>\d+) for tensor number"),
+]
+"""In an error of a matrix, a convolution or a norm that is given something narrower or wider than it reads, or of what
+is put beside something that is."""
+_LENGTHS = [
+    re.compile(r"of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton"),
+    re.compile(r"of length (\d+) at (?P<axis>-\d+)!.* broadcastable to (?P<shape>\[[\d, ]+\])", re.DOTALL),
+]
+"""In an error of two values that do not go together, with values and without them."""
 _CONVOLVED = re.compile(r"input to conv(\d)d, but got input of size: \[([\d, ]+)\]")
 _PLACES = 4096
 """Places in a text at most."""
@@ -68,9 +83,11 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
     yield from _widened(model, mode, media_given, said)
+    yield from _lengthened(model, mode, media_given, said)
     yield from _unflattened(model, mode, media_given, said)
+    yield from _with_one_more(model, mode, said)
     for name, items in media_given.items():
-        for number in numbers if len(items) in told else ():
+        for number in numbers if len(items) in told and widths_told(said) is None else ():
             if number > len(items) and number * items[0].numel() <= _ITEMS:
                 yield _changed(model, mode, {name: items[:1].expand(number, *items.shape[1:]).contiguous()})
     unpacked = _RANK.search(said)
@@ -85,13 +102,55 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
             yield replace(mode, example=with_places(model, given, token, number))
 
 
+def _with_one_more(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:
+    """Layouts of media with a row more, where an error tells of an empty list: the last may be that of what is to be
+    made."""
+    given = mode.example.arguments
+    layouts = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.dtype == torch.long and n not in OF_TEXT}
+    for name, rows in layouts.items() if "non-empty list" in said else ():
+        if len(rows) == 1 and rows.dim() == 2 and not name.endswith("_ids"):
+            yield _changed(model, mode, {name: rows.expand(2, -1).contiguous()})
+
+
+def widths_told(said: str) -> tuple[int, int] | None:
+    """How wide something is, and how wide what reads it wants it to be, where an error tells both."""
+    found = next(filter(None, (widths.search(said) for widths in _WIDTHS)), None)
+    return None if found is None else (int(found["given"]), int(found["read"]))
+
+
 def _widened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
-    """Media as wide as the matrix that reads them, where an error tells both widths."""
-    told = _WIDTHS.search(said)
-    width, read = map(int, filter(None, told.groups())) if told is not None else (0, 0)
+    """Media as wide as what reads them, or as several of them laid side by side, where an error tells both widths."""
+    width, read = widths_told(said) or (0, 0)
     for name, items in given.items():
-        if items.shape[-1] == width and items.numel() // width * read <= _ITEMS:
-            yield _changed(model, mode, {name: items[..., :1].expand(*items.shape[:-1], read).contiguous()})
+        together, rest = divmod(width, items.shape[-1])
+        if together and not rest and not read % together:
+            yield from _of_length(model, mode, name, -1, read // together)
+
+
+def _lengthened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
+    """Media with as many places as what meets them, where an error tells two lengths."""
+    told = _lengths_told(said)
+    for length, other in (told, told[::-1]) if told is not None else ():
+        for name, items in given.items():
+            for axis in range(1, items.dim()):
+                if items.shape[axis] == length:
+                    yield from _of_length(model, mode, name, axis, other)
+
+
+def _lengths_told(said: str) -> tuple[int, int] | None:
+    with_values, without = (lengths.search(said) for lengths in _LENGTHS)
+    if without is not None:
+        return int(without[1]), json.loads(without["shape"])[int(without["axis"])]
+    return None if with_values is None else (int(with_values[1]), int(with_values[2]))
+
+
+def _of_length(model: PreTrainedModel, mode: Mode, name: str, axis: int, length: int) -> Iterator[Mode]:
+    """A call with something of another length along an axis."""
+    items = mode.example.arguments[name]
+    if items.numel() // items.shape[axis] * length <= _ITEMS:
+        shape = [*items.shape]
+        shape[axis] = length
+        yield _changed(model, mode, {name: items.narrow(axis, 0, 1).expand(shape).contiguous()})
 
 
 def _unflattened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
@@ -138,7 +197,7 @@ def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], token: 
     """Arguments with a text in which `count` places are kept for something else; these ids are no free input."""
     around = reader(model, 1, 3).ids(3)
     ids = torch.cat([around, torch.full((1, count), token), around], 1)
-    texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1])[None]}
     marked = {n: (ids == token).long() for n in arguments if n.endswith("token_type_ids")}
     return Example({**arguments, **{n: t for n, t in texts.items() if n in arguments}, **marked}, {})
 

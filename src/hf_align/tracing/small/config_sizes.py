@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hf_align.tracing.mending import widths_told
 from hf_align.tracing.small.field_roles import ROLE
 from hf_align.tracing.small.shrink import keep_tokens_inside, nested
 
@@ -39,12 +40,6 @@ _LEAST: tuple[tuple[str, int, int], ...] = (
     (r"", 8, 6),
 )
 """How small a field may become, by a word in its name, and if need be. Nought: it is no size."""
-_OTHER_WIDTHS = [
-    re.compile(r"to have (?P<read>\d+) channels, but got (?P<given>\d+) channels"),
-    re.compile(r"cannot be multiplied \(\d+x(?P<given>\d+) and (?P<read>\d+)x\d+\)"),
-    re.compile(r"normalized_shape=\[(?P<read>\d+)\].* got input of size\[(?:\d+, )*(?P<given>\d+)\]"),
-]
-"""What an error says of a convolution, a matrix or a norm that is given something narrower or wider than it reads."""
 STAGES = re.compile(r"stage|level|block|layer|conv|pool")
 
 
@@ -86,10 +81,11 @@ def with_as_many_patches(fields: Fields, path: Path, size: int) -> dict[Path, in
 
 def with_the_width_given(fields: Fields, said: str) -> Iterator[Fields]:
     """Copies in which one field is as wide as what it is given, where an error tells both widths."""
-    found, fields = next(filter(None, (widths.search(said) for widths in _OTHER_WIDTHS)), None), _with_lists(fields)
-    for path, value in numbers_in(fields) if found else ():
-        if found and value == int(found["read"]):
-            yield with_changes(fields, {path: int(found["given"])})
+    fields = _with_lists(fields)
+    given, read = widths_told(said) or (0, 0)
+    for path, value in numbers_in(fields) if given else ():
+        if value == read:
+            yield with_changes(fields, {path: given})
 
 
 def _with_lists(value: Any) -> Any:

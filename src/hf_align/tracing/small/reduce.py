@@ -92,7 +92,7 @@ def reduced(
     search = _that_runs(Search(config, known, wanted, example), starts)
     if search is None:
         return None
-    larger = (starts.tiny, starts.roomy, *starts.as_large)
+    larger = (search.fields, starts.tiny, starts.roomy, *starts.as_large)
     found = _answering_media(search, larger, starts.tiny) or search
     return with_fields(config, found.fields)
 
