@@ -197,7 +197,7 @@ def _traced(row: Row, config: PretrainedConfig) -> list[tuple[Mode, Program]]:
 def _analyse(
     row: Row, config: PretrainedConfig, found: list[tuple[Mode, Program]], *, count: int, seconds: int
 ) -> Iterator[Row]:
-    modes, spec = _derived(found)
+    modes, spec = _derived(config, found)
     row.parameters = sum(torch.Size(spec.shape(name)).numel() for name in spec.parameters)
     row.unknown, row.unread, row.spaces = sorted(spec.unknown_ops), list(spec.unread), len(spec.spaces)
     row.groups = sorted({type(s.group).__name__ for s in spec.spaces.values() if s.group is not None})
@@ -223,9 +223,9 @@ def _analyse(
             yield row
 
 
-def _derived(found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], SymmetrySpec]:
+def _derived(config: PretrainedConfig, found: list[tuple[Mode, Program]]) -> tuple[dict[str, Program], SymmetrySpec]:
     modes = {mode.name: lower_limits(raise_epsilons(program, EPSILON)) for mode, program in found}
-    return modes, without_unseen(derive(join(modes)))
+    return modes, without_unseen(derive(join(modes)), model=build_without_weights(config))
 
 
 def _counted(config: PretrainedConfig, copy: tuple[Program, SymmetrySpec]) -> Iterator[NullDirections]:
@@ -233,7 +233,7 @@ def _counted(config: PretrainedConfig, copy: tuple[Program, SymmetrySpec]) -> It
     more tokens, is not the model's."""
 
     def derived(larger: PretrainedConfig) -> tuple[Program, SymmetrySpec]:
-        modes, spec = _derived(find_modes(build_without_weights(with_eps(larger, EPSILON))))
+        modes, spec = _derived(larger, find_modes(build_without_weights(with_eps(larger, EPSILON))))
         return join(modes), spec
 
     drawn: list[NullDirections] = []

@@ -61,7 +61,8 @@ CASES: dict[str, tuple[PretrainedConfig, list[int]]] = {
 
 def in_full(config: PretrainedConfig) -> SymmetrySpec:
     """Of all layers in all modes."""
-    return without_unseen(derive(trace_modes(build_without_weights(config))))
+    model = build_without_weights(config)
+    return without_unseen(derive(trace_modes(model)), model=model)
 
 
 def in_order(spec: SymmetrySpec) -> list[list[object]]:

@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 def _said(call: Callable[[], Tensor], fake: bool) -> str:
     mode = FakeTensorMode()
-    with pytest.raises(Exception) as error:  # noqa: PT011  torch has a type of its own for each
+    with pytest.raises(Exception) as error:
         if fake:
             with mode:
                 call()

@@ -176,7 +176,8 @@ hf.AutoModel.register(HearingConfig, Hearing)
 
 
 def in_all_modes(config: PretrainedConfig) -> SymmetrySpec:
-    return without_unseen(derive(trace_modes(build_without_weights(config))))
+    model = build_without_weights(config)
+    return without_unseen(derive(trace_modes(model)), model=model)
 
 
 def group(spec: SymmetrySpec, parameter: str, axis: int) -> object:

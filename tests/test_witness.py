@@ -189,7 +189,7 @@ def test_images_in_a_text_are_witnessed(tmp_path: Path) -> None:
 def test_an_image_that_is_not_traced_is_not_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the tower were free to move: what is seen of an image is another thing then."""
     monkeypatch.setattr(tracing_modes, "try_ways", lambda *_: None)
-    monkeypatch.setattr(depth, "without_unseen", lambda spec, unused: spec)
+    monkeypatch.setattr(depth, "without_unseen", lambda spec, *_: spec)
     pair = open_pair(*(str(save(tmp_path / n, tiny_llava(layers=1), seed)) for seed, n in enumerate("ab")))
     with pytest.raises(HfAlignError, match="with input_ids with image"):
         held(pair)

@@ -138,28 +138,26 @@ def certify(
     """
     config = with_eps(config, eps)
 
-    def derived(program: Program) -> tuple[Program, SymmetrySpec]:
-        program = lower_limits(raise_epsilons(program, eps))
+    def derived(config: PretrainedConfig, known: Program | None = None) -> tuple[Program, SymmetrySpec]:
+        model = build_without_weights(config)
+        if traced is None:
+            known = trace_modes(model, review.reviewed.calls, length=_TOKENS)
+        program = lower_limits(raise_epsilons(known or trace(config, length=_TOKENS), eps))
         spec = derive(program)
-        return program, review(spec if traced is not None else without_unseen(spec, review.reviewed.unused))
-
-    def called(config: PretrainedConfig) -> Program:
-        if traced is not None:
-            return trace(config, length=_TOKENS)
-        return trace_modes(build_without_weights(config), review.reviewed.calls, length=_TOKENS)
+        return program, review(spec if traced is not None else without_unseen(spec, review.reviewed.unused, model))
 
     def uncounted(error: float, doubt: str, why: str) -> Certificate:
         return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
                            spec.unread, why, doubt)  # fmt: skip
 
-    copy = derived(traced or called(config))
+    copy = derived(config, traced)
     program, spec = copy
     parameters = sum(math.prod(spec.shape(name)) for name in spec.parameters)
     if parameters > most:
         why = f"{parameters} parameters are more than the {most:.0f} of which null directions are counted"
         return uncounted(*measured_soundness(program, spec, torch.Generator().manual_seed(0)), why)
     drawn, error, doubt = list[NullDirections](), 0.0, ""
-    for draw in draws(config, copy, lambda larger: derived(called(larger))):
+    for draw in draws(config, copy, derived):
         program, spec = draw.program, draw.spec
         seen, doubt = measured_soundness(program, spec, draw.rng)
         error = max(error, seen) if seen < EXACT else seen

@@ -57,10 +57,10 @@ def derive_by_depth(
     if stacks:
         try:
             spec = _derive_shortened(config, model, stacks, whole, calls)
-            return without_unseen(replace(spec, given=calls), unused)
+            return without_unseen(replace(spec, given=calls), unused, model)
         except (IncompatibleModels, IrregularLayersError) as reason:
             logger.warning("%s is traced in full: %s", config.model_type, reason)
-    return without_unseen(replace(derive(trace_modes(model, calls)), given=calls), unused)
+    return without_unseen(replace(derive(trace_modes(model, calls)), given=calls), unused, model)
 
 
 def _derive_shortened(

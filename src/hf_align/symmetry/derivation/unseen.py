@@ -1,7 +1,8 @@
 """Weights that no traced call reads: what an unseen call may do with them must stay as it is.
 
 Such a weight meets activations of its own sizes. So it stands still itself, and so does every space along which the
-model has an axis of one of these sizes; a gauge that changes such an activation is left out.
+model has an axis of one of these sizes; a gauge that changes such an activation is left out. Where no code of the model
+so much as names the weight, it meets nothing.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from transformers import PreTrainedModel
+
 from hf_align.errors import HfAlignError
 from hf_align.symmetry.gauges.canonical import Gauge
 from hf_align.symmetry.overrides.override_file import is_named
 from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import SymmetrySpec, size_of
+from hf_align.tracing.named import never_named
 from hf_align.tracing.program import Evidence
 
 
-def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySpec:
+def without_unseen(
+    spec: SymmetrySpec, unused: Sequence[str] = (), model: PreTrainedModel | None = None
+) -> SymmetrySpec:
     """The spec with all pinned that a weight which no traced call reads may meet.
 
     Args:
         unused: patterns of names of weights that no call reads at all: they meet nothing.
+        model: whose code is searched for what it names.
 
     Raises:
         HfAlignError: no weight has such a name.
@@ -31,7 +38,9 @@ def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySp
             raise HfAlignError(f"no parameter matches {pattern}")
     unread = tuple(n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused))
     spec = replace(spec, unread=unread)
-    sizes = {size for name in spec.unread for size in spec.shape(name) if size > 1}
+    alone = () if model is None else never_named(model, unread)
+    meeting = [name for name in unread if name not in alone]
+    sizes = {size for name in meeting for size in spec.shape(name) if size > 1}
     if not sizes:
         return spec
     met = dict.fromkeys(
@@ -44,7 +53,7 @@ def without_unseen(spec: SymmetrySpec, unused: Sequence[str] = ()) -> SymmetrySp
         for space in factor.powers
     )
     found = replace(spec, gauges=_gauges_left(spec, sizes))
-    why = Evidence("unread", f"{spec.unread[0]} has this size, and no traced call reads it", "", "")
+    why = Evidence("unread", f"{meeting[0]} has this size, and no traced call reads it", "", "")
     for name in met:
         if found.spaces.get(name) is not None and found.spaces[name].group is not None:
             found = pin(found, name, why)

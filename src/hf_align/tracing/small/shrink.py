@@ -249,8 +249,11 @@ def _fit_layers(fields: dict[str, Any], layers: int, sizes: Sizes) -> None:
     for key in ("vision_feature_layer", "vision_feature_layers"):
         if isinstance(fields.get(key), list):
             fields[key] = [1, 0]
-    if isinstance(read_at := fields.get("deepstack_visual_indexes"), list):
-        fields["deepstack_visual_indexes"] = list(range(layers))[-len(read_at) :]
+    for key in ("deepstack_visual_indexes", "intermediate_hidden_state_indices", "intermediate_layers_indices"):
+        if isinstance(read_at := fields.get(key), list):
+            fields[key] = list(range(layers))[-len(read_at) :]
+    if isinstance(fields.get("merge_index"), int):
+        fields["merge_index"] = min(fields["merge_index"], layers - 2)
     for key in ("global_attn_indexes", "fullatt_block_indexes"):  # all others see a window
         if isinstance(whole := fields.get(key), list) and any(number >= layers for number in whole):
             fields[key] = [layers - 1]

@@ -1,0 +1,9 @@
+"""A function that another file calls with its modules, though it knows nothing of any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def by_another_hand(module: Any, x: Any) -> Any:
+    return module.in_another_hand(x)
