@@ -125,6 +125,18 @@ class ByTheHandOfAnother(Plain):
         return by_another_hand(self, x)
 
 
+class ByItsShape(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_its_shape = nn.Linear(4, 4)
+
+    def other(self, x: Tensor) -> Tensor:
+        match self:
+            case ByItsShape(by_its_shape=part):
+                return part(x)
+        return x
+
+
 class InAList(Plain):
     def __init__(self) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from named_parts import (
     Below,
     ByAnotherName,
     ByItsClass,
+    ByItsShape,
     BySelf,
     ByTheHandOfAnother,
     ByWord,
@@ -40,7 +41,7 @@ def test_a_part_that_only_stands_there_is_named_by_nothing(kind: type[nn.Module]
 @pytest.mark.parametrize(
     "kind",
     [BySelf, Below, ByAnotherName, ReadByAnotherName, ByWord, Numbered, AllOfThem, InAFunction, InAList, KeptForLater,
-     ByItsClass, ByTheHandOfAnother, LoadedLate, Weight],
+     ByItsClass, ByItsShape, ByTheHandOfAnother, LoadedLate, Weight],
 )  # fmt: skip
 def test_whatever_may_name_a_part_counts(kind: type[nn.Module]) -> None:
     model = kind()

@@ -23,8 +23,8 @@ from hf_align.tracing.own_code import LIBRARIES, code_of, files_of, kinds_of
 _ANY = "*"
 """In place of a name that only a run tells."""
 _LISTING = {"__dict__", "__getattr__", "__getattribute__", "_modules", "_parameters", "attrgetter", "buffers",
-            "children", "get_parameter", "get_submodule", "modules", "named_buffers", "named_children", "named_modules",
-            "named_parameters", "parameters", "state_dict", "vars"}  # fmt: skip
+            "children", "get_parameter", "get_submodule", "getmembers", "methodcaller", "modules", "named_buffers",
+            "named_children", "named_modules", "named_parameters", "parameters", "state_dict", "vars"}  # fmt: skip
 """What hands on parts of a module without naming them."""
 _UNTOLD = frozenset(("eval", "exec"))
 _BEFORE_CALLS = "_init_weights"
@@ -174,6 +174,8 @@ def _read_in(node: ast.AST, scope: str, kind: str) -> Iterator[tuple[str, ast.ex
         return
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield kind, node.value, _ANY if node.attr in _LISTING else node.attr
+    elif isinstance(node, ast.MatchClass):
+        yield from (("", None, name) for name in node.kwd_attrs)
     elif isinstance(node, (ast.Import, ast.ImportFrom)) and "<locals>" in scope:
         yield from (("", None, _ANY) for name in _imported(node) if not _is_of_library(name))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
