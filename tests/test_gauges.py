@@ -362,7 +362,8 @@ def test_a_gain_between_two_streams_is_levelled_if_nothing_else_keeps_these_from
     [("Cosine", {"q": 2, "k": 1}), ("CosineByHand", {"q": 2, "k": 1}), ("CosineOfAll", {"q": 1, "k": 1}),
      ("MixedUnit", {"v": 1}), ("UnitUp", {"up": 1}), ("CosineFloored", {}), ("CosineNearly", {}), ("CosineSquared", {}),
      ("CosineSummed", {}), ("CosineBeside", {}), ("CosineAcross", {"q": 1, "k": 1}), ("MixedUnitShown", {}),
-     ("UnitUpAgain", {})],
+     ("UnitUpAgain", {}), ("UnitOfANorm", {"norm": 1}), ("UnitOfANormChosen", {"norm": 1}), ("UnitOfANormSeen", {}),
+     ("UnitOfANormShifted", {})],
 )  # fmt: skip
 def test_what_is_divided_by_its_length_has_one_only_where_nothing_sees_it(part: str, weights: dict[str, int]) -> None:
     """By weight, how many sets of its rows have a length of their own."""

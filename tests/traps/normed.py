@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from .tower import MLP, Attention, towers
+from .tower import MLP, Attention, TowerConfig, towers
 
 
 class Cosine(Attention):
@@ -98,6 +98,42 @@ class UnitUpAgain(UnitUp):
 
     def hidden(self, x: Tensor) -> Tensor:
         return super().hidden(x) + self.activate(self.up(x))
+
+
+class UnitOfANorm(MLP):
+    """The whole text is told by the direction of the mean of what a norm writes, which is added to every unit."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.norm = nn.LayerNorm(config.intermediate_size)
+
+    def written(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x)).mean(1, keepdim=True)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        written = self.written(x)
+        return self.activate(self.gate(x)) + written / written.norm(dim=-1, keepdim=True)
+
+
+class UnitOfANormChosen(UnitOfANorm):
+    """Each token is told by its own."""
+
+    def written(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x))[:, :, None].squeeze(2)
+
+
+class UnitOfANormSeen(UnitOfANormChosen):
+    """How long it is, is seen elsewhere."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(x) + self.norm(self.up(x))
+
+
+class UnitOfANormShifted(UnitOfANormChosen):
+    """What is added has no such factor."""
+
+    def written(self, x: Tensor) -> Tensor:
+        return super().written(x) + 0.1
 
 
 globals().update(towers(

@@ -78,6 +78,9 @@ def _powers(node: fx.Node, powers: Powers, found: Interpretation) -> Powers | No
         return {node: after // exponent.denominator} if not bool((after % exponent.denominator).any()) else None
     if does(node, Trait.AVERAGES | Trait.TOTALS | Trait.MEASURES) and carried == [node.args[0]]:
         return _reduced(node, of(carried[0]))
+    if does(node, Trait.CENTRES) and node.args[0] not in powers:
+        gain, bias = (*node.args[2:4], None, None)[:2]
+        return _alike(node, of(gain), of(gain if bias is None else bias))
     if does(node, Trait.ADDS | Trait.SUBTRACTS) and len(node.args) == 2:
         return _alike(node, *map(of, node.args))
     if does(node, Trait.FILLS) and node.args[1] not in powers and node.args[2:] in ((0,), (0.0,)):
@@ -109,7 +112,7 @@ def _shape(node: fx.Node) -> torch.Size:
 
 
 def _alike(node: fx.Node, first: Tensor, second: Tensor) -> Powers | None:
-    """Of a sum, or of what is chosen from two values: both have one factor."""
+    """Of a sum, of what is chosen from two values, or of a gain and a bias: both have one factor."""
     first, second = torch.broadcast_tensors(first, second)
     return {node: first.expand(_shape(node))} if torch.equal(first, second) else None
 

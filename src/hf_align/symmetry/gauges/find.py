@@ -130,7 +130,7 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
         *shortened_constants(found, kept, taken | moved, without_mean),
         *shortened_writers(streams, without_mean),
         *level_kernels(found),
-        *level_lengths(found),
+        *level_lengths(found, norms),
         *turned_tables(found),
         *seen_keys(found, read),
     )

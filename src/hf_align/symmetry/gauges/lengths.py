@@ -16,12 +16,15 @@ from torch import Tensor, fx
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices, along, root_mean_squares
 from hf_align.symmetry.gauges.degrees import cancels, drawn_powers, sliced_along
 from hf_align.symmetry.gauges.index_provenance import only_moves, rows_shown, slices_of
+from hf_align.symmetry.gauges.kept_norms import KeptNorm
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.links import is_length_of
 from hf_align.tracing.ops import Trait, does, factors_of
 
 _SHORT = 1e-6
 """What shorter rows write may be below the floor that a model puts under lengths."""
+_SUMS = Trait.AVERAGES | Trait.TOTALS | Trait.MULTIPLIES | Trait.DIVIDES
+"""What a mean of vectors is made with, of all or of those that a mask leaves."""
 _STEPS = 8
 """Products between what a weight writes and where its length is divided out, at most."""
 
@@ -53,7 +56,8 @@ class LevelLength(Gauge):
         return {shape(self.weight)[self.axis]}
 
     def fix(self, name: str, get: Get) -> Tensor:
-        weight = get(self.weight).double().movedim(self.axis, 0).flatten(1)
+        weight = get(self.weight).double().movedim(self.axis, 0)
+        weight = weight.reshape(len(weight), -1)
         every = weight if self.bias is None else torch.cat([weight, get(self.bias).double()[:, None]], 1)
         factors = torch.ones_like(every[:, 0])
         for slices in self.rows:
@@ -92,17 +96,34 @@ class LevelDirection(Gauge):
         return along(weight.double(), self.axis or 0, 1 / torch.where(lengths > 0, lengths, 1.0)).to(weight.dtype)
 
 
-def level_lengths(found: Interpretation) -> Iterator[Gauge]:
-    """The gauges of all that is divided by its own length, as far as one weight writes it."""
+def level_lengths(found: Interpretation, norms: Mapping[fx.Node, KeptNorm]) -> Iterator[Gauge]:
+    """The gauges of all that is divided by its own length, as far as one weight writes it, or a norm.
+
+    Args:
+        norms: those whose gain stays, by what they write.
+    """
     yield from _directions(found)
     done = set[str]()
     for value in _normalised(found):
-        for use, rows in _writers(value, found, _STEPS):
-            for apart in (rows, [torch.cat(rows).sort().values])[: len(rows)]:
-                gauge = LevelLength(use.weight, 1 - use.in_axis, use.bias, tuple(map(slices_of, apart)))
-                if done.isdisjoint(gauge.targets) and _has_lengths_of_its_own(gauge, found):
-                    done |= set(gauge.targets)
-                    yield gauge
+        for gauge in (*_of_maps(value, found), *_of_norms(value, found, norms)):
+            if done.isdisjoint(gauge.targets) and _has_lengths_of_its_own(gauge, found):
+                done |= set(gauge.targets)
+                yield gauge
+
+
+def _of_maps(value: fx.Node, found: Interpretation) -> Iterator[LevelLength]:
+    for use, rows in _writers(value, found, _STEPS):
+        for apart in (rows, [torch.cat(rows).sort().values])[: len(rows)]:
+            yield LevelLength(use.weight, 1 - use.in_axis, use.bias, tuple(map(slices_of, apart)))
+
+
+def _of_norms(value: fx.Node, found: Interpretation, norms: Mapping[fx.Node, KeptNorm]) -> Iterator[LevelLength]:
+    """A norm of which a value shows vectors, or sums and means of them."""
+    while value not in norms and (only_moves(value, value.all_input_nodes[:1], found) or does(value, _SUMS)):
+        value = value.all_input_nodes[0]
+    norm = norms.get(value)
+    if norm is not None and not norm.offset:
+        yield LevelLength(norm.gain, 0, norm.bias, (((0, found.program.shapes[norm.gain][0]),),))
 
 
 def _directions(found: Interpretation) -> Iterator[LevelDirection]:
