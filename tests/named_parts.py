@@ -137,6 +137,20 @@ class ByItsShape(Plain):
         return x
 
 
+class Lender(Plain):
+    def borrowed(self, x: Tensor) -> Tensor:
+        return self.by_a_lent_method(x)
+
+
+class Borrower(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_a_lent_method = nn.Linear(4, 4)
+
+    def other(self, x: Tensor) -> Tensor:
+        return Lender.borrowed(self, x)
+
+
 class InAList(Plain):
     def __init__(self) -> None:
         super().__init__()

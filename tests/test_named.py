@@ -8,6 +8,7 @@ from named_parts import (
     AllOfThem,
     Asked,
     Below,
+    Borrower,
     ByAnotherName,
     ByItsClass,
     ByItsShape,
@@ -26,6 +27,7 @@ from named_parts import (
     Spared,
     Weight,
 )
+from tabled import Tabled
 from torch import Tensor, nn
 
 from hf_align.symmetry.derivation.depth import derive_by_depth
@@ -41,7 +43,7 @@ def test_a_part_that_only_stands_there_is_named_by_nothing(kind: type[nn.Module]
 @pytest.mark.parametrize(
     "kind",
     [BySelf, Below, ByAnotherName, ReadByAnotherName, ByWord, Numbered, AllOfThem, InAFunction, InAList, KeptForLater,
-     ByItsClass, ByItsShape, ByTheHandOfAnother, LoadedLate, Weight],
+     ByItsClass, ByItsShape, ByTheHandOfAnother, Borrower, LoadedLate, Tabled, Weight],
 )  # fmt: skip
 def test_whatever_may_name_a_part_counts(kind: type[nn.Module]) -> None:
     model = kind()

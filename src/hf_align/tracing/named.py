@@ -46,10 +46,14 @@ class Names:
     Attributes:
         own: of `self`, by the class in whose methods it is read; an entry for every class.
         other: of anything else.
+        holders: the names of what it is read off.
+        loaded: the Python modules that are imported when the code is.
     """
 
     own: Mapping[str, frozenset[str]]
     other: frozenset[str]
+    holders: frozenset[str]
+    loaded: frozenset[str]
 
 
 def never_named(model: nn.Module, weights: Iterable[str]) -> tuple[str, ...]:
@@ -83,8 +87,8 @@ def _sources(model: nn.Module) -> Mapping[str, Names | None]:
         file = getattr(sys.modules[name], "__file__", None) or ""
         if file.startswith(_INSTALLED) and name != _BASE and not any(f"{home}.".startswith("torch.") for home in homes):
             continue  # it knows nothing of modules
-        found[name] = _names_in(name)
-        waiting += sorted(homes)
+        found[name] = names = _names_in(name)
+        waiting += sorted(homes | (names.loaded if names is not None and name != _BASE else frozenset()))
     return found
 
 
@@ -130,7 +134,13 @@ def _reads(module: nn.Module, attribute: str, files: Sequence[Names]) -> bool:
         return True
     wanted = {attribute, _ANY}
     kinds = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
-    return any(wanted & names.other or any(wanted & names.own.get(k, frozenset()) for k in kinds) for names in files)
+    holders = frozenset[str]().union(*(names.holders for names in files))
+    return any(
+        wanted & names.other
+        # a method that is read off its class may be given anything
+        or any(wanted & own for k, own in names.own.items() if k in kinds or k.rpartition(".")[2] in holders)
+        for names in files
+    )
 
 
 @cache
@@ -140,18 +150,23 @@ def _names_in(module: str) -> Names | None:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, SyntaxError):
         return None
-    own, other = defaultdict[str, set[str]](set), set[str]()
+    own, other, holders = defaultdict[str, set[str]](set), set[str](), set[str]()
     of_library = _is_of_library(module)
     for kind, holder, name in _read_in(tree, "", ""):
+        called = holder.id if isinstance(holder, ast.Name) else ""
         if name == _ANY and of_library:
             continue
         if not name:
             own[f"{module}.{kind}"] |= set()
-        elif kind and isinstance(holder, ast.Name) and holder.id == "self":
+        elif kind and called == "self":
             own[f"{module}.{kind}"].add(name)
         else:
             other.add(name)
-    return Names({kind: frozenset(names) for kind, names in own.items()}, frozenset(other))
+            holders.add(called)
+    package = getattr(sys.modules[module], "__package__", None) or module.rpartition(".")[0]
+    imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    loaded = frozenset(name for node in imports for name in _imported(node, package))
+    return Names({kind: frozenset(names) for kind, names in own.items()}, frozenset(other), frozenset(holders), loaded)
 
 
 def _read_in(node: ast.AST, scope: str, kind: str) -> Iterator[tuple[str, ast.expr | None, str]]:
@@ -177,18 +192,24 @@ def _read_in(node: ast.AST, scope: str, kind: str) -> Iterator[tuple[str, ast.ex
     elif isinstance(node, ast.MatchClass):
         yield from (("", None, name) for name in node.kwd_attrs)
     elif isinstance(node, (ast.Import, ast.ImportFrom)) and "<locals>" in scope:
-        yield from (("", None, _ANY) for name in _imported(node) if not _is_of_library(name))
+        yield from (("", None, _ANY) for name in _imported(node, "") if not _is_of_library(name))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         yield from ((kind, holder, name) for holder, name in _called(node.func.id, node.args))
     for inner in ast.iter_child_nodes(node):
         yield from _read_in(inner, scope, kind)
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The Python modules that are loaded; of those that lie beside this one, what no module is called."""
+def _imported(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
+    """What is imported, as far as it is Python modules.
+
+    Args:
+        package: in which the code stands; if it is not known, what lies in it is called by what no module is called.
+    """
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return ["." if node.level or node.module is None else node.module]
+    above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    return [base, *(f"{base}.{alias.name}" for alias in node.names)]
 
 
 def _called(function: str, arguments: list[ast.expr]) -> Iterator[tuple[ast.expr | None, str]]:

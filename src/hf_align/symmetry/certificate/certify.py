@@ -139,12 +139,12 @@ def certify(
     config = with_eps(config, eps)
 
     def derived(config: PretrainedConfig, known: Program | None = None) -> tuple[Program, SymmetrySpec]:
+        if traced is not None:
+            program = _measurable(known or trace(config, length=_TOKENS), eps)
+            return program, review(derive(program))
         model = build_without_weights(config)
-        if traced is None:
-            known = trace_modes(model, review.reviewed.calls, length=_TOKENS)
-        program = lower_limits(raise_epsilons(known or trace(config, length=_TOKENS), eps))
-        spec = derive(program)
-        return program, review(spec if traced is not None else without_unseen(spec, review.reviewed.unused, model))
+        program = _measurable(trace_modes(model, review.reviewed.calls, length=_TOKENS), eps)
+        return program, review(without_unseen(derive(program), review.reviewed.unused, model))
 
     def uncounted(error: float, doubt: str, why: str) -> Certificate:
         return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
@@ -188,6 +188,11 @@ def certify(
         undecided=doubt,
         alike=tuple(alike(*copy, torch.Generator().manual_seed(0))),
     )
+
+
+def _measurable(program: Program, eps: float) -> Program:
+    """A program without near-symmetries."""
+    return lower_limits(raise_epsilons(program, eps))
 
 
 def _leak(jacobian: Tensor, span: Tensor, rng: Generator) -> float:
