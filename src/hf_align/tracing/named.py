@@ -64,16 +64,18 @@ def never_named(model: nn.Module, weights: Iterable[str]) -> tuple[str, ...]:
         weights: names as of `named_parameters`.
     """
     weights = tuple(weights)
-    found = _sources(model) if weights else {}
-    files = [names for names in found.values() if names is not None]
-    if not files or not _all_stands_in(model, {name for name, names in found.items() if names is not None}, files):
+    if not weights:
         return ()
-    modules = dict(model.named_modules(remove_duplicate=False))
-    ways: dict[int, list[str]] = defaultdict(list)
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        ways[id(weight)].append(name)
+    found = _sources(model)
+    files = [names for names in found.values() if names is not None]
+    if len(files) < len(found) or not _all_stands_in(model, found, files):
+        return ()
+    names, modules = _together(files), dict(model.named_modules(remove_duplicate=False))
     known = dict(model.named_parameters(remove_duplicate=False))
-    return tuple(n for n in weights if n in known and not any(_is_named(w, modules, files) for w in ways[id(known[n])]))
+    ways: dict[int, list[str]] = defaultdict(list)
+    for name, weight in known.items():
+        ways[id(weight)].append(name)
+    return tuple(n for n in weights if n in known and not any(_is_named(w, modules, names) for w in ways[id(known[n])]))
 
 
 def _sources(model: nn.Module) -> Mapping[str, Names | None]:
@@ -121,26 +123,27 @@ def _is_of_library(module: str) -> bool:
     )
 
 
-def _is_named(weight: str, modules: Mapping[str, nn.Module], files: Sequence[Names]) -> bool:
+def _together(files: Sequence[Names]) -> Names:
+    """What several files read; a method that is read off its class may be given anything."""
+    holders = frozenset[str]().union(*(names.holders for names in files))
+    own = {kind: read for names in files for kind, read in names.own.items()}
+    lent = (read for kind, read in own.items() if kind.rpartition(".")[2] in holders)
+    other = frozenset[str]().union(*(names.other for names in files), *lent)
+    return Names(own, other, holders, frozenset[str]().union(*(names.loaded for names in files)))
+
+
+def _is_named(weight: str, modules: Mapping[str, nn.Module], names: Names) -> bool:
     """Whether code may go this way to a weight."""
     steps = weight.split(".")
-    return all(_reads(modules[".".join(steps[:i])], step, files) for i, step in enumerate(steps))
+    return all(_reads(modules[".".join(steps[:i])], step, names) for i, step in enumerate(steps))
 
 
-def _reads(module: nn.Module, attribute: str, files: Sequence[Names]) -> bool:
+def _reads(module: nn.Module, attribute: str, names: Names) -> bool:
     """Whether some code may read an attribute of a module. That of a library may read what it has made."""
-    kind = type(module)
-    if _is_of_library(kind.__module__):
+    kind, wanted = type(module), {attribute, _ANY}
+    if _is_of_library(kind.__module__) or wanted & names.other:
         return True
-    wanted = {attribute, _ANY}
-    kinds = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
-    holders = frozenset[str]().union(*(names.holders for names in files))
-    return any(
-        wanted & names.other
-        # a method that is read off its class may be given anything
-        or any(wanted & own for k, own in names.own.items() if k in kinds or k.rpartition(".")[2] in holders)
-        for names in files
-    )
+    return any(wanted & names.own.get(f"{base.__module__}.{base.__qualname__}", frozenset()) for base in kind.__mro__)
 
 
 @cache
