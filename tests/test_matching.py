@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from hf_align.matching.stream import products_of_tables, residual
 from hf_align.matching.visits import moved as has_moved
 from hf_align.matching.weights import descend, match_weights, steps_of
 from hf_align.opening.pairs import Pair, open_pair
+from hf_align.runtime.devices import threads
 from hf_align.settings.options import Options
 from hf_align.symmetry.action import Elements, act
 from hf_align.symmetry.alignment import AlignedWeights, compose, squared_distance
@@ -190,6 +192,39 @@ def test_what_stays_is_seldom_solved_again_and_could_gain_nothing(
     for step in steps:
         (again,) = plain(solver, [step], found)
         assert objective({**found, **again.elements}) < (1 + 2e-5) * objective(found)
+
+
+def test_steps_side_by_side_share_the_inverse_of_the_stream(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread would invert it, with as many threads of torch, and they would wait for each other."""
+    spec = pairs["llama"].spec
+    models = Balanced.of(spec, *in_float64(pairs["llama"], spec))
+    width, plain = spec.spaces[residual(spec)].size, torch.linalg.inv
+    by: list[threading.Thread] = []
+
+    def noting(matrix: torch.Tensor) -> torch.Tensor:
+        if matrix.shape[-1] == width:
+            by.append(threading.current_thread())
+        return plain(matrix)
+
+    monkeypatch.setattr(torch.linalg, "inv", noting)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    _, sweeps = descend(models, {})
+    assert 0 < len(by) <= sweeps + 1 and {*by} == {threading.main_thread()}
+
+
+def test_threads_share_those_of_torch() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with threads(2) as pool:
+            assert list(pool.map(lambda _: torch.get_num_threads(), range(2))) == [2, 2]
+        with threads(8) as pool:
+            assert list(pool.map(lambda _: torch.get_num_threads(), range(8))) == [1] * 8
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_two_units_that_change_places_have_moved() -> None:

@@ -19,6 +19,7 @@ from hf_align.checkpoints.checkpoint import INDEX
 from hf_align.checkpoints.claim import Claim, sync
 from hf_align.checkpoints.plan import Shard, ShardPlan
 from hf_align.errors import CheckpointError, OutputError
+from hf_align.runtime.devices import threads
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,12 @@ def _planned(piece: _Piece, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _in_threads(work: Callable[[], None], threads: int) -> None:
+def _in_threads(work: Callable[[], None], count: int) -> None:
     """Run the same work in several threads; the first error is raised when all have stopped."""
-    if threads == 1:
+    if count == 1:
         return work()
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for done in [pool.submit(work) for _ in range(threads)]:
+    with threads(count) as pool:
+        for done in [pool.submit(work) for _ in range(count)]:
             done.result()
 
 

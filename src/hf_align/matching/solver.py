@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from hf_align.matching.recurrent import meets_itself, nearest_step, unless_worse
 from hf_align.matching.stream import Tables
 from hf_align.matching.turns import match_turns, signed_beside
 from hf_align.matching.visits import moved
-from hf_align.runtime.devices import CPU
+from hf_align.runtime.devices import CPU, threads
 from hf_align.runtime.processes import ALONE, Processes
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import MovedWeights, compose
@@ -74,8 +73,10 @@ class Solver:
             at_a_time = at_once(self.spec, together, self.most)
             if at_a_time == 1:
                 return [self._one(step, elements) for step in own]
-            with ThreadPoolExecutor(at_a_time) as threads:
-                return list(threads.map(lambda step: self._one(step, elements), own))
+            for element in elements.values():
+                element.prepare()
+            with threads(at_a_time) as pool:
+                return list(pool.map(lambda step: self._one(step, elements), own))
 
         return self.models.processes.spread(together, lambda step: _work(self.spec, step), solved) if together else []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from hf_align.checkpoints.ondemand import OnDemand
 from hf_align.running.network import Weights
 from hf_align.running.offload import room
-from hf_align.runtime.devices import CPU
+from hf_align.runtime.devices import CPU, threads
 
 CACHED = 2**30
 """Bytes of each model that are kept: matching reads every tensor a few times in each sweep."""
@@ -48,8 +47,8 @@ class WeightCache(OnDemand):
     def fill(self) -> None:
         """Ask for all at once, in as many threads as torch has: reading waits for files."""
         if torch.get_num_threads() > 1:
-            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-                list(threads.map(self._keep, self))
+            with threads(torch.get_num_threads()) as pool:
+                list(pool.map(self._keep, self))
 
     def _keep(self, name: str) -> None:
         if self._left > 0:

@@ -8,6 +8,7 @@ process that accelerate has started among others has the device that accelerate 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -59,6 +60,13 @@ def for_solving(device: torch.device) -> torch.device:
 def as_double(tensor: Tensor) -> Tensor:
     """In float64, on the CPU where its device has none."""
     return tensor.to(for_solving(tensor.device)).double()
+
+
+def threads(count: int) -> ThreadPoolExecutor:
+    """A pool of threads that share out those with which torch computes; each would start as many, and they would wait
+    for each other."""
+    each = max(1, torch.get_num_threads() // count)
+    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
 
 @contextmanager

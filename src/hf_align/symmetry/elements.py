@@ -60,6 +60,9 @@ class Element(ABC):
     def shifted(self, by: Tensor) -> Element:
         """The element with `by` added to its continuous coordinates."""
 
+    def prepare(self) -> None:  # noqa: B027  -- most have nothing to prepare
+        """Compute what its uses share, before many threads use it: each of them would compute it."""
+
 
 @dataclass(frozen=True)
 class Matrix(Element):
@@ -78,6 +81,9 @@ class Matrix(Element):
     def _inverse(self) -> Tensor:
         """Kept, for every weight that reads the space needs it."""
         return torch.linalg.inv(self.matrix)
+
+    def prepare(self) -> None:
+        _ = self._inverse, self.keeps_lengths
 
     def inverse(self) -> Matrix:
         return Matrix(self._inverse)

@@ -40,6 +40,9 @@ _LEAST: tuple[tuple[str, int, int], ...] = (
     (r"", 8, 6),
 )
 """How small a field may become, by a word in its name, and if need be. Nought: it is no size."""
+_CHANNELS = r"hidden_size|channels|dim$|width|filters"
+_FEW_GROUPS = 2
+"""As many channels by chance, perhaps."""
 STAGES = re.compile(r"stage|level|block|layer|conv|pool")
 
 
@@ -143,14 +146,30 @@ def least_size(path: Path, tight: bool) -> int:
 
 
 def is_same_kind(before: Fields, after: Fields) -> bool:
-    """Whether what was fewer than something else still is: key heads than query heads, chosen experts than experts."""
+    """Whether what was fewer than something else still is: key heads than query heads, chosen experts than experts; and
+    whether groups that were as many as channels, one for each, still are."""
     for fewer, more in ((r"kv_heads|key_value_heads", r"(?<!key_value_)(?<!kv_)heads$"),
                         (r"experts_per_tok|top_?k(_experts)?$|moe_k$", r"experts$")):  # fmt: skip
         for old, new in zip(nested(before), nested(after), strict=False):
             was, now = (_smallest(g, fewer) < _smallest(g, more) for g in (old, new))
             if was and not now:
                 return False
-    return True
+    return all(_has_groups_of_one(new, name, channels) for old, new in zip(nested(before), nested(after), strict=False)
+               for name, channels in _groups_of_one(old).items())  # fmt: skip
+
+
+def _groups_of_one(group: Fields) -> dict[str, list[str]]:
+    """The numbers of groups, and of channels that are as many."""
+    return {
+        name: channels
+        for name, count in group.items()
+        if re.search(r"groups$", str(name)) and isinstance(count, int) and count > _FEW_GROUPS
+        if (channels := [k for k, v in group.items() if v == count and re.search(_CHANNELS, str(k))])
+    }
+
+
+def _has_groups_of_one(group: Fields, name: str, channels: list[str]) -> bool:
+    return name not in group or any(group.get(k) == group[name] for k in channels)
 
 
 def _smallest(group: Fields, words: str) -> float:
