@@ -66,6 +66,22 @@ CHAINS: dict[str, Chain] = {
         lambda x, g, h: functional.pad(x * g, (1, 0)) * h,
         (Data((3, 4)), Weight((4,)), Weight((5,))),
     ),
+    "normed vectors that go round by one": (
+        lambda x, g, b, w, c: functional.linear(
+            functional.pad(functional.layer_norm(x, [4], g, b, 1e-2), (1, -1), "circular"), w, c
+        ),
+        (Data((2, 3, 4)), Weight((4,)), Weight((4,)), Weight((5, 4)), Weight((5,))),
+    ),
+    "a gain on vectors that are mirrored and cut": (
+        lambda x, g, w: functional.linear(functional.pad(normed(x) * g, (2, -2), "reflect"), w),
+        (Data((2, 3, 4)), Weight((4,)), Weight((5, 4))),
+    ),
+    "normed vectors of which the first and the last come twice": (
+        lambda x, g, b, w, c: functional.linear(
+            functional.pad(functional.layer_norm(x, [4], g, b, 1e-2), (0, 0, 1, 1), "replicate"), w, c
+        ),
+        (Data((1, 2, 3, 4)), Weight((4,)), Weight((4,)), Weight((5, 4)), Weight((5,))),
+    ),
     "normed vectors that are scaled one by one": (
         lambda x, g, b, s: functional.layer_norm(x, [3], g, b, 1e-2) * s,
         (Data((2, 1, 3)), Weight((3,)), Weight((3,)), Weight((2, 1, 1))),

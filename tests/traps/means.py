@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .biases import BiasedTower, Layer
-from .tower import RMSNorm, TowerConfig
+from .tower import MLP, Attention, RMSNorm, TowerConfig
 
 
 class Scaled(nn.Linear):
@@ -222,3 +222,82 @@ class Skewed(Pressed):
 
 class MeansSkewedTower(MeansPressedTower):
     kind = Skewed
+
+
+class Gained(Layer):
+    """What each block writes has a gain of its own."""
+
+    def __init__(self, config: TowerConfig, index: int, attention: type[Attention], mlp: type[MLP]) -> None:
+        super().__init__(config, index, attention, mlp)
+        self.attn_gain, self.mlp_gain = (nn.Parameter(torch.linspace(0.5, 1.5, config.hidden_size)) for _ in range(2))
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.join(x, self.attn_gain * self.attn(self.attn_norm(x), positions, seen, cache))
+        return self.join(x, self.mlp_gain * self.mlp(self.mlp_norm(x)))
+
+
+class MeansGainedTower(MeansTower):
+    block = Gained
+
+
+class GainedTwice(Gained):
+    """A gain is read where nothing is written, too."""
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y * (1 + self.attn_gain.tanh().sum())
+
+
+class MeansGainedTwiceTower(MeansTower):
+    block = GainedTwice
+
+
+class Behind(nn.Conv1d):
+    """A head that reads each token and the two before it, and before the first one, that one."""
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__(config.hidden_size, config.vocab_size, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.padded(x.mT)).mT
+
+    def padded(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (2, 0), "replicate")
+
+
+class MeansPaddedTower(MeansTower):
+    kind: type[Behind] = Behind
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.head = self.kind(config)
+
+
+class BehindCopies(Behind):
+    def padded(self, x: Tensor) -> Tensor:
+        return torch.cat((torch.ones(*x.shape[:2], 2, dtype=x.dtype) * x[..., :1], x), -1)
+
+
+class MeansCopiedTower(MeansPaddedTower):
+    kind = BehindCopies
+
+
+class BehindBent(Behind):
+    """Before the first token lies what no mean goes through."""
+
+    def padded(self, x: Tensor) -> Tensor:
+        return torch.cat((x[..., :1].tanh(), x[..., :1].tanh(), x), -1)
+
+
+class MeansBentBeforeTower(MeansPaddedTower):
+    kind = BehindBent
+
+
+class BehindScaled(Behind):
+    """Before the first token it lies once more, and twice as large."""
+
+    def padded(self, x: Tensor) -> Tensor:
+        return torch.cat((torch.tensor([1.0, 2.0], dtype=x.dtype) * x[..., :1], x), -1)
+
+
+class MeansScaledBeforeTower(MeansPaddedTower):
+    kind = BehindScaled

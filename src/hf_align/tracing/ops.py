@@ -31,6 +31,8 @@ class Trait(Flag):
     """Dropout: in evaluation mode y = x."""
     MOVES = auto()
     """Shows entries of its first operand elsewhere, or several times, and no others."""
+    PADS = auto()
+    """Puts numbers beside its operand, or, as its mode says, entries of it."""
     RESHAPES = auto()
     """The same entries in row-major order under another shape."""
     REORDERS_AXES = auto()
@@ -153,7 +155,7 @@ class Trait(Flag):
 
 
 NO_TRAITS = Trait(0)
-_CASTS = Trait.CASTS.value
+_CASTS, _PADS, _MOVES = Trait.CASTS.value, Trait.PADS.value, Trait.MOVES.value
 Factors = tuple[int, int, int | None]
 """Where a product takes what it reads, what it multiplies it by, and what it adds."""
 _Function = Callable[..., Any]
@@ -211,7 +213,15 @@ def does(node: object, traits: Trait) -> bool:
     known = traits_of(op_name(node)).value  # asked a million times for one spec: with whole numbers, half as long
     if known & _CASTS and rounds(node):
         known = _CASTS
+    if known & _PADS and _shows_only_its_own(node):
+        known |= _MOVES
     return bool(known & traits.value)
+
+
+def _shows_only_its_own(pad: fx.Node) -> bool:
+    """Whether an op that pads puts nothing beside its operand but entries of it."""
+    mode = pad.args[2] if len(pad.args) > 2 else pad.kwargs.get("mode", "constant")
+    return mode != "constant" or max(pad.args[1], default=0) <= 0  # type: ignore[arg-type]
 
 
 def rounds(node: fx.Node) -> bool:

@@ -98,12 +98,13 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     }
     readers = tuple(kept_norms(found, gone, zero))
     norms = norms_that_stay(found, gone, zero)
-    means = _Means(found, frozenset(g.node for f in folded if f.writer is not None for g in f.gains))
+    ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
+    means = _Means(found, ones)
     centred = {r.weight for g in folds if g.centred and g.exclusive for r in g.reads if r.bias or not g.bias}
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
     shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
     writers = tuple(_centred_writers(found, means))
-    streams = Streams(found, means.is_lost_by)
+    streams = Streams(found, means.is_lost_by, ones)
     without_mean = {(w.parameter, w.axis) for w in writers}
     read = tuple(read_constants(found))
     return (

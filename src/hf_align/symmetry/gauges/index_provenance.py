@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Slices
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
-from hf_align.symmetry.rules.patterns import is_expanded_as, pads, pads_nothing
+from hf_align.symmetry.rules.patterns import is_expanded_as, pads
 from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
 
@@ -163,7 +163,7 @@ def reaches(starts: Iterable[fx.Node], ends: Callable[[fx.Node, fx.Node], bool])
 
 def _may_move(user: fx.Node) -> bool:
     """Whether `only_moves` could hold for some operands; what takes a result apart is no op of its own."""
-    if does(user, _MOVING) or user.target is operator.getitem or pads_nothing(user):
+    if does(user, _MOVING) or user.target is operator.getitem:
         return True
     return any(is_expanded_as(user, node) for node in user.all_input_nodes)
 
@@ -178,7 +178,7 @@ def moved_alone(user: fx.Node, node: fx.Node, labels: Tensor, found: Interpretat
 
 def only_moves(user: fx.Node, carried: list[fx.Node], found: Interpretation) -> bool:
     """Whether an op rearranges the entries of these operands, by fixed numbers, beside nothing or other activations."""
-    if does(user, _WHOLE) or pads_nothing(user):
+    if does(user, _WHOLE):
         return True
     if does(
         user, Trait.TAKES_ENTRIES | Trait.PUTS_ENTRIES

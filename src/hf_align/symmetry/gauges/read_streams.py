@@ -114,10 +114,14 @@ class _Fate:
 
 
 class Streams:
-    """The terms of streams, and their fates."""
+    """The terms of streams, and their fates.
 
-    def __init__(self, found: Interpretation, loses_mean: LosesMean) -> None:
-        self.found, self.loses_mean = found, loses_mean
+    Attributes:
+        ones: products by gains that are one by the time that streams are changed.
+    """
+
+    def __init__(self, found: Interpretation, loses_mean: LosesMean, ones: Collection[fx.Node] = ()) -> None:
+        self.found, self.loses_mean, self.ones = found, loses_mean, ones
         self.fates: dict[fx.Node, _Fate | None] = {}
         uses = defaultdict[str, list[fx.Node]](list)
         for node in found.program.graph.nodes:
@@ -139,6 +143,8 @@ class Streams:
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user):
                 sums.append(user)
+            if self._shows(user, node):
+                return torch.broadcast_to(labels, user.meta["val"].shape)
             is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
             return None if is_shifted else passed_on(self.found.program, user, node, labels)
 
@@ -155,22 +161,37 @@ class Streams:
         return _Fate(tuple(readings), tuple(dict.fromkeys(sums)), blind)
 
     def terms(self, node: fx.Node) -> set[fx.Node] | None:
-        """The linear maps, rows of tables and weights that a value is the sum of; none if there is anything else."""
+        """The linear maps, rows of tables and weights that a value is the sum of, or consists of; none if there is
+        anything else."""
         names = self.found.program.parameters
         found, seen, waiting = set[fx.Node](), {node}, [node]
         while waiting:
             value = waiting.pop()
-            operands = value.all_input_nodes
-            moves = does(value, Trait.MOVES | Trait.ROLLS | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
             is_vector = value in names and value.meta["val"].dim() > 0
             if value in self.found.linear_uses or is_vector or _is_lookup(value, self.found):
                 found.add(value)
-            elif moves or is_sum(value):
-                waiting += [operand for operand in operands if operand not in seen]
-                seen.update(operands)
+            elif parts := self._parts(value):
+                waiting += [part for part in parts if part not in seen]
+                seen.update(parts)
             else:
                 return None
         return found
+
+    def _parts(self, value: fx.Node) -> list[fx.Node]:
+        """What a value is a sum of, or consists of; nothing if it is neither."""
+        operands = value.all_input_nodes
+        moves = does(value, Trait.MOVES | Trait.ROLLS | Trait.AVERAGES | Trait.SAME) and len(operands) == 1
+        if moves or is_sum(value) or does(value, Trait.JOINS):
+            return operands
+        return [a for a in operands if self._shows(value, a)]
+
+    def _shows(self, product: fx.Node, value: fx.Node) -> bool:
+        """Whether a product shows a value as it is, perhaps several times: by ones, or by a gain that is one."""
+        if product in self.ones:
+            return value not in self.found.program.parameters
+        if not does(product, Trait.MULTIPLIES) or product.kwargs or product.args.count(value) != 1:
+            return False
+        return all(self.found.program.is_always(a, 1) for a in product.args if a is not value)
 
     def is_read_alone(self, term: fx.Node) -> bool:
         """Whether nothing but linear maps sees a term, and they read vectors as they were written."""

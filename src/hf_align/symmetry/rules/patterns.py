@@ -25,6 +25,8 @@ def keeps_last(node: fx.Node) -> bool:
     if op_name(node) in ("index", "index_select"):
         at: Any = node.args[1]
         return bool(len(at) < before.dim() if isinstance(at, (list, tuple)) else at % before.dim() < before.dim() - 1)
+    if does(node, Trait.PADS):
+        return not any(node.args[1][:2])  # type: ignore[index, arg-type]
     if op_name(node) == "permute":
         return node.args[1][-1] in (-1, before.dim() - 1)  # type: ignore[index, operator]
     if does(node, Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES) or op_name(node) in ("select", "mean", "sum"):
@@ -44,11 +46,6 @@ def multiplies_by_one(node: fx.Node, value: fx.Node, program: Program) -> bool:
         return False
     factors = [a for a in node.args if a is not value]
     return len(factors) == 1 and program.is_always(factors[0], 1)
-
-
-def pads_nothing(node: fx.Node) -> bool:
-    """Whether an op would pad a value, but it is large enough as it is."""
-    return op_name(node) == "pad" and not any(node.args[1])  # type: ignore[arg-type]
 
 
 def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:

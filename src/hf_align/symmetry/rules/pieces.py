@@ -174,7 +174,7 @@ def stack(call: Call) -> Value:
     return Value((*first[:dim], fresh(len(values), FIXED), *first[dim:]))
 
 
-@rule("pad")
+@rule("pad", traits=Trait.PADS)
 def pad(call: Call) -> Value:
     """Entries added before and behind."""
     value, widths = call.value(call.argument(0)), call.argument(1)
