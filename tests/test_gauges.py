@@ -343,7 +343,7 @@ def test_what_passes_by_gives_its_factor_to_the_rows_that_are_beside_it(part: st
 
 @pytest.mark.parametrize(
     ("part", "levels"),
-    [("Between", True), ("Averaged", True), ("Merged", True), ("Raw", True), ("RawLeaning", False),
+    [("Between", True), ("Averaged", True), ("Merged", True), ("Shifted", True), ("Raw", True), ("RawLeaning", False),
      ("RawEarly", False), ("RawInner", False), ("Before", False), ("Leaning", False), ("Uncentred", False),
      ("Bent", False), ("Beside", False), ("Two", False), ("Scaled", False)],
 )  # fmt: skip

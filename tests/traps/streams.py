@@ -83,6 +83,13 @@ class StreamsRawInnerTower(StreamsBetweenTower):
             self.layers.append(block(config, len(self.layers), self.attention, self.mlp))
 
 
+class StreamsShiftedTower(StreamsBetweenTower):
+    """A number is added before the norm, and another one behind: neither stream may take another sign."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        return super().enter(x + 0.5) - 0.25
+
+
 class StreamsLeaningTower(StreamsBetweenTower):
     """The mean of the stream is a factor."""
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from hf_align.symmetry.gauges.find import Folding, writer_of
 from hf_align.symmetry.gauges.folds import Carried, all_carriers, carriers
-from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES_UP_TO_SIGN, Bound
+from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, Bound
 from hf_align.symmetry.interpreter.call import tie
 from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, Value
@@ -18,8 +18,8 @@ from hf_align.symmetry.rules.gains import link_of_gain
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Evidence
 
-_TURNS = METRIC.meet(ONES_UP_TO_SIGN)
-"""What norms that centre leave of a stream."""
+_TURNS = tuple(METRIC.meet(ones) for ones in (ONES, ONES_UP_TO_SIGN))
+"""What norms that centre leave of a stream: which sign the mean has may be seen, too."""
 
 
 def resolve_gains(found: Interpretation) -> list[Folding]:
@@ -68,7 +68,7 @@ def between_streams(found: Interpretation) -> tuple[Gain, ...]:
         for gain in found.gains
         if does(gain.node, Trait.CENTRES)
         and gain.source.root.space is not gain.target.root.space
-        and all(a.root.space.kind is Kind.ATOM and a.root.space.bound == _TURNS for a in (gain.source, gain.target))
+        and all(a.root.space.kind is Kind.ATOM and a.root.space.bound in _TURNS for a in (gain.source, gain.target))
         and _is_only_gain(gain.parameter, found)
     )
 
