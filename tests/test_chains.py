@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
+from hf_align.symmetry.gauges.folds import FoldNorm
 
 Chain = tuple[Callable[..., Tensor], tuple[Operand, ...]]
 
@@ -56,7 +57,50 @@ def attended(x: Tensor, weight: Tensor) -> Tensor:
     return torch.softmax(queries @ keys.mT, -1) @ values
 
 
-CHAINS: dict[str, Chain] = {
+def chosen_matrices(table: Tensor) -> Tensor:
+    return table[torch.tensor([2, 0, 2])]
+
+
+def column_of(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], gain, bias, 1e-2).unsqueeze(-1)
+
+
+_MATRICES = (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((3, 5, 4)))
+EXPERTS: dict[str, Chain] = {
+    "a matrix that numbers choose for each vector": (
+        lambda x, g, b, t: torch.bmm(chosen_matrices(t), column_of(x, g, b)).squeeze(-1),
+        _MATRICES,
+    ),
+    "the same, of rows": (
+        lambda x, g, b, t: torch.bmm(column_of(x, g, b).mT, chosen_matrices(t)).squeeze(1),
+        (*_MATRICES[:3], Weight((3, 4, 5))),
+    ),
+    "the same, of rows and transposed matrices": (
+        lambda x, g, b, t: torch.bmm(column_of(x, g, b).mT, chosen_matrices(t).mT).squeeze(1),
+        _MATRICES,
+    ),
+}
+"""In which a norm's bias goes into the matrices."""
+
+CHAINS: dict[str, Chain] = EXPERTS | {
+    "matrices that are chosen, and seen elsewhere": (
+        lambda x, g, b, t: torch.bmm(chosen_matrices(t), column_of(x, g, b)).squeeze(-1) * t.tanh().sum(),
+        _MATRICES,
+    ),
+    "a matrix that is chosen for several columns": (
+        lambda x, g, b, t: torch.bmm(t[torch.tensor([1])], column_of(x, g, b).squeeze(-1)[None])[0],
+        (Data((4, 4)), Weight((4,)), Weight((4,)), Weight((3, 5, 4))),
+    ),
+    "matrices that read normed vectors, and others": (
+        lambda x, g, b, t: torch.bmm(chosen_matrices(t), column_of(x, g, b) + x.unsqueeze(-1)).squeeze(-1),
+        _MATRICES,
+    ),
+    "matrices that a mask chooses along two axes": (
+        lambda x, g, b, t: torch.bmm(
+            t[torch.tensor([[True, False], [False, True], [True, False]])], column_of(x, g, b)
+        ).squeeze(-1),
+        (*_MATRICES[:3], Weight((3, 2, 4, 4))),
+    ),
     "queries, keys and values of a single text": (attended, (Data((4, 5)), Weight((18, 5)))),
     "a gain, flattened, and another": (
         lambda x, g, h: (x * g).flatten() * h,
@@ -261,3 +305,11 @@ def test_what_is_allowed_of_a_chain_changes_nothing(name: str) -> None:
         rng = Generator().manual_seed(seed)
         weights = draw_weights(example, program, rng)
         assert soundness(program, spec, weights, draw_inputs(rng), rng) < 1e-9, seed
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_bias_of_a_norm_goes_into_the_matrices_that_numbers_choose(name: str) -> None:
+    spec = derive(trace_op(OpExample("chain", *EXPERTS[name], "")))
+    (fold,) = (gauge for gauge in spec.gauges if isinstance(gauge, FoldNorm))
+    assert fold.exclusive
+    assert [read.weight for read in fold.reads] == ["stored.3"]

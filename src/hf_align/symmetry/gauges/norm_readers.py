@@ -13,7 +13,8 @@ from hf_align.symmetry.gauges.folds import Read
 from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import keeps_last, pads, scales
-from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.execute import run_node
+from hf_align.tracing.ops import Trait, does, factors_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Reading:
             scaled: the weights of all readers of scaled vectors.
         """
         use, is_scaled = self.use, self.use.weight in scaled
-        takes = not is_scaled and (len(found.weights[use.weight].axes) == 2 or not pads(use.node))
+        takes = use.bias and not is_scaled and (len(found.weights[use.weight].axes) == 2 or not pads(use.node))
         return Read(use.weight, use.in_axis, use.bias if takes else None, self.before, self.behind, is_scaled)
 
 
@@ -44,7 +45,7 @@ def terminal_readings(node: fx.Node, found: Interpretation, scaled: bool = False
         scaled: whether they have been scaled before.
     """
     for user in node.users:
-        if (reading := found.reading(user, node)) is not None:
+        if (reading := _reading(user, node, found)) is not None:
             yield _along_last(reading, node, found, scaled)
         elif does(user, Trait.MOVES) and user.all_input_nodes[0] is node and keeps_last(user):
             yield from terminal_readings(user, found, scaled)
@@ -54,6 +55,40 @@ def terminal_readings(node: fx.Node, found: Interpretation, scaled: bool = False
             yield from terminal_readings(user, found, True)
         else:
             yield None
+
+
+def _reading(user: fx.Node, value: fx.Node, found: Interpretation) -> LinearUse | None:
+    """What an op reads of a value by a weight, or by one matrix of a table for each vector, as numbers choose it."""
+    use = found.reading(user, value)
+    return use if use is not None else _by_chosen_matrices(user, value, found)
+
+
+def _by_chosen_matrices(user: fx.Node, value: fx.Node, found: Interpretation) -> LinearUse | None:
+    """y = T[i] x, for vectors [n, inputs, 1], or y = x T[i], for [n, 1, inputs]; the node is the lookup of T[i]."""
+    factors = factors_of(user) if does(user, Trait.BATCHED) else None
+    if factors is None:
+        return None
+    left, right = (user.args[at] for at in factors[:2])
+    lookup, axis, single = (left, 2, 2) if right is value else (right, 1, 1)
+    while _swaps_last(lookup) and len(lookup.users) == 1:  # type: ignore[union-attr]
+        lookup, axis = lookup.all_input_nodes[0], 3 - axis  # type: ignore[union-attr]
+    if not (isinstance(lookup, fx.Node) and does(lookup, Trait.TAKES_ENTRIES) and len(lookup.users) == 1):
+        return None
+    table = lookup.all_input_nodes[0]
+    name = found.program.parameters.get(table)
+    whole = lookup.meta["val"].shape[1:] == table.meta["val"].shape[1:] and len(lookup.args[1]) == 1  # type: ignore[arg-type]
+    if name is None or not whole or value.meta["val"].shape[single] != 1:
+        return None
+    return LinearUse(lookup, value, name, axis, None, out_axis=-single)
+
+
+def _swaps_last(node: object) -> bool:
+    """Whether an op exchanges the last two axes of its one operand."""
+    if not isinstance(node, fx.Node) or not does(node, Trait.REORDERS_AXES) or len(node.all_input_nodes) != 1:
+        return False
+    shape = node.all_input_nodes[0].meta["val"].shape
+    places = torch.arange(shape.numel()).reshape(shape)
+    return len(shape) > 1 and torch.equal(run_node(node, lambda _: places), places.mT)
 
 
 def _along_last(reading: LinearUse, node: fx.Node, found: Interpretation, scaled: bool) -> Reading | None:
@@ -73,7 +108,7 @@ def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> 
         yield None
         return
     for use in follow({user: labels}, found, _nearest):
-        reading = found.reading(use.user, use.value)
+        reading = _reading(use.user, use.value, found)
         yield reading_of_all(reading, use.labels, shape[-1], found) if reading is not None else None
 
 
@@ -92,7 +127,7 @@ def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpr
         labels: entries of all vectors by number, one vector after the other; below zero where there is none.
         size: of a vector.
     """
-    inputs = labels.movedim(labels.dim() + 1 - len(found.weights[reading.weight].axes), -1)
+    inputs = labels.movedim(reading.out_axis, -1)  # it writes along the axis that it reads
     count = found.weights[reading.weight].axes[reading.in_axis].size
     if inputs.shape[-1] != count or not inputs.numel() or count % size or bool((inputs < 0).any()):
         return None
