@@ -427,6 +427,7 @@ def test_lengths_may_be_zero_or_huge() -> None:
 @pytest.mark.parametrize(
     ("part", "divisor", "subtrahend"),
     [("Centred", True, True), ("CentredUnbiased", True, False), ("CentredBefore", True, False),
+     ("CentredTable", True, True), ("CentredTableSeen", True, False), ("CentredTableTwice", True, False),
      ("CentredBent", False, False), ("CentredTwice", False, False), ("CentredHalf", False, False),
      ("CentredAgain", False, False)],
 )  # fmt: skip
@@ -436,6 +437,20 @@ def test_a_map_takes_up_how_its_inputs_are_scaled_if_nothing_else_sees_it(
     found = gauges(part)
     assert any(isinstance(g, FoldDivisor) for g in found) == divisor
     assert any(isinstance(g, MoveSubtrahend) for g in found) == subtrahend
+
+
+def test_a_table_takes_up_what_pictures_of_several_sizes_are_centred_by() -> None:
+    config = hf.RadioConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, patch_size=2, image_size=8, max_img_size=8,
+        patch_dim=12, architectures=["RadioModel"],
+    )  # fmt: skip
+    joined = join({mode.name: raise_epsilons(call, 0.01) for mode, call in find_modes(build_without_weights(config))})
+    assert len(joined.interface) > 1
+    spec = derive(joined)
+    (moved,) = (gauge for gauge in spec.gauges if isinstance(gauge, MoveSubtrahend))
+    assert [table for _, table in moved.reads] == ["embeddings.position_embedding"]
+    rng = torch.Generator().manual_seed(0)
+    assert soundness(joined, spec, random_weights(spec, rng), random_inputs(joined, rng), rng) < 1e-9
 
 
 def test_a_model_that_divides_by_zero_is_refused() -> None:

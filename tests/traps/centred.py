@@ -32,6 +32,35 @@ class CentredUnbiased(Centred):
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
 
 
+class CentredTable(CentredUnbiased):
+    """A row that is added behind does."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.table = nn.Parameter(torch.zeros(1, config.intermediate_size))
+
+    def read(self, x: Tensor) -> Tensor:
+        return self.up(x) + self.table
+
+
+class CentredTableSeen(CentredTable):
+    """It is a factor, too."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(x) * (1 + self.table)
+
+
+class CentredTableTwice(CentredTable):
+    """It is added behind another map, too, that reads what nothing centres."""
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.second = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(x) * (self.second(x) + self.table)
+
+
 class CentredBent(Centred):
     """What is read is bent first."""
 

@@ -10,13 +10,13 @@ from torch import fx
 
 from hf_align.symmetry.gauges.find import Folding, writer_of
 from hf_align.symmetry.gauges.folds import Carried, all_carriers, carriers
-from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, Bound
+from hf_align.symmetry.interpreter.bounds import FIXED, METRIC, ONES, ONES_UP_TO_SIGN, PERMUTATION, Bound
 from hf_align.symmetry.interpreter.call import tie
 from hf_align.symmetry.interpreter.spaces import Axis, Kind, SpaceMismatchError, lower, unify
 from hf_align.symmetry.interpreter.values import Gain, Interpretation, Value
 from hf_align.symmetry.rules.gains import link_of_gain
 from hf_align.tracing.ops import Trait, does
-from hf_align.tracing.program import Evidence
+from hf_align.tracing.program import Evidence, evidence
 
 _TURNS = tuple(METRIC.meet(ones) for ones in (ONES, ONES_UP_TO_SIGN))
 """What norms that centre leave of a stream: which sign the mean has may be seen, too."""
@@ -36,6 +36,7 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
         uses[gain.parameter].append(gain)
     for parameter, gains in uses.items():
         target, only_gain = gains[0].target.root, _is_only_gain(parameter, found)
+        _keep_factors(gains, found, only_gain=only_gain)
         alike = len({(g.target.root.space, g.offset, link_of_gain(g)) for g in gains}) == 1
         apart = only_gain and alike and not any(target.space is g.source.root.space for g in gains)
         plain = only_gain and all(_is_factor(g) for g in gains)
@@ -58,6 +59,15 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
         for atom in gain.weight.atoms:  # several where a gain is stored as a table of them
             atom.root.space.bound = Bound(fixed=True)
     return folded
+
+
+def _keep_factors(gains: Sequence[Gain], found: Interpretation, *, only_gain: bool) -> None:
+    """Let no factor reach a weight that is a gain with a number added, and something else, or with another number: what
+    is a factor of one is none of the other."""
+    offsets = {gain.offset for gain in gains}
+    if any(offsets) and not (only_gain and len(offsets) == 1):
+        for gain in gains:
+            lower(gain.weight, PERMUTATION, evidence(gain.node, "a number added in one place"))
 
 
 def between_streams(found: Interpretation) -> tuple[Gain, ...]:

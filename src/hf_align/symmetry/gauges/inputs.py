@@ -6,7 +6,7 @@ So models keep the mean and the deviation of the pixels that they were trained o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,11 +91,28 @@ def folded_inputs(found: Interpretation) -> Iterator[FoldDivisor | MoveSubtrahen
             yield FoldDivisor(name, tuple(dict.fromkeys(shown for shown, _ in reads)))
     for name, starts in _operands(Trait.SUBTRACTS, found).items():
         reads = _reads(starts, found, folded)
-        taken = {use: _added_behind(use, found) for _, use in reads or ()}
-        pairs = {(shown, taken[use]) for shown, use in reads or ()}
+        found_behind = [(shown, _added_behind(use, found)) for shown, use in reads or ()]
+        behind = [(shown, added) for shown, added in found_behind if added is not None]
+        pairs = {(shown, added.name) for shown, added in behind}
         once = len({added for _, added in pairs}) == len(pairs) == len({shown.weight for shown, _ in pairs})
-        if pairs and once and None not in taken.values() and used_only_by((name,), starts, found.program):
-            yield MoveSubtrahend(name, tuple((s, added) for s, added in sorted(pairs, key=str) if added))
+        way = {node for _, added in behind for node in added.nodes}
+        apart = used_only_by({added for _, added in pairs}, way, found.program)
+        if (
+            pairs
+            and once
+            and apart
+            and len(behind) == len(found_behind)
+            and used_only_by((name,), starts, found.program)
+        ):
+            yield MoveSubtrahend(name, tuple(sorted(pairs, key=str)))
+
+
+@dataclass(frozen=True)
+class _Added:
+    """What is added to all that a linear map writes in one place, and the nodes on its way there."""
+
+    name: str
+    nodes: tuple[fx.Node, ...]
 
 
 def _operands(trait: Trait, found: Interpretation) -> dict[str, dict[fx.Node, Tensor]]:
@@ -141,35 +158,33 @@ def _reads(
     return reads if alike and used_only_by(weights, {use.node for _, use in reads}, found.program) else None
 
 
-def _added_behind(use: LinearUse, found: Interpretation) -> str | None:
-    """The bias of a linear map that reads one place, or the table that is added to all that it writes, if they are used
-    nowhere else."""
-    program = found.program
+def _added_behind(use: LinearUse, found: Interpretation) -> _Added | None:
+    """The bias of a linear map that reads one place, or the table that is added to all that it writes."""
     if len(found.weights[use.weight].axes) > 2 and pads(use.node):
         return None
     if use.bias is not None:
-        return use.bias if used_only_by((use.bias,), {use.node}, program) else None
+        return _Added(use.bias, (use.node,))
     uses = list(follow({use.node: numbered(use)}, found))
     if len(uses) != 1 or not is_sum(uses[0].user):
         return None
     ((user, value, labels),) = ((u.user, u.value, u.labels) for u in uses)
-    (other,) = (a for a in user.all_input_nodes if a is not value)
-    table = other
+    (table,) = (a for a in user.all_input_nodes if a is not value)
+    way = [user]
     while len(table.all_input_nodes) == 1 and len(table.users) == 1:
+        way.append(table)
         (table,) = table.all_input_nodes
-    name = program.parameters.get(table)
-    shown = _channels(table, other, found) if name is not None and len(table.users) == 1 else None
-    alone = [n for n in program.parameters.values() if n == name] == [name]
+    name = found.program.parameters.get(table)
+    shown = _channels(table, way[::-1], found) if name is not None else None
     size = found.weights[use.weight].axes[1 - use.in_axis].size
-    whole = alone and table.meta["val"].shape[-1] == size and shown is not None
-    return name if whole and torch.equal(torch.broadcast_to(shown, labels.shape), labels) else None  # type: ignore[arg-type]
+    whole = shown is not None and table.meta["val"].shape[-1] == size
+    return _Added(name, tuple(way)) if whole and torch.equal(torch.broadcast_to(shown, labels.shape), labels) else None  # type: ignore[arg-type]
 
 
-def _channels(table: fx.Node, view: fx.Node, found: Interpretation) -> Tensor | None:
-    """The channel of a table, its last axis, that each entry of a view of it shows; its places may be resampled."""
+def _channels(table: fx.Node, way: Sequence[fx.Node], found: Interpretation) -> Tensor | None:
+    """The channel of a table, its last axis, that each entry of it shows where a way ends in a sum; its places may be
+    resampled on it."""
     labels, node = entries_of(table), table
-    while node is not view:
-        (user,) = node.users
+    for user in way[:-1]:
         if does(user, Trait.RESAMPLES):
             first = labels[:, :, *[slice(1)] * (labels.dim() - 2)]
             after = first.expand(user.meta["val"].shape) if bool((labels == first).all()) else None
