@@ -57,6 +57,12 @@ def attended(x: Tensor, weight: Tensor) -> Tensor:
     return torch.softmax(queries @ keys.mT, -1) @ values
 
 
+def scores_of_heads(x: Tensor, queries: Tensor, keys: Tensor, gain: Tensor, again: Tensor) -> Tensor:
+    """Attention scores of two heads, whose queries and keys are normed."""
+    q, k = (functional.linear(x, w).view(len(x), 2, -1) for w in (queries, keys))
+    return torch.softmax((normed(q) * gain).movedim(1, 0) @ (normed(k) * again).movedim(1, 0).mT, -1).flatten(0, 1)
+
+
 def chosen_matrices(table: Tensor) -> Tensor:
     return table[torch.tensor([2, 0, 2])]
 
@@ -83,6 +89,18 @@ EXPERTS: dict[str, Chain] = {
 """In which a norm's bias goes into the matrices."""
 
 CHAINS: dict[str, Chain] = EXPERTS | {
+    "one gain of queries and of keys": (
+        lambda x, q, k, g: scores_of_heads(x, q, k, g, g),
+        (Data((3, 4)), Weight((4, 4)), Weight((4, 4)), Weight((2,))),
+    ),
+    "one gain and one map of queries and of keys": (
+        lambda x, q, g: scores_of_heads(x, q, q, g, g),
+        (Data((3, 4)), Weight((4, 4)), Weight((2,))),
+    ),
+    "two gains of queries and of keys": (
+        scores_of_heads,
+        (Data((3, 4)), Weight((4, 4)), Weight((4, 4)), Weight((2,)), Weight((2,))),
+    ),
     "matrices that are chosen, and seen elsewhere": (
         lambda x, g, b, t: torch.bmm(chosen_matrices(t), column_of(x, g, b)).squeeze(-1) * t.tanh().sum(),
         _MATRICES,

@@ -37,7 +37,7 @@ def resolve_gains(found: Interpretation) -> list[Folding]:
     for parameter, gains in uses.items():
         target, only_gain = gains[0].target.root, _is_only_gain(parameter, found)
         _keep_factors(gains, found, only_gain=only_gain)
-        alike = len({(g.target.root.space, g.offset, link_of_gain(g)) for g in gains}) == 1
+        alike = len({(g.target.root.space, g.target.root.is_dual, g.offset, link_of_gain(g)) for g in gains}) == 1
         apart = only_gain and alike and not any(target.space is g.source.root.space for g in gains)
         plain = only_gain and all(_is_factor(g) for g in gains)
         writer = writer_of(gains, found) if plain and not any(g.offset or g.through for g in gains) else None
