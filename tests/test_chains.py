@@ -89,6 +89,18 @@ EXPERTS: dict[str, Chain] = {
 """In which a norm's bias goes into the matrices."""
 
 CHAINS: dict[str, Chain] = EXPERTS | {
+    "a gain of which one entry comes twice": (
+        lambda x, g, w: functional.linear(normed(x) * g[torch.tensor([0, 1, 1, 3])], w),
+        (Data((3, 4)), Weight((4,)), Weight((5, 4))),
+    ),
+    "a gain in another order, with a number added": (
+        lambda x, g, w: functional.linear(normed(x) * (1 + g[torch.tensor([1, 2, 3, 0])]), w),
+        (Data((3, 4)), Weight((4,)), Weight((5, 4))),
+    ),
+    "a gain for each head, chosen for its entries": (
+        lambda x, g, w: functional.linear(normed(x) * g[torch.tensor([0, 0, 1, 1])], w),
+        (Data((3, 4)), Weight((2,)), Weight((5, 4))),
+    ),
     "one gain of queries and of keys": (
         lambda x, q, k, g: scores_of_heads(x, q, k, g, g),
         (Data((3, 4)), Weight((4, 4)), Weight((4, 4)), Weight((2,))),
