@@ -63,6 +63,12 @@ def scores_of_heads(x: Tensor, queries: Tensor, keys: Tensor, gain: Tensor, agai
     return torch.softmax((normed(q) * gain).movedim(1, 0) @ (normed(k) * again).movedim(1, 0).mT, -1).flatten(0, 1)
 
 
+def attended_to_itself(x: Tensor, gain: Tensor) -> Tensor:
+    """Attention of which queries and keys are what it reads, with one gain."""
+    seen = x * (1 + gain)
+    return torch.softmax(seen @ seen.mT, -1) @ x
+
+
 def chosen_matrices(table: Tensor) -> Tensor:
     return table[torch.tensor([2, 0, 2])]
 
@@ -100,6 +106,18 @@ CHAINS: dict[str, Chain] = EXPERTS | {
     "a gain for each head, chosen for its entries": (
         lambda x, g, w: functional.linear(normed(x) * g[torch.tensor([0, 0, 1, 1])], w),
         (Data((3, 4)), Weight((2,)), Weight((5, 4))),
+    ),
+    "rows of a map in another order, behind a norm": (
+        lambda x, g, b, w, c: torch.tanh(
+            functional.linear(functional.layer_norm(x, [4], g, b, 1e-2), w[torch.tensor([1, 0, 2, 3])], c)
+        ),
+        (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((4, 4)), Weight((4,))),
+    ),
+    "one row of a map twice, behind a norm": (
+        lambda x, g, b, w, c: torch.tanh(
+            functional.linear(functional.layer_norm(x, [4], g, b, 1e-2), w[torch.tensor([1, 1, 2, 3])], c)
+        ),
+        (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((4, 4)), Weight((4,))),
     ),
     "one gain of queries and of keys": (
         lambda x, q, k, g: scores_of_heads(x, q, k, g, g),
@@ -265,6 +283,14 @@ CHAINS: dict[str, Chain] = EXPERTS | {
     ),
 }  # fmt: skip
 ALONG: dict[str, Chain] = {
+    "a gain of scores behind one that is added to each token": (
+        lambda x, g, h: attended_to_itself(x.tanh() * g, h) + g[:, None],
+        (Data((4, 4)), Weight((4,)), Weight((4,))),
+    ),
+    "a gain of scores before a kink, and one for each token": (
+        lambda x, g, h: torch.relu(attended_to_itself(x * g, h) + g[:, None]),
+        (Data((4, 4)), Weight((4,)), Weight((4,))),
+    ),
     "a norm that reads what another reads, and is read by it": (
         lambda x, g, b, h, c: torch.stack([functional.layer_norm(x, [4], h, c, 1e-2), functional.layer_norm(
             functional.layer_norm(x, [4], g, b, 1e-2), [4], h, c, 1e-2)]),

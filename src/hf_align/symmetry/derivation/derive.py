@@ -130,12 +130,13 @@ class _Classes:
         stored = {a.root.space.serial for v in self.found.weights.values() for x in v.axes for a in x.atoms}
         powers = [whole.exponents[a.space.serial] for a in rest if a.space.serial in stored]
         own = [k for k in range(len(whole.group.kinds)) if not any(power[k] for power in powers)]
-        if signs.kinds != (Scalars.SIGN,) or not own:
-            return [(atoms, whole)]
+        apart = _monomial_group(rest, signs)
+        if signs.kinds != (Scalars.SIGN,) or not own or (apart is not None and apart.permutes):
+            return [(atoms, whole)]  # what would go into another order without the gains keeps theirs
         kinds = tuple(whole.group.kinds[k] for k in own)
         exponents = {n: tuple(power[k] for k in own) for n, power in whole.exponents.items()}
         between = replace(whole, group=replace(whole.group, kinds=kinds), exponents=exponents)
-        own_signs = replace(whole, group=_monomial_group(rest, signs), exponents=signs.exponents)
+        own_signs = replace(whole, group=apart, exponents=signs.exponents)
         if rotations := _rotations_to_turn(atoms, signs):
             between.group = QuarterTurns(whole.size, whole.group.classes, (*kinds, Scalars.SIGN), rotations)
             between.exponents = {n: (*power, 0) for n, power in exponents.items()}

@@ -107,8 +107,7 @@ def index(call: Call) -> Value:
         return Value(tuple(fresh(n, FIXED) for n in call.shape))
     rest = [axis for i, axis in enumerate(value.axes) if i not in used]
     before = used[0] if used[-1] - used[0] < len(used) else 0  # of numbers apart, their own axes come first
-    kept = value.parameter if used == [0] and len(chosen) == 1 and rest else None
-    return _in_shape(call, Value((*rest[:before], *chosen, *rest[before:]), kept))
+    return _in_shape(call, Value((*rest[:before], *chosen, *rest[before:])))
 
 
 def is_mask(number: fx.Node) -> bool:
