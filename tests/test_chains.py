@@ -64,9 +64,8 @@ def scores_of_heads(x: Tensor, queries: Tensor, keys: Tensor, gain: Tensor, agai
 
 
 def attended_to_itself(x: Tensor, gain: Tensor) -> Tensor:
-    """Attention of which queries and keys are what it reads, with one gain."""
-    seen = x * (1 + gain)
-    return torch.softmax(seen @ seen.mT, -1) @ x
+    """Attention of which queries and keys are what it reads, each times one gain."""
+    return torch.softmax((x * (1 + gain)) @ (x * (1 + gain)).mT, -1) @ x
 
 
 def chosen_matrices(table: Tensor) -> Tensor:
@@ -286,6 +285,12 @@ ALONG: dict[str, Chain] = {
     "a gain of scores behind one that is added to each token": (
         lambda x, g, h: attended_to_itself(x.tanh() * g, h) + g[:, None],
         (Data((4, 4)), Weight((4,)), Weight((4,))),
+    ),
+    "a gain of scores between others that keep the order of channels": (
+        lambda x, g, h, w: functional.linear(
+            attended_to_itself(torch.tanh(functional.linear(x * g, w)) * x * g, h) + g[:, None], w
+        ),
+        (Data((4, 4)), Weight((4,)), Weight((4,)), Weight((4, 4))),
     ),
     "a gain of scores before a kink, and one for each token": (
         lambda x, g, h: torch.relu(attended_to_itself(x * g, h) + g[:, None]),
