@@ -118,6 +118,10 @@ CHAINS: dict[str, Chain] = EXPERTS | {
         ),
         (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((4, 4)), Weight((4,))),
     ),
+    "a norm of which gain and bias are two copies of one weight": (
+        lambda x, g, w: functional.linear(functional.layer_norm(x, [4], g.clone(), g, 1e-2), w),
+        (Data((3, 4)), Weight((4,)), Weight((5, 4))),
+    ),
     "one gain of queries and of keys": (
         lambda x, q, k, g: scores_of_heads(x, q, k, g, g),
         (Data((3, 4)), Weight((4, 4)), Weight((4, 4)), Weight((2,))),

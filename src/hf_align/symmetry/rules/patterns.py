@@ -56,8 +56,10 @@ def gives_only_its_shape(node: fx.Node, user: fx.Node) -> bool:
 def used_only_by(names: Iterable[str | None], nodes: Collection[fx.Node], program: Program) -> bool:
     """Whether nothing but some nodes uses weights, each in one place, however these are laid out first."""
     chosen = set(names)
-    uses = [use for p, name in program.parameters.items() if name in chosen for use in _uses(p)]
-    return all(user in nodes and leaves((user.args, user.kwargs)).count(value) == 1 for user, value in uses)
+    uses = [(name, *use) for p, name in program.parameters.items() if name in chosen for use in _uses(p)]
+    if len({(name, user) for name, user, _ in uses}) < len(uses):
+        return False  # an op takes two views of one weight
+    return all(user in nodes and leaves((user.args, user.kwargs)).count(value) == 1 for _, user, value in uses)
 
 
 def _uses(weight: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
