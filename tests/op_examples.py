@@ -569,6 +569,8 @@ call("gather", lambda x: aten.gather(x, 1, PLACES), X)
 call("gather", lambda x: aten.gather(x, 0, torch.tensor([[2, 1, 0, 0]])), X, label="of rows")
 call("gather", lambda x, y: aten.gather(y, 1, x.argmax(1, keepdim=True)), X, Y, label="by data")
 call("take_along_dim", lambda x: aten.take_along_dim(x, PLACES, 1), X)
+call("take_along_dim", lambda x: aten.take_along_dim(x, PLACES[:1], 1), X, label="the same of all rows")
+call("take_along_dim", lambda x: aten.take_along_dim(x[:1], PLACES, 1), X, label="several of one row")
 call("take_along_dim", lambda x, y: aten.take_along_dim(y, x.argmax(1, keepdim=True), 1), X, Y, label="by data")
 for op in ("scatter", "scatter_", "scatter_add", "scatter_add_"):
     f = getattr(aten, op)

@@ -122,6 +122,20 @@ CHAINS: dict[str, Chain] = EXPERTS | {
         lambda x, g, w: functional.linear(functional.layer_norm(x, [4], g.clone(), g, 1e-2), w),
         (Data((3, 4)), Weight((4,)), Weight((5, 4))),
     ),
+    "a bias that is a gain elsewhere": (
+        lambda x, g, b, w: functional.linear((x * g + b).roll(1, 0), w) * b,
+        (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((4, 4))),
+    ),
+    "a norm's bias that is the gain of another": (
+        lambda x, g, b, w: functional.layer_norm(functional.layer_norm(x, [4], g, b, 1e-2) @ w, [4], b, None, 1e-2),
+        (Data((3, 4)), Weight((4,)), Weight((4,)), Weight((4, 4))),
+    ),
+    "entries of each row by the same numbers, of which the first goes everywhere": (
+        lambda x, w: functional.linear(
+            torch.take_along_dim(x, torch.tensor([[3, 2, 0, 1]]), -1)[:, :1].expand(3, 4), w
+        ),
+        (Data((3, 4)), Weight((5, 4))),
+    ),
     "one gain of queries and of keys": (
         lambda x, q, k, g: scores_of_heads(x, q, k, g, g),
         (Data((3, 4)), Weight((4, 4)), Weight((4, 4)), Weight((2,))),

@@ -115,7 +115,7 @@ def _is_free(axis: Axis, gains: Sequence[Gain], found: Interpretation) -> bool:
     if space.kind is not Kind.ATOM or not space.bound.free or axis.size == 1:
         return False
     every = (*found.gains, *found.linked_gains)
-    others = (axis for g in every if g not in gains for axis in (g.target, g.source))
+    others = (axis for g in every if g not in gains for axis in (g.target, g.source, g.weight))
     if any(atom.root.space is space for axis in others for atom in axis.atoms):
         return False
     return all_carriers(axis, found) is not None

@@ -157,14 +157,14 @@ def gather(call: Call) -> Value:
         if i == dim:
             _chosen_by(call, value, i, replace(numbers, axes=(n,)))
             axes.append(n)
-        elif x.size == n.size and _is_uniform(call, places, i):
-            call.lower(x, PERMUTATION, "lookup")
+        elif x.size == call.shape[i] and (n.size < x.size or _is_uniform(call, places, i)):
+            call.lower(x, PERMUTATION, "lookup")  # the same numbers all along it
             axes.append(x)
         elif x.size == n.size:
             axes.append(_in_step(call, x, n))
         else:
-            call.lower(x, FIXED, "lookup")
-            axes.append(fresh(n.size, FIXED))
+            call.lower_all((x, n), FIXED, "lookup")
+            axes.append(fresh(call.shape[i], FIXED))
     return Value(tuple(axes), points_to=value.points_to)
 
 
