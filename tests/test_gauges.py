@@ -702,6 +702,8 @@ def test_what_reads_several_vectors_at_once_leaves_nothing_open(part: str) -> No
         ("MeansWide", {ShearStream}),
         ("MeansBeside", {ShearStream}),
         ("MeansGained", {ShearStream}),
+        ("MeansGainedCopies", {ShearStream}),
+        ("MeansGainedViews", {ShearStream}),
         ("MeansPadded", {ShearStream}),
         ("MeansCopied", {ShearStream}),
         ("MeansGainedTwice", set()),

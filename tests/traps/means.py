@@ -240,6 +240,30 @@ class MeansGainedTower(MeansTower):
     block = Gained
 
 
+class GainedCopies(Gained):
+    """A gain is copied before it is a factor."""
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.join(x, self.attn_gain.clone() * self.attn(self.attn_norm(x), positions, seen, cache))
+        return self.join(x, self.mlp(self.mlp_norm(x)) * self.mlp_gain.to(torch.float64).to(x.dtype))
+
+
+class MeansGainedCopiesTower(MeansTower):
+    block = GainedCopies
+
+
+class GainedViews(Gained):
+    """A gain is a view of what is stored."""
+
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = self.join(x, self.attn_gain[None, None] * self.attn(self.attn_norm(x), positions, seen, cache))
+        return self.join(x, self.mlp(self.mlp_norm(x)) * self.mlp_gain.view(1, 1, -1))
+
+
+class MeansGainedViewsTower(MeansTower):
+    block = GainedViews
+
+
 class GainedTwice(Gained):
     """A gain is read where nothing is written, too."""
 

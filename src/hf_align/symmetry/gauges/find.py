@@ -98,8 +98,8 @@ def _find_gauges(found: Interpretation, folded: list[Folding], between: Collecti
     }
     readers = tuple(kept_norms(found, gone, zero))
     norms = norms_that_stay(found, gone, zero)
-    ones = frozenset(g.node for f in folded if f.writer is not None for g in f.gains)
-    means = _Means(found, ones)
+    ones = {g.node: _multiplied(g, found)[0] for f in folded if f.writer is not None for g in f.gains}
+    means = _Means(found, frozenset(ones))
     centred = {r.weight for g in folds if g.centred and g.exclusive for r in g.reads if r.bias or not g.bias}
     narrow = tuple(narrow_readers(found, zero, centred, means.is_lost_by))
     shears = tuple(shears_along_means(found, gone, zero, means.is_lost_by))
@@ -198,9 +198,14 @@ def writer_of(gains: Sequence[Gain], found: Interpretation) -> LinearUse | None:
     return first if alone else None
 
 
+def _multiplied(gain: Gain, found: Interpretation) -> list[fx.Node]:
+    """What a gain is a factor of: the one operand that is no weight."""
+    values = {a: found.values.get(a) for a in gain.node.all_input_nodes}
+    return [a for a, value in values.items() if isinstance(value, Value) and value.parameter is None]
+
+
 def _writer_of(gain: Gain, found: Interpretation) -> LinearUse | None:
-    sources = [a for a in gain.node.all_input_nodes if isinstance(found.values.get(a), Value)
-               and found.values[a].parameter is None]  # fmt: skip
+    sources = _multiplied(gain, found)
     if len(sources) != 1:
         return None
     node = sources[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -117,10 +117,10 @@ class Streams:
     """The terms of streams, and their fates.
 
     Attributes:
-        ones: products by gains that are one by the time that streams are changed.
+        ones: products by gains that are one by the time that streams are changed, and what is multiplied there.
     """
 
-    def __init__(self, found: Interpretation, loses_mean: LosesMean, ones: Collection[fx.Node] = ()) -> None:
+    def __init__(self, found: Interpretation, loses_mean: LosesMean, ones: Mapping[fx.Node, fx.Node]) -> None:
         self.found, self.loses_mean, self.ones = found, loses_mean, ones
         self.fates: dict[fx.Node, _Fate | None] = {}
         uses = defaultdict[str, list[fx.Node]](list)
@@ -188,7 +188,7 @@ class Streams:
     def _shows(self, product: fx.Node, value: fx.Node) -> bool:
         """Whether a product shows a value as it is, perhaps several times: by ones, or by a gain that is one."""
         if product in self.ones:
-            return value not in self.found.program.parameters
+            return value is self.ones[product]
         if not does(product, Trait.MULTIPLIES) or product.kwargs or product.args.count(value) != 1:
             return False
         return all(self.found.program.is_always(a, 1) for a in product.args if a is not value)
