@@ -68,6 +68,12 @@ def attended_to_itself(x: Tensor, gain: Tensor) -> Tensor:
     return torch.softmax((x * (1 + gain)) @ (x * (1 + gain)).mT, -1) @ x
 
 
+def normed_beside(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Halves of two values side by side, normed together, and the rest of the first."""
+    halves = torch.cat([y[:, :2], z[:, 2:4]], -1)
+    return torch.cat([functional.layer_norm(halves, [4], eps=1e-2), torch.tanh(y[:, 4:]), x], -1)
+
+
 def chosen_matrices(table: Tensor) -> Tensor:
     return table[torch.tensor([2, 0, 2])]
 
@@ -135,6 +141,32 @@ CHAINS: dict[str, Chain] = EXPERTS | {
             torch.take_along_dim(x, torch.tensor([[3, 2, 0, 1]]), -1)[:, :1].expand(3, 4), w
         ),
         (Data((3, 4)), Weight((5, 4))),
+    ),
+    "a norm of entries of two tokens, of a part of a map": (
+        lambda x, w, g: functional.layer_norm(functional.linear(x, w)[:, :4].roll(1), [4], g, eps=1e-2),
+        (Data((3, 4)), Weight((5, 4)), Weight((4,))),
+    ),
+    "a norm of halves of two tokens": (
+        lambda x, w: normed_beside(x[1:], functional.linear(x, w)[1:], functional.linear(x, w)[:-1]),
+        (Data((3, 4)), Weight((8, 4))),
+    ),
+    "a norm of halves of one token": (
+        lambda x, w: normed_beside(x, functional.linear(x, w), functional.linear(x, w)),
+        (Data((3, 4)), Weight((8, 4))),
+    ),
+    "a norm of halves that one map makes of two values": (
+        lambda x, w: normed_beside(x, functional.linear(x, w), functional.linear(x.tanh(), w)),
+        (Data((3, 4)), Weight((8, 4))),
+    ),
+    "a norm of a part of a map, and one of it beside something else": (
+        lambda x, w: torch.cat(
+            [
+                normed_beside(x, functional.linear(x, w), functional.linear(x, w)),
+                functional.layer_norm(torch.cat([functional.linear(x, w)[:, :4], x], -1), [8], eps=1e-2),
+            ],
+            -1,
+        ),
+        (Data((3, 4)), Weight((8, 4))),
     ),
     "one gain of queries and of keys": (
         lambda x, q, k, g: scores_of_heads(x, q, k, g, g),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices
-from hf_align.symmetry.gauges.index_provenance import follow, numbered, present, reaches, slices_of
+from hf_align.symmetry.gauges.index_provenance import follow, present, reaches, slices_of
 from hf_align.symmetry.interpreter.spaces import Kind
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import centres, used_only_by
@@ -66,10 +66,10 @@ def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
         places = {(r.in_axis, r.bias) for r in alike}
         axes, (in_axis, bias) = found.weights[weight].axes, next(iter(places))
         whole = axes[1 - in_axis].root.space.kind is Kind.ATOM
-        nodes = {r.node: numbered(r) for r in alike}
+        nodes = [r.node for r in alike]
         if whole or len(axes) != 2 or len(places) > 1 or not used_only_by((weight, bias), nodes, found.program):
             continue
-        rows = _lost_rows(nodes, found) if reaches(nodes, centres) else []
+        rows = _lost_rows(alike, found) if reaches(nodes, centres) else []
         if rows:
             lost = tuple(slices_of(row) for row in rows)
             yield CentreRows(weight, 1 - in_axis, lost)
@@ -77,20 +77,30 @@ def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
                 yield CentreRows(bias, 0, lost)
 
 
-def _lost_rows(starts: Mapping[fx.Node, Tensor], found: Interpretation) -> list[Tensor]:
-    rows: dict[tuple[int, ...], None] = {}
-    others: list[Tensor] = []
-    for use in follow(starts, found):
-        labels = use.labels
+def _lost_rows(uses: Collection[LinearUse], found: Interpretation) -> list[Tensor]:
+    """The outputs of a weight that lose their mean together, and are seen nowhere else. Those of several tokens, or
+    uses, or beside something else, have no mean of their own to lose."""
+    size = next(iter(uses)).node.meta["val"].shape[next(iter(uses)).out_axis]
+    rows, others = list[Tensor](), list[Tensor]()
+    for use in follow(_numbered_by_token(uses), found):
+        entries = use.labels.reshape(-1, use.labels.shape[-1] if use.labels.dim() else 1)
+        alone = torch.zeros(len(entries), dtype=torch.bool)
         if centres(use.user, use.value):
-            rows.update((tuple(row), None) for row in labels.reshape(-1, labels.shape[-1]).sort(-1).values.tolist())
-        else:
-            others.append(labels)
-    if not rows:
-        return []
-    seen = [present(labels) for labels in others]
-    met = torch.zeros(next(iter(starts)).meta["val"].shape[-1], dtype=torch.long)
-    for entries in [*seen, *seen, *(torch.tensor(r) for r in rows if r[0] >= 0)]:
-        met[entries] += 1
-    lost = [torch.tensor(r) for r in rows if r[0] >= 0 and len(set(r)) == len(r) > 1]
-    return [row for row in lost if bool((met[row] == 1).all())]
+            alone = (entries >= 0).all(1) & (entries // size == entries[:, :1] // size).all(1)
+            rows += torch.unique((entries[alone] % size).sort(-1).values, dim=0)
+        others.append(present(entries[~alone]) % size)
+    lost = [torch.tensor(row) for row in dict.fromkeys(tuple(row.tolist()) for row in rows)]
+    met = torch.zeros(size, dtype=torch.long)
+    for seen in [*others, *others, *lost]:
+        met[seen] += 1
+    return [row for row in lost if len(row.unique()) == len(row) > 1 and bool((met[row] == 1).all())]
+
+
+def _numbered_by_token(uses: Collection[LinearUse]) -> dict[fx.Node, Tensor]:
+    """The outputs of all uses of a weight by number, one token after the other."""
+    labels, before = dict[fx.Node, Tensor](), 0
+    for use in uses:
+        shape = use.node.meta["val"].movedim(use.out_axis, -1).shape
+        labels[use.node] = (before + torch.arange(shape.numel()).reshape(shape)).movedim(-1, use.out_axis)
+        before += shape.numel()
+    return labels
