@@ -168,6 +168,12 @@ CHAINS: dict[str, Chain] = EXPERTS | {
         ),
         (Data((3, 4)), Weight((8, 4))),
     ),
+    "a gain that is stored as a table, between two norms": (
+        lambda x, g, b, h: functional.layer_norm(
+            functional.layer_norm(x, [4], g.view(4), b, 1e-2), [4], h, eps=1e-2
+        ),
+        (Data((3, 4)), Weight((1, 4)), Weight((4,)), Weight((4,))),
+    ),
     "one gain of queries and of keys": (
         lambda x, q, k, g: scores_of_heads(x, q, k, g, g),
         (Data((3, 4)), Weight((4, 4)), Weight((4, 4)), Weight((2,))),

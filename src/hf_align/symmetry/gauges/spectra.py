@@ -108,7 +108,8 @@ def level_spectra(
     for name in dict.fromkeys(gain.parameter for gain in between):
         alike = [gain for gain in found.gains if gain.parameter == name]
         sides = {(gain.source.root.space, gain.target.root.space) for gain in alike}
-        if name in gone or len(sides) > 1 or not all(gain in between for gain in alike):
+        is_vector = len(found.weights[name].axes) == 1
+        if name in gone or not is_vector or len(sides) > 1 or not all(gain in between for gain in alike):
             continue
         ((source, target),) = sides
         met = [g for g in staying if g not in alike and {g.source.root.space, g.target.root.space} & {source, target}]
