@@ -37,6 +37,12 @@ def entries_of(node: fx.Node, axis: int = -1) -> Tensor:
     return torch.arange(shape[-1]).expand(shape).movedim(-1, axis)
 
 
+def every_entry(node: fx.Node, axis: int = -1) -> Tensor:
+    """All entries of a value by number, one vector along an axis after the other."""
+    shape = node.meta["val"].movedim(axis, -1).shape
+    return torch.arange(shape.numel()).reshape(shape).movedim(-1, axis)
+
+
 def in_order(labels: Tensor, axis: int = -1) -> bool:
     """Whether all entries along an axis are those of one vector, in order, wherever some are; a single number has no
     axis."""
@@ -250,7 +256,7 @@ def row_of(reading: LinearUse, labels: Tensor, found: Interpretation) -> Slices 
     weight = len(found.weights[reading.weight].axes)
     if weight > 2 and pads(reading.node):
         return None
-    return slices_along(labels.dim() + 1 - weight, labels)
+    return slices_along(reading.out_axis, labels)
 
 
 def slices_along(axis: int, labels: Tensor) -> Slices | None:

@@ -147,8 +147,7 @@ def _reads(
     for use in follow(starts, found, lambda user, _, labels: labels if user in ones else None):
         if (reading := found.reading(use.user, use.value)) is None:
             return None
-        rank = len(found.weights[reading.weight].axes)
-        rows = use.labels.movedim(use.labels.dim() + 1 - rank, -1)
+        rows = use.labels.movedim(reading.out_axis, -1)
         rows = rows.reshape(-1, rows.shape[-1])
         if not bool((rows == rows[:1]).all()) or bool((rows < 0).any()):
             return None

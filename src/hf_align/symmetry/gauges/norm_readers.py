@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.nn.functional import interpolate
 
 from hf_align.symmetry.gauges.folds import Read
-from hf_align.symmetry.gauges.index_provenance import follow, moved_alone
+from hf_align.symmetry.gauges.index_provenance import every_entry, follow, moved_alone
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import keeps_last, pads, scales
 from hf_align.tracing.execute import run_node
@@ -86,30 +86,28 @@ def _swaps_last(node: object) -> bool:
     """Whether an op exchanges the last two axes of its one operand."""
     if not isinstance(node, fx.Node) or not does(node, Trait.REORDERS_AXES) or len(node.all_input_nodes) != 1:
         return False
-    shape = node.all_input_nodes[0].meta["val"].shape
-    places = torch.arange(shape.numel()).reshape(shape)
-    return len(shape) > 1 and torch.equal(run_node(node, lambda _: places), places.mT)
+    entries = every_entry(node.all_input_nodes[0])
+    return entries.dim() > 1 and torch.equal(run_node(node, lambda _: entries), entries.mT)
 
 
 def _along_last(reading: LinearUse, node: fx.Node, found: Interpretation, scaled: bool) -> Reading | None:
     """What reads vectors along the last axis; a kernel may read one entry of each of several."""
     if len(found.weights[reading.weight].axes) == 2:
         return Reading(reading, scaled=scaled)
-    shape = node.meta["val"].shape
-    read = reading_of_all(reading, torch.arange(shape.numel()).reshape(shape), shape[-1], found)
+    read = reading_of_all(reading, every_entry(node), node.meta["val"].shape[-1], found)
     return read and replace(read, scaled=scaled)
 
 
 def _readings_elsewhere(node: fx.Node, user: fx.Node, found: Interpretation) -> Iterator[Reading | None]:
     """The same for what one op shows of vectors whose entries it lays along another axis, or several side by side."""
-    shape = node.meta["val"].shape
-    labels = moved_alone(user, node, torch.arange(shape.numel()).reshape(shape), found)
+    size = node.meta["val"].shape[-1]
+    labels = moved_alone(user, node, every_entry(node), found)
     if labels is None:
         yield None
         return
     for use in follow({user: labels}, found, _nearest):
         reading = _reading(use.user, use.value, found)
-        yield reading_of_all(reading, use.labels, shape[-1], found) if reading is not None else None
+        yield reading_of_all(reading, use.labels, size, found) if reading is not None else None
 
 
 def _nearest(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
@@ -127,7 +125,7 @@ def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpr
         labels: entries of all vectors by number, one vector after the other; below zero where there is none.
         size: of a vector.
     """
-    inputs = labels.movedim(reading.out_axis, -1)  # it writes along the axis that it reads
+    inputs = labels.movedim(reading.out_axis, -1)
     count = found.weights[reading.weight].axes[reading.in_axis].size
     if inputs.shape[-1] != count or not inputs.numel() or count % size or bool((inputs < 0).any()):
         return None

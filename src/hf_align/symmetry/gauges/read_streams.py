@@ -16,7 +16,15 @@ from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get
 from hf_align.symmetry.gauges.constants import passed_on
-from hf_align.symmetry.gauges.index_provenance import NOBODY, LosesMean, Use, entries_of, follow, in_order, numbered
+from hf_align.symmetry.gauges.index_provenance import (
+    NOBODY,
+    LosesMean,
+    entries_of,
+    every_entry,
+    follow,
+    in_order,
+    numbered,
+)
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, used_only_by
 from hf_align.tracing.ops import Trait, does
@@ -151,7 +159,7 @@ class Streams:
         readings, blind = list[LinearUse](), False
         for end in follow({term: labels}, self.found, goes_on):
             if (reading := self.found.reading(end.user, end.value)) is not None:
-                if NOBODY in end.labels or not _is_whole(end.labels, self._read_along(end, reading), size):
+                if NOBODY in end.labels or not _is_whole(end.labels, reading.out_axis, size):
                     return None  # it reads what is beside the stream, too
                 readings.append(reading)
             elif _is_whole(end.labels, -1, size) and self.loses_mean(end.user, end.value):
@@ -197,19 +205,14 @@ class Streams:
         """Whether nothing but linear maps sees a term, and they read vectors as they were written."""
         use = self.found.linear_uses.get(term)
         axis = -1 if use is None else use.out_axis
-        written = term.meta["val"].movedim(axis, -1).shape
-        size, places = written[-1], torch.arange(written.numel()).reshape(written).movedim(-1, axis)
-        for end in follow({term: places}, self.found):
+        size = term.meta["val"].shape[axis]
+        for end in follow({term: every_entry(term, axis)}, self.found):
             if (reading := self.found.reading(end.user, end.value)) is None:
                 return False
-            vectors = end.labels.movedim(self._read_along(end, reading), -1)
+            vectors = end.labels.movedim(reading.out_axis, -1)
             if not (_is_whole(vectors % size, -1, size) and bool((vectors // size == vectors[..., :1] // size).all())):
                 return False
         return True
-
-    def _read_along(self, end: Use, reading: LinearUse) -> int:
-        """The axis of a value along which a weight reads it: behind it lie the places of a kernel."""
-        return end.labels.dim() + 1 - len(self.found.weights[reading.weight].axes)
 
     def together(self, reading: LinearUse) -> dict[fx.Node, _Fate] | None:
         """All terms that meet what a linear map ever reads, or each other; none if one sees more than it may."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape, Slices
-from hf_align.symmetry.gauges.index_provenance import follow, present, reaches, slices_of
+from hf_align.symmetry.gauges.index_provenance import every_entry, follow, present, reaches, slices_of
 from hf_align.symmetry.interpreter.spaces import Kind
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import centres, used_only_by
@@ -77,10 +77,10 @@ def centred_rows(found: Interpretation) -> Iterator[CentreRows]:
                 yield CentreRows(bias, 0, lost)
 
 
-def _lost_rows(uses: Collection[LinearUse], found: Interpretation) -> list[Tensor]:
+def _lost_rows(uses: Sequence[LinearUse], found: Interpretation) -> list[Tensor]:
     """The outputs of a weight that lose their mean together, and are seen nowhere else. Those of several tokens, or
     uses, or beside something else, have no mean of their own to lose."""
-    size = next(iter(uses)).node.meta["val"].shape[next(iter(uses)).out_axis]
+    size = uses[0].node.meta["val"].shape[uses[0].out_axis]
     rows, others = list[Tensor](), list[Tensor]()
     for use in follow(_numbered_by_token(uses), found):
         entries = use.labels.reshape(-1, use.labels.shape[-1] if use.labels.dim() else 1)
@@ -100,7 +100,6 @@ def _numbered_by_token(uses: Collection[LinearUse]) -> dict[fx.Node, Tensor]:
     """The outputs of all uses of a weight by number, one token after the other."""
     labels, before = dict[fx.Node, Tensor](), 0
     for use in uses:
-        shape = use.node.meta["val"].movedim(use.out_axis, -1).shape
-        labels[use.node] = (before + torch.arange(shape.numel()).reshape(shape)).movedim(-1, use.out_axis)
-        before += shape.numel()
+        labels[use.node] = before + every_entry(use.node, use.out_axis)
+        before += use.node.meta["val"].numel()
     return labels

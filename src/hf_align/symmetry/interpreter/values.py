@@ -87,7 +87,7 @@ class LinearUse:
     """A weight that maps an activation linearly: output = input · weight (+ bias).
 
     Attributes:
-        out_axis: of the output, that the bias lies along.
+        out_axis: of the output, that the bias lies along; of the input, that the weight reads, too.
     """
 
     node: fx.Node
