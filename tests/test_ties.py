@@ -128,3 +128,53 @@ def test_units_that_may_all_be_off_tie_what_they_choose(
     with torch.device("meta"):
         model = type("Off", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
     assert moves(derive(trace_first_call(model))) == free
+
+
+class Computed(nn.Module):
+    """Vectors that are looked up by what a router says whose rows, or whose biases, are computed."""
+
+    rows: Callable[[Tensor], Tensor]
+    bias: Callable[[Tensor], Tensor]
+    act: Callable[[Tensor], Tensor]
+
+    def __init__(self, config: TowerConfig, index: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, 5)
+        self.router = nn.Linear(5, 7)
+        self.values = nn.Parameter(torch.zeros(7, config.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = type(self)
+        weight, bias = part.rows(self.router.weight), part.bias(self.router.bias)
+        return self.values[nn.functional.linear(part.act(self.up(x)), weight, bias).argmax(-1)]
+
+
+def first_and_zeros(w: Tensor) -> Tensor:
+    return torch.cat((w[:3], w.new_zeros(4, *w.shape[1:])))
+
+
+def same(w: Tensor) -> Tensor:
+    return w
+
+
+@pytest.mark.parametrize(
+    ("rows", "bias", "act", "free"),
+    [
+        (first_and_zeros, first_and_zeros, same, False),
+        (lambda w: w.mean(0, keepdim=True).expand(7, 5), lambda b: b * 0, same, False),
+        (lambda w: w.clamp(-9, 9) * 2, same, same, True),
+        (same, lambda b: b.mean().expand(7), torch.relu, False),
+        (same, lambda b: b.mean().expand(7), same, True),
+        (same, lambda b: b + 1, torch.relu, True),
+        (lambda w: nn.functional.normalize(w, dim=-1), same, torch.relu, True),
+        (lambda w: w - w.mean(0), lambda b: b.relu(), torch.relu, False),
+    ],
+)  # fmt: skip
+def test_units_whose_routers_are_computed_may_tie(
+    rows: Callable[[Tensor], Tensor], bias: Callable[[Tensor], Tensor], act: Callable[[Tensor], Tensor], free: bool
+) -> None:
+    chosen = {"rows": staticmethod(rows), "bias": staticmethod(bias), "act": staticmethod(act)}
+    part = type("Part", (Computed,), chosen)
+    with torch.device("meta"):
+        model = type("Computed", (Tower,), {"mlp": part})(TowerConfig(num_hidden_layers=1)).eval()
+    assert moves(derive(trace_first_call(model))) == free

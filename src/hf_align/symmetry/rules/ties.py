@@ -17,11 +17,10 @@ from hf_align.symmetry.interpreter.bounds import FIXED
 from hf_align.symmetry.interpreter.call import Call
 from hf_align.symmetry.interpreter.spaces import Axis, Space
 from hf_align.symmetry.interpreter.values import Interpretation, values_of
-from hf_align.symmetry.rules.trials import drawn_all, run, since_products
+from hf_align.symmetry.rules.trials import drawn_all, is_stored, run, since_products
 from hf_align.symmetry.rules.vanishing import vanishing
 from hf_align.tracing.execute import run_node
 from hf_align.tracing.ops import Trait, does
-from hf_align.tracing.program import Program
 
 _SIZES = (0.01, 1.0, 30.0, 1000.0, 10_000.0)
 """Of the numbers: limits lie within them, unless they only keep numbers from overflowing."""
@@ -70,21 +69,7 @@ def _hands_on(product: fx.Node, spaces: set[Space], found: Interpretation) -> bo
         return any(atom.space in spaces for axis in axes for atom in axis.atoms)
 
     given = [operand for operand in product.all_input_nodes if lies_along(operand)]
-    return bool(given) and not any(_is_stored(operand, found.program) for operand in given)
-
-
-def _is_stored(node: fx.Node, program: Program) -> bool:
-    """Whether a value is a weight, or made of weights alone."""
-    waiting, seen = [node], set[fx.Node]()
-    while waiting:
-        before = waiting.pop()
-        if before in seen or before in program.parameters or before in program.constants:
-            continue
-        if before.op != "call_function":
-            return False
-        seen.add(before)
-        waiting += before.all_input_nodes
-    return True
+    return bool(given) and not any(is_stored(operand, found.program) for operand in given)
 
 
 def _in_one_word(source: fx.Node, drawn: Tensor, stored: Collection[Space], found: Interpretation) -> Tensor:

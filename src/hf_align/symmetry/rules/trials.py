@@ -3,7 +3,7 @@ ops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,11 +65,43 @@ def run(
 
 def drawn(source: fx.Node, program: Program, size: float, rng: Generator) -> Tensor:
     """Random numbers, and of what is no number of the model, such as a mask, what was given. Rows that are looked up
-    may all be one."""
+    may all be one. A product with what is computed of weights has what is equal along these."""
     example = source.meta["val"]
     if example.is_floating_point():
         is_row = does(source, Trait.LOOKS_UP_ROWS) and source.args[1] not in program.constants
+        if any(_computed_weights(source, program)):
+            made = size * run([source], drawn_operands(source, program, rng), program)[source]
+            return made.reshape(-1, made.shape[-1])[0].expand(made.shape) if is_row else made
         shape = example.shape[-1:] if is_row else example.shape
         return size * torch.randn(shape, generator=rng, dtype=torch.float64).expand(example.shape)
     given = program.example.arguments.get(program.inputs.get(source, ""))
     return given if isinstance(given, Tensor) else torch.zeros(example.shape, dtype=example.dtype)
+
+
+def drawn_operands(product: fx.Node, program: Program, rng: Generator) -> dict[fx.Node, Tensor]:
+    """Random numbers for what a product is made of; what is computed of weights is made of random weights."""
+    numbers = drawn_all(product.all_input_nodes, program, 1.0, rng)
+    for weight in _computed_weights(product, program):
+        ops, sources = since_products(weight, program)
+        numbers[weight] = run(ops, drawn_all(sources, program, 1.0, rng), program)[weight]
+    return numbers
+
+
+def _computed_weights(product: fx.Node, program: Program) -> Iterator[fx.Node]:
+    for operand in product.all_input_nodes if product.op == "call_function" else ():
+        if operand.op == "call_function" and operand not in program.constants and is_stored(operand, program):
+            yield operand
+
+
+def is_stored(node: fx.Node, program: Program) -> bool:
+    """Whether a value is a weight, or made of weights alone."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        before = waiting.pop()
+        if before in seen or before in program.parameters or before in program.constants:
+            continue
+        if before.op != "call_function":
+            return False
+        seen.add(before)
+        waiting += before.all_input_nodes
+    return True

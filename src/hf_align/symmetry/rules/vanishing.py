@@ -1,5 +1,5 @@
-"""Where a product of matrices gives zero, because one of its factors does: units of it are off, a mask hides them, or
-the products vanish that it is made of."""
+"""What a product of matrices gives where one of its factors is zero: units of it are off, a mask hides them, or the
+products vanish that it is made of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, fx
 
 from hf_align.symmetry.interpreter.values import Interpretation
-from hf_align.symmetry.rules.trials import drawn, drawn_all, run, since_products
+from hf_align.symmetry.rules.trials import drawn, drawn_all, drawn_operands, run, since_products
 from hf_align.tracing.program import Program
 
 _OFF = 4.0
@@ -17,25 +17,25 @@ _OFF = 4.0
 
 
 def vanishing(product: fx.Node, found: Interpretation) -> Tensor | None:
-    """What a product gives where one of its factors is zero, if it is zero there, too; none if it never is."""
+    """What a product gives where as much of one of its factors is zero as can be; none if nothing of one ever is."""
     if product not in found.vanishing:
         known = found.program.parameters.keys() | found.program.constants.keys()
         given = [a for a in product.all_input_nodes if a not in known and a.meta["val"].is_floating_point()]
-        tried = (_of_zeros(product, factor, found) for factor in given)
         found.vanishing[product] = None
-        found.vanishing[product] = next((value for value in tried if value is not None), None)
+        tried = [pair for factor in given for pair in _at_zeros(product, factor, found)]
+        found.vanishing[product] = max(tried, key=lambda pair: pair[0])[1] if tried else None
     return found.vanishing[product]
 
 
-def _of_zeros(product: fx.Node, factor: fx.Node, found: Interpretation) -> Tensor | None:
+def _at_zeros(product: fx.Node, factor: fx.Node, found: Interpretation) -> Iterator[tuple[float, Tensor]]:
+    """How much of a factor is zero, and what the product gives there."""
     program, rng = found.program, Generator().manual_seed(0)
-    for zeros in _with_zeros(factor, found, rng):
-        numbers = drawn_all(product.all_input_nodes, program, 1.0, rng)
-        numbers[factor] = numbers[factor].masked_fill(zeros == 0, 0)
-        value = run([product], numbers, program)[product]
-        if bool((value == 0).any()):
-            return value
-    return None
+    for value in _with_zeros(factor, found, rng):
+        is_zero = value == 0
+        if bool(is_zero.any()):
+            numbers = drawn_operands(product, program, rng)
+            numbers[factor] = numbers[factor].masked_fill(is_zero, 0)
+            yield float(is_zero.double().mean()), run([product], numbers, program)[product]
 
 
 def _with_zeros(factor: fx.Node, found: Interpretation, rng: Generator) -> Iterator[Tensor]:
