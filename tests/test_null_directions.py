@@ -16,6 +16,7 @@ from hf_align.symmetry.certificate import count
 from hf_align.symmetry.certificate import null_directions as counting
 from hf_align.symmetry.certificate.count import (
     Look,
+    glances,
     looks,
     moving,
     reached,
@@ -152,17 +153,22 @@ def test_a_weight_that_no_call_computes_with_is_not_reached() -> None:
 @pytest.mark.parametrize("few", [1, 8])
 def test_what_one_result_alone_sees_is_found_however_few_outputs_are_looked_at_first(few: int) -> None:
     """Ten directions of twelve have an effect, eight in one result and two in another."""
+    program = trace(tiny_bert(architectures=["BertModel"]), length=10)
     sees = torch.eye(12, dtype=torch.float64)
-    asked: list[int] = []
+    parts = dict(zip(program.interface, (sees[:8], sees[8:10]), strict=True))
+    asked: dict[object, list[int]] = {}
 
-    def jacobians(left: int, outputs: int) -> list[Tensor]:
-        asked.append(outputs)
-        mixes = torch.randn(2, outputs, 12, generator=rng(), dtype=torch.float64)
-        return [mixes[0] @ torch.diag(sees[:8].sum(0)), mixes[1] @ torch.diag(sees[8:10].sum(0))]
+    def jacobians(look: Look) -> list[Tensor]:
+        (result,) = look.results
+        asked.setdefault(result, []).append(int(look.wanted))
+        mixes = torch.randn(few * int(look.wanted), 12, generator=rng(), dtype=torch.float64)
+        return [mixes @ torch.diag(parts[result].sum(0))]
 
-    left = without_any_effect(sees, lambda left, outputs: jacobians(left, few * outputs), zero=1e-12)
+    left = without_any_effect(sees, program, jacobians, 2.0, zero=1e-12)
     assert len(left) == 2 and float(left[:, :10].norm()) < 1e-9
-    assert asked == sorted(set(asked)), "more outputs after each look that found an effect"
+    assert asked.keys() == {*program.interface}
+    for outputs in asked.values():
+        assert outputs == sorted(set(outputs)), "more outputs after each look that found an effect"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +198,7 @@ def test_a_result_that_no_input_changes_is_not_looked_at_first() -> None:
     program = join({mode.name: program for mode, program in find_modes(build_without_weights(config))})
     spec = derive(program)
     sizes = {name: math.prod(spec.shape(name)) for name in spec.parameters}
-    moved = moving(program, canonical_weights(program, spec, rng()), rng())
+    moved = moving(glances(program, weights := canonical_weights(program, spec, rng()), rng()), weights)
     blind = {result for result, names in moved.items() if not any("conv_layers" in name for name in names)}
     first, *_ = telling_looks(program, 1.0, most=sum(sizes.values()))
     best, *_ = telling_looks(program, 1.0, most=sum(sizes.values()), read=moved)

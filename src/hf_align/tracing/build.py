@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,21 +39,37 @@ ELSEWHERE = "where it will be"
 """Stands for the folder from which what is written will be loaded: no file that code may read lies there."""
 
 
+_FILLED = frozenset((torch.zeros, torch.ones, torch.full, torch.rand, torch.randn))
+_LARGE = 2**24
+"""Entries of what is hardly a table that is computed, but the weights of experts, say, that a class fills at once."""
+
+
 class _WeightsOnMeta(TorchFunctionMode):
     """Weights come from `torch.empty`, which costs nothing here; computed buffers stay real.
 
+    Args:
+        largest: entries of what may be made full; more of them are weights, too, as it seems.
+
     Attributes:
         filled: empty tensors that were made a copy of a real one: by id, with the version and the value from then on.
+        left_empty: whether something was made empty that a class wanted full.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float = math.inf) -> None:
         super().__init__()
         self.filled: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self.left_empty = False
+        self._largest = largest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.empty:
             kwargs["device"] = "meta"
+        if func in _FILLED and self._largest < math.inf:
+            empty: Tensor = func(*args, **kwargs | {"device": "meta"})
+            if empty.numel() > self._largest:
+                self.left_empty = True
+                return empty
         result = func(*args, **kwargs)
         if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
             self.filled[id(args[0])] = args[0], args[0]._version, args[1].detach().to(args[0].dtype).expand_as(args[0])
@@ -179,8 +196,7 @@ def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
     the config notes, else freshly computed ones."""
     build = model_class(config)
     try:
-        with quiet(), _WeightsOnMeta() as made, no_init_weights():
-            model = made.fill(_with_plain_parts(build, config))
+        model = _empty(lambda: _with_plain_parts(build, config))
     except (HfAlignError, MemoryError):
         raise
     except Exception as error:  # what a class says of a config that it does not take may be anything
@@ -189,6 +205,32 @@ def build_without_weights(config: PretrainedConfig) -> PreTrainedModel:
         named = config._name_or_path or config.model_type
         raise IncompatibleModels(f"{named}: no model can be built from its config ({reason(error)})") from error
     return _with_fake_weights(model, config)
+
+
+def _empty(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """What is built, without the values of its weights. Large ones that a class fills at once are not filled, unless
+    it computes something else from them."""
+    with quiet(), no_init_weights():
+        with _WeightsOnMeta(_LARGE) as made:
+            try:
+                model = made.fill(build())
+            except (HfAlignError, MemoryError):
+                raise
+            except Exception:
+                if not made.left_empty:
+                    raise
+            else:
+                if not (made.left_empty and any(tensor.is_meta for tensor in _computed(model))):
+                    return model
+        with _WeightsOnMeta() as made:
+            return made.fill(build())
+
+
+def _computed(model: PreTrainedModel) -> Iterator[Tensor]:
+    """The buffers of a model, and what its parts hold beside them."""
+    yield from model.buffers()
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
 def build_as_loaded(
@@ -206,8 +248,7 @@ def build_as_loaded(
     for part in parts(config):
         part._attn_implementation = None
         part._experts_implementation = "eager"
-    with quiet(), _WeightsOnMeta() as made, no_init_weights():
-        model = made.fill(kind(config, dtype=dtype).eval())
+    model = _empty(lambda: kind(config, dtype=dtype).eval())
     return _with_fake_weights(model, config)
 
 

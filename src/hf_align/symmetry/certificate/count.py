@@ -57,7 +57,6 @@ def looks(
     *,
     spare: int = 0,
     most: int | None = None,
-    outputs: float = math.inf,
 ) -> Iterator[Look]:
     """Enough contexts for as many outputs as there are parameters, times a share.
 
@@ -68,7 +67,6 @@ def looks(
         sizes: entries of each parameter, by name.
         spare: contexts beyond that.
         most: in how many directions the parameters can move at most, if not in all.
-        outputs: of each result in each context, no more than these.
     """
     results = _real(program)
     wanted = share * min(sum(sizes.values()), most or math.inf)
@@ -81,7 +79,7 @@ def looks(
         numbers = sum(size for name, size in sizes.items() if name not in beside)
         contexts = math.ceil(share * min(numbers, most or numbers) / least) + spare
         if contexts > seen and numbers:
-            yield Look(few, contexts - seen, min(wanted, outputs))
+            yield Look(few, contexts - seen, wanted)
             seen = contexts
 
 
@@ -108,12 +106,16 @@ def telling_looks(
         left -= read[result]
 
 
-def moving(program: Program, weights: Weights, rng: Generator) -> dict[Node, frozenset[str]]:
-    """The parameters that each result depends on in some of a few contexts: where a mask hides all of the input, what
-    reads the input changes nothing."""
+def glances(program: Program, weights: Weights, rng: Generator) -> dict[Node, Tensor]:
+    """The derivatives of an output of each result in a few contexts, as `jacobian` gives them."""
+    return {result: _jacobian(program, weights, result, Look((result,), _FEW, 1), rng) for result in _real(program)}
+
+
+def moving(glanced: Mapping[Node, Tensor], weights: Weights) -> dict[Node, frozenset[str]]:
+    """The parameters that each result depends on at a glance: where a mask hides all of the input, what reads the input
+    changes nothing."""
     found = dict[Node, frozenset[str]]()
-    for result in _real(program):
-        rows = _jacobian(program, weights, result, Look((result,), _FEW, 1), rng)
+    for result, rows in glanced.items():
         parts = rows.split([w.numel() for w in weights.values()], dim=1)
         found[result] = frozenset(n for n, part in zip(weights, parts, strict=True) if part.any())
     return found
@@ -341,23 +343,33 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float
 
 
 def without_any_effect(
-    directions: Tensor, jacobians: Callable[[int, int], Sequence[Tensor]], *, zero: float | None = None
+    directions: Tensor,
+    program: Program,
+    jacobians: Callable[[Look], Sequence[Tensor]],
+    share: float,
+    *,
+    spare: int = 0,
+    zero: float | None = None,
 ) -> Tensor:
     """What of some orthonormal directions moves no output of any result.
 
     A single random combination of a result's outputs shows whether the result sees any direction, and one of those
-    that it sees. So few are looked at first, and more as long as a look finds an effect.
+    that it sees. So few are looked at first, and more as long as a look finds an effect; results that cost most come
+    last, when there are few directions left that they may see.
 
     Args:
-        jacobians: of all results, for so many directions and with so many outputs of each, as `without_effect` takes
-            them.
+        jacobians: of a look, at one point or at several, as `without_effect` takes them.
+        share: outputs for each direction.
+        spare: contexts beyond that.
         zero: as in `without_effect`.
     """
-    before, outputs = math.inf, _FIRST_OUTPUTS
-    while 0 < len(directions) < before:
-        before = len(directions)
-        directions = without_effect(directions, jacobians(before, outputs), zero=zero)
-        outputs *= _MORE_OUTPUTS
+    for result in sorted(_real(program), key=lambda result: _numbers(upstream([result], program))):
+        before, most, outputs = math.inf, 1, _FIRST_OUTPUTS
+        while 0 < len(directions) < before:
+            before = len(directions)
+            contexts = math.ceil(share * min(most, before) / _rows(result, outputs)) + spare
+            directions = without_effect(directions, jacobians(Look((result,), contexts, outputs)), zero=zero)
+            most, outputs = most * _MORE_OUTPUTS, outputs * _MORE_OUTPUTS
     return directions
 
 

@@ -8,14 +8,13 @@ a direction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Generator, Tensor
 
 from hf_align.symmetry.certificate.count import (
     Look,
     jacobian,
-    looks,
     telling_looks,
     without_any_effect,
     without_effect,
@@ -42,15 +41,11 @@ def flat_directions(
     Returns:
         orthonormal, [flat, reached parameters].
     """
-    sizes = {name: weight.numel() for name, weight in means[0].items()}
 
-    def at_all(few: Iterable[Look]) -> list[Tensor]:
-        same = [*few]
-        return [jacobian(program, mean, same, rng)[:, reached] for mean in means]
-
-    def again(most: int, outputs: int) -> list[Tensor]:
-        return at_all(looks(program, sizes, _SHARE / POINTS, most=most, outputs=outputs))
+    def at_all(look: Look) -> list[Tensor]:
+        return [jacobian(program, mean, [look], rng)[:, reached] for mean in means]
 
     if len(null):
-        null = without_effect(null, at_all(telling_looks(program, _SHARE / POINTS, most=len(null))))
-    return without_any_effect(null, again)
+        telling = telling_looks(program, _SHARE / POINTS, most=len(null))
+        null = without_effect(null, [rows for look in telling for rows in at_all(look)])
+    return without_any_effect(null, program, at_all, _SHARE / POINTS)

@@ -7,7 +7,7 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from hf_align.symmetry.certificate.count import (
     Look,
     are_null,
+    glances,
     jacobian,
     looks,
     missing_directions,
@@ -145,25 +146,21 @@ def _beyond(
     Args:
         contexts: in which it was found out what is read.
     """
-    sizes = {name: weight.numel() for name, weight in weights.items()}
     most = max(1, int(read.sum()) - len(known))
-    telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(program, weights, rng))]
-    derivatives = _of_read(jacobian(program, weights, [*telling, *looks(program, sizes, 1, most=1)], rng), read)
+    glanced = glances(program, weights, rng)
+    telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(glanced, weights))]
+    derivatives = _of_read(torch.cat([jacobian(program, weights, telling, rng), *glanced.values()]), read)
     rest, seen = _others(derivatives, known), [derivatives]
 
-    def also_at(look: Iterable[Look]) -> list[Tensor]:
-        more = jacobian(program, weights, look, rng)
+    def also_at(look: Look) -> list[Tensor]:
+        more = jacobian(program, weights, [look], rng)
         seen.append(_of_read(more, read))
         return [more[:, read]]
 
     if len(rest):
-        in_many = also_at(Look(look.results, contexts, _IN_MANY) for look in telling)
+        in_many = [rows for look in telling for rows in also_at(Look(look.results, contexts, _IN_MANY))]
         rest = without_effect(rest, in_many, zero=_ZERO)
-
-    def again(most: int, outputs: int) -> list[Tensor]:
-        return also_at(looks(program, sizes, _AGAIN, spare=1, most=most, outputs=outputs))
-
-    rest = without_any_effect(rest, again, zero=_ZERO)
+    rest = without_any_effect(rest, program, also_at, _AGAIN, spare=1, zero=_ZERO)
     return torch.cat(seen), rest
 
 
