@@ -37,6 +37,8 @@ _BLOCK = 32
 """Directions that inverse iteration looks at together."""
 _LARGE_BLOCK = 256
 """As many more, as long as all of them turn out to be null."""
+_MANY_NUMBERS = 2**20
+"""In the values of one run: an output is as dear as its run has so many, however many outputs a run has."""
 _NUMBERS = 2**22
 """Numbers in memory at once, about: outputs are differentiated as many together as this allows."""
 
@@ -97,10 +99,11 @@ def telling_looks(
     """
     results = _real(program)
     read = read or {result: _read(program, [result]) for result in results}
-    price = {result: _numbers(upstream([result], program)) / max(1, _rows(result)) for result in results}
+    numbers = {result: _numbers(upstream([result], program)) for result in results}
+    price = {result: (n // _MANY_NUMBERS, n / max(1, _rows(result))) for result, n in numbers.items()}
     left = frozenset[str]().union(*read.values())
     while left:
-        result = max(results, key=lambda result: (_entries(program, read[result] & left), -price[result]))
+        result = max(results, key=lambda result: (_entries(program, read[result] & left), *(-p for p in price[result])))
         wanted = share * min(most, _entries(program, read[result] & left))
         yield Look((result,), math.ceil(wanted / max(1, _rows(result, wanted))) + spare, wanted)
         left -= read[result]
