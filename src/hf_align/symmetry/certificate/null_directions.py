@@ -159,6 +159,9 @@ def _beyond(
 
     if len(rest):
         in_many = [rows for look in telling for rows in also_at(Look(look.results, contexts, _IN_MANY))]
+        if any((rows @ rest.T).norm() > _ZERO * rows.norm() for rows in in_many):
+            # What rounding has left in them of a direction with a small effect may have a larger one here.
+            rest = _others(torch.cat(seen), known)
         rest = without_effect(rest, in_many, zero=_ZERO)
     rest = without_any_effect(rest, program, also_at, _AGAIN, spare=1, zero=_ZERO)
     return torch.cat(seen), rest
