@@ -12,9 +12,9 @@ from conftest import tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
 from torch import Tensor, fx, nn
 
 from hf_align.symmetry.certificate.certify import Certificate, certify
-from hf_align.symmetry.certificate.count import missing_directions
 from hf_align.symmetry.certificate.draws import draws
 from hf_align.symmetry.certificate.null_directions import null_directions
+from hf_align.symmetry.certificate.null_space import missing_directions
 from hf_align.symmetry.certificate.random_copy import raise_epsilons, with_eps, with_room, with_tokens
 from hf_align.symmetry.certificate.tangents import _steps, tangents
 from hf_align.symmetry.derivation import derive

@@ -41,18 +41,18 @@ ELSEWHERE = "where it will be"
 
 _FILLED = frozenset((torch.zeros, torch.ones, torch.full, torch.rand, torch.randn))
 _LARGE = 2**24
-"""Entries of what is hardly a table that is computed, but the weights of experts, say, that a class fills at once."""
+"""Entries: what is larger, and filled when it is made, is rather the weights of experts than a table."""
 
 
 class _WeightsOnMeta(TorchFunctionMode):
     """Weights come from `torch.empty`, which costs nothing here; computed buffers stay real.
 
     Args:
-        largest: entries of what may be made full; more of them are weights, too, as it seems.
+        largest: entries of what may be filled when it is made; what has more is taken for weights.
 
     Attributes:
         filled: empty tensors that were made a copy of a real one: by id, with the version and the value from then on.
-        left_empty: whether something was made empty that a class wanted full.
+        left_empty: whether something was left empty that a class fills.
     """
 
     def __init__(self, largest: float = math.inf) -> None:
@@ -65,15 +65,19 @@ class _WeightsOnMeta(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.empty:
             kwargs["device"] = "meta"
-        if func in _FILLED and self._largest < math.inf:
-            empty: Tensor = func(*args, **kwargs | {"device": "meta"})
-            if empty.numel() > self._largest:
-                self.left_empty = True
-                return empty
+        if func in _FILLED and self._is_large(func, args, kwargs):
+            self.left_empty = True
+            kwargs["device"] = "meta"
         result = func(*args, **kwargs)
         if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
             self.filled[id(args[0])] = args[0], args[0]._version, args[1].detach().to(args[0].dtype).expand_as(args[0])
         return result
+
+    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
+        try:
+            return self._largest < math.inf and func(*args, **kwargs | {"device": "meta"}).numel() > self._largest
+        except Exception:  # what cannot be made there is made as it was asked for
+            return False
 
     def fill(self, model: PreTrainedModel) -> PreTrainedModel:
         """Give a model the values of buffers that it does not save, where they were made empty and then filled."""

@@ -17,8 +17,8 @@ from hf_align.symmetry.certificate.count import (
     jacobian,
     telling_looks,
     without_any_effect,
-    without_effect,
 )
+from hf_align.symmetry.certificate.null_space import without_effect
 from hf_align.symmetry.certificate.random_copy import Weights
 from hf_align.tracing.program import Program
 

@@ -17,22 +17,19 @@ from torch.nn.functional import normalize
 
 from hf_align.symmetry.certificate.count import (
     Look,
-    are_null,
     glances,
     jacobian,
     looks,
-    missing_directions,
     moving,
-    null_space,
     reached,
     telling_looks,
     without_any_effect,
     without_derivative,
-    without_effect,
 )
 from hf_align.symmetry.certificate.fibres import Fibres, fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
 from hf_align.symmetry.certificate.kinks import on_both_sides, within_reach
+from hf_align.symmetry.certificate.null_space import are_null, missing_directions, null_space, without_effect
 from hf_align.symmetry.certificate.random_copy import SIZES, Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
