@@ -90,6 +90,15 @@ def test_copies_see_and_hear_as_their_models_do(model_type: str, architecture: s
     assert answered == {f"input_ids with {kind}" for kind in kinds.split()}
 
 
+def test_a_copy_of_llama_4_sees() -> None:
+    """Its class fills the weights of its experts at once, and pictures pass a projector with two widths of its own."""
+    config = default("llama4", "Llama4ForConditionalGeneration")
+    config.pad_token_id = 0
+    small = reduced(config)
+    assert small is not None and parameters(small) <= WANTED
+    assert media_answered(build_without_weights(small)).answered == {"input_ids with image"}
+
+
 @pytest.mark.parametrize(
     ("model_type", "field"), [("sam_vision_model", "global_attn_indexes"), ("qwen2_5_vl", "fullatt_block_indexes")]
 )

@@ -46,10 +46,10 @@ _FIELDS: dict[str, str] = {
              "cross_attention_hidden_size attention_hidden_size llm_hidden_size lm_hidden_size vision_hidden_size "
              "bottleneck_size fusion_hidden_size proj_size shared_embed_dim language_hidden_size decoder_embed_dim "
              "encoder_embed_dim projector_hidden_size text_width vision_width hidden_dims lru_width linear_width "
-             "d_latents audio_hidden_size output_hidden_size encoder_width decoder_width "
+             "d_latents audio_hidden_size output_hidden_size encoder_width decoder_width projector_input_dim "
              "vision_output_dim feature_size aggregation_hidden_size vision_embed_dim input_hidden_size conv_dim_first "
              "stem_hidden_channels codebook_dim depth_hidden_size global_hidden_size output_dim upsample_groups "
-             "condition_dim",
+             "condition_dim projector_output_dim",
     "heads": "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
              "decoder_num_attention_heads encoder_num_attention_heads attention_heads vision_heads text_heads "
              "num_self_attention_heads num_cross_attention_heads num_query_heads index_n_heads "
