@@ -64,19 +64,27 @@ class _Counting(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _count(self, func: Any, args: Any, kwargs: Any) -> None:
-        try:
-            made: Tensor = func(*args, **{**kwargs, "device": "meta"})
-        except (RuntimeError, TypeError):  # the caller hears of it
+        entries = entries_of(func, args, kwargs)
+        if entries is None:
             return
         is_real = str(kwargs.get("device") or "cpu") != "meta"
         self._tensors += 1
-        self._entries += made.numel()
+        self._entries += entries
         if (
             self._tensors > self._budget.tensors
             or self._entries > self._budget.entries
-            or (is_real and made.numel() > _REAL)
+            or (is_real and entries > _REAL)
         ):
             raise IncompatibleModels(f"{self._name}: its config.json asks for far more than that: {self._budget.why}")
+
+
+def entries_of(factory: Any, args: Any, kwargs: Any) -> int | None:
+    """How many entries a call of a factory asks for; None of one that fails, as its caller will hear."""
+    try:
+        made: Tensor = factory(*args, **{**kwargs, "device": "meta"})
+    except (RuntimeError, TypeError):
+        return None
+    return made.numel()
 
 
 @contextmanager

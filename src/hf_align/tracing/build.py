@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU
-from hf_align.tracing.budget import bounded_memory
+from hf_align.tracing.budget import bounded_memory, entries_of
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleConfig, build_module
 from hf_align.tracing.program import Inventory
@@ -65,19 +65,14 @@ class _WeightsOnMeta(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.empty:
             kwargs["device"] = "meta"
-        if func in _FILLED and self._is_large(func, args, kwargs):
+        is_filled = func in _FILLED and self._largest < math.inf
+        if is_filled and (entries_of(func, args, kwargs) or 0) > self._largest:
             self.left_empty = True
             kwargs["device"] = "meta"
         result = func(*args, **kwargs)
         if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
             self.filled[id(args[0])] = args[0], args[0]._version, args[1].detach().to(args[0].dtype).expand_as(args[0])
         return result
-
-    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
-        try:
-            return self._largest < math.inf and func(*args, **kwargs | {"device": "meta"}).numel() > self._largest
-        except Exception:  # what cannot be made there is made as it was asked for
-            return False
 
     def fill(self, model: PreTrainedModel) -> PreTrainedModel:
         """Give a model the values of buffers that it does not save, where they were made empty and then filled."""

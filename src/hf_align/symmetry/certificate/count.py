@@ -39,13 +39,7 @@ class Look:
     wanted: float = math.inf
 
 
-def looks(
-    program: Program,
-    sizes: Mapping[str, int],
-    share: float,
-    *,
-    spare: int = 0,
-) -> Iterator[Look]:
+def looks(program: Program, sizes: Mapping[str, int], share: float, *, spare: int = 0) -> Iterator[Look]:
     """Enough contexts for as many outputs as there are parameters, times a share.
 
     One result may follow from another, so that several together show no more than the largest of them. What only some
@@ -84,14 +78,19 @@ def telling_looks(
     """
     results = _real(program)
     read = read or {result: _read(program, [result]) for result in results}
-    numbers = {result: _numbers(upstream([result], program)) for result in results}
+    numbers = {result: _numbers_of_run(result, program) for result in results}
     price = {result: (n // _MANY_NUMBERS, n / max(1, _rows(result))) for result, n in numbers.items()}
     left = frozenset[str]().union(*read.values())
     while left:
         result = max(results, key=lambda result: (_entries(program, read[result] & left), *(-p for p in price[result])))
         wanted = share * min(most, _entries(program, read[result] & left))
-        yield Look((result,), math.ceil(wanted / max(1, _rows(result, wanted))) + spare, wanted)
+        yield _look(result, wanted, wanted, spare)
         left -= read[result]
+
+
+def _look(result: Node, rows: float, outputs: float, spare: int) -> Look:
+    """At a result in as many contexts as it takes for so many rows, with so many outputs in each, and in some more."""
+    return Look((result,), math.ceil(rows / max(1, _rows(result, outputs))) + spare, outputs)
 
 
 def glances(program: Program, weights: Weights, rng: Generator) -> dict[Node, Tensor]:
@@ -122,6 +121,10 @@ def _numbers(nodes: Iterable[Node]) -> int:
     """How many there are in the values of some nodes."""
     values = (node.meta.get("val") for node in nodes)
     return sum(value.numel() for value in values if isinstance(value, Tensor))
+
+
+def _numbers_of_run(result: Node, program: Program) -> int:
+    return _numbers(upstream([result], program))
 
 
 def _rows(result: Node, wanted: float = math.inf) -> int:
@@ -294,11 +297,11 @@ def without_any_effect(
         spare: contexts beyond that.
         zero: as in `without_effect`.
     """
-    for result in sorted(_real(program), key=lambda result: _numbers(upstream([result], program))):
+    for result in sorted(_real(program), key=lambda result: _numbers_of_run(result, program)):
         before, most, outputs = math.inf, 1, _FIRST_OUTPUTS
         while 0 < len(directions) < before:
             before = len(directions)
-            contexts = math.ceil(share * min(most, before) / max(1, _rows(result, outputs))) + spare
-            directions = without_effect(directions, jacobians(Look((result,), contexts, outputs)), zero=zero)
+            look = _look(result, share * min(most, before), outputs, spare)
+            directions = without_effect(directions, jacobians(look), zero=zero)
             most, outputs = most * _MORE_OUTPUTS, outputs * _MORE_OUTPUTS
     return directions
