@@ -227,6 +227,17 @@ def test_a_small_derivative_is_not_taken_for_none(known: int) -> None:
     assert len(missing_directions(jacobian, basis[60 - known :])) == 5 - known
 
 
+@pytest.mark.parametrize("small", [3, 24, 40, 80])
+def test_small_derivatives_are_not_taken_for_none_where_there_are_many(small: int) -> None:
+    """Of so many, a block that holds what is none holds no large one: the gap above it is not the one above zero."""
+    rng = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(300, 300, generator=rng, dtype=torch.float64))[0].T
+    sizes = torch.cat([torch.ones(286 - small), torch.logspace(-5, -9, small), torch.zeros(14)]).double()
+    jacobian = torch.linalg.qr(torch.randn(320, 300, generator=rng, dtype=torch.float64))[0] @ (sizes[:, None] * basis)
+    found = missing_directions(jacobian, basis[300:])
+    assert len(found) == 14 and float((found @ basis[286:].T).norm()) == pytest.approx(14**0.5)
+
+
 @pytest.mark.parametrize("known", [0, 3, 5, 60])
 @pytest.mark.parametrize("rows", [30, 200])
 def test_missing_directions_are_the_rest_of_the_null_space(known: int, rows: int) -> None:

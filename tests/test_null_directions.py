@@ -26,7 +26,7 @@ from hf_align.symmetry.certificate.count import (
 from hf_align.symmetry.certificate.kinks import within_reach
 from hf_align.symmetry.certificate.null_directions import canonical_weights, null_directions, orthonormal
 from hf_align.symmetry.certificate.null_space import without_effect
-from hf_align.symmetry.certificate.random_copy import random_weights, with_tokens
+from hf_align.symmetry.certificate.random_copy import Weights, random_weights, with_tokens
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
 from hf_align.symmetry.gauges.lengths import LevelLength
@@ -35,6 +35,7 @@ from hf_align.symmetry.gauges.row_means import CentreWriter
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.join import join
 from hf_align.tracing.modes import find_modes
+from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
 _OF_EACH_GAUGE = ("gpt2", "gptj", "bert tied", "resnet", "persimmon", "beit", "starcoder2", "heads beside windows",
@@ -167,6 +168,32 @@ def test_what_one_result_alone_sees_is_found_however_few_outputs_are_looked_at_f
     assert asked.keys() == {*program.interface}
     for outputs in asked.values():
         assert outputs == sorted(set(outputs)), "more outputs after each look that found an effect"
+
+
+@pytest.mark.parametrize("faint", [1e-2, 1e-6, 1e-8])
+def test_what_rounding_leaves_of_faint_directions_takes_none_of_the_null_ones(
+    faint: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directions of twelve have an effect in all results, but nearly none in that which is looked at first: so much
+    more of them is left in the two that have none, and seen where their effect is large."""
+    program = trace(tiny_bert(architectures=["BertModel"]), length=10)
+    first, second = program.interface
+    turn = torch.linalg.qr(torch.randn(12, 12, generator=rng()).double())[0]
+    sizes = {first: torch.tensor([1.0] * 8 + [faint] * 2), second: torch.tensor([0.0] * 8 + [1.0] * 2)}
+    drawn = torch.Generator().manual_seed(1)
+
+    def jacobian(program: Program, weights: Weights, looks: list[Look], rng: torch.Generator) -> Tensor:
+        ((result,),) = (look.results for look in looks)
+        mixes = torch.randn(40, 10, generator=drawn).double()
+        return mixes @ (sizes[result].double()[:, None] * turn[:10])
+
+    monkeypatch.setattr(counting, "jacobian", jacobian)
+    monkeypatch.setattr(counting, "glances", lambda *_: {first: torch.zeros(0, 12).double()})
+    monkeypatch.setattr(counting, "telling_looks", lambda *_, **__: [Look((first,), 1)])
+    monkeypatch.setattr(counting, "moving", lambda *_: {})
+    nothing, all_read = torch.zeros(0, 12).double(), torch.ones(12, dtype=torch.bool)
+    _, rest = counting._beyond(program, {}, nothing, all_read, 4, rng())
+    assert len(rest) == 2 and float((rest @ turn[:10].T).norm()) < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,13 @@ from hf_align.symmetry.certificate.count import (
 from hf_align.symmetry.certificate.fibres import Fibres, fibres
 from hf_align.symmetry.certificate.flat import POINTS, flat_directions
 from hf_align.symmetry.certificate.kinks import on_both_sides, within_reach
-from hf_align.symmetry.certificate.null_space import are_null, missing_directions, null_space, without_effect
+from hf_align.symmetry.certificate.null_space import (
+    are_hardly_seen,
+    are_null,
+    missing_directions,
+    null_space,
+    without_effect,
+)
 from hf_align.symmetry.certificate.random_copy import SIZES, Weights, random_weights
 from hf_align.symmetry.certificate.tangents import tangents
 from hf_align.symmetry.gauges.canonical import CanonicalWeights
@@ -50,6 +56,8 @@ _AGAIN = 2.0
 """Outputs that are looked at again, for each direction that had none."""
 _IN_MANY = 4
 """Outputs that are looked at in each of many contexts."""
+_ROUNDS = 3
+"""In which null directions are looked for, each with all that was looked at before."""
 _SKETCH = 64
 """Random combinations of rows that are tried first, where they may depend on each other."""
 _QUIET = 0.01
@@ -137,8 +145,9 @@ def _beyond(
 ) -> tuple[Tensor, Tensor]:
     """Derivatives by the weights that are read, and the null directions that are orthogonal to the known ones.
 
-    One result that depends on all weights shows most. What it does not see moved is looked at again: in few outputs of
-    as many contexts as had to be for all rows of tables to be looked up, then in all results.
+    One result that depends on all weights shows most. What it does not see moved is looked at again, and found anew
+    with all that was looked at where some of it is hardly seen: what rounding has left in it of a direction with a
+    small effect may have a larger one there.
 
     Args:
         contexts: in which it was found out what is read.
@@ -148,20 +157,36 @@ def _beyond(
     telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(glanced, weights))]
     derivatives = _of_read(torch.cat([jacobian(program, weights, telling, rng), *glanced.values()]), read)
     rest, seen = _others(derivatives, known), [derivatives]
-
-    def also_at(look: Look) -> list[Tensor]:
-        more = jacobian(program, weights, [look], rng)
-        seen.append(_of_read(more, read))
-        return [more[:, read]]
-
-    if len(rest):
-        in_many = [rows for look in telling for rows in also_at(Look(look.results, contexts, _IN_MANY))]
-        if any((rows @ rest.T).norm() > _ZERO * rows.norm() for rows in in_many):
-            # What rounding has left in them of a direction with a small effect may have a larger one here.
-            rest = _others(torch.cat(seen), known)
-        rest = without_effect(rest, in_many, zero=_ZERO)
-    rest = without_any_effect(rest, program, also_at, _AGAIN, spare=1, zero=_ZERO)
+    in_many = [Look(look.results, contexts, _IN_MANY) for look in telling]
+    for _ in range(_ROUNDS):
+        unseen, shown = _unseen(rest, program, weights, read, in_many, rng)
+        seen += [_of_read(rows, read) for rows in shown]
+        if len(unseen) == len(rest):
+            return torch.cat(seen), rest
+        effects = [rows[:, read] for rows in shown]
+        if not are_hardly_seen(rest, effects, zero=_ZERO):
+            return torch.cat(seen), without_effect(rest, effects, zero=_ZERO)
+        rest = _others(torch.cat(seen), known)
     return torch.cat(seen), rest
+
+
+def _unseen(
+    directions: Tensor, program: Program, weights: Weights, read: Tensor, in_many: list[Look], rng: Generator
+) -> tuple[Tensor, list[Tensor]]:
+    """What of some directions moves no output, and the derivatives that were looked at, [outputs, parameters].
+
+    Args:
+        in_many: a look at few outputs of as many contexts as had to be for all rows of tables to be looked up.
+    """
+    shown = list[Tensor]()
+
+    def at(look: Look) -> list[Tensor]:
+        shown.append(jacobian(program, weights, [look], rng))
+        return [shown[-1][:, read]]
+
+    if len(directions):
+        directions = without_effect(directions, [rows for look in in_many for rows in at(look)], zero=_ZERO)
+    return without_any_effect(directions, program, at, _AGAIN, spare=1, zero=_ZERO), shown
 
 
 def _of_read(rows: Tensor, read: Tensor) -> Tensor:

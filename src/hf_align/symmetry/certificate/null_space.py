@@ -15,10 +15,19 @@ _FAR_ABOVE = 180
 apart (2e-10 of the largest was seen); rounding has left 1.7e-10 of none at ill-conditioned weights."""
 _LEAST = 1e-17
 """Of the longest column's squared length: what rounding leaves of zero in float64, squared."""
-_ITERATIONS = 4
-"""Of inverse iteration: each divides what is left of other directions by the square of their gap."""
+_ITERATIONS = 2
+"""Of inverse iteration, once and then again: each divides what is left of other directions by the square of their gap."""
+_CERTAIN = 1e-13
+"""Relative to the largest of the spectrum: where a whole block is smaller, no other direction is left in it."""
+_PANEL = 32
+"""Columns that a QR decomposition takes at once."""
+_SEEN = 1e-6
+"""Of the largest effect: a smaller one may be what rounding has mixed into a null direction, of one that others hardly
+see."""
 _BLOCK = 32
 """Directions that inverse iteration looks at together."""
+_WIDE = 100.0
+"""A gap in a part of the spectrum that is taken for the one above zero, whatever lies above that part."""
 _LARGE_BLOCK = 256
 """As many more, as long as all of them turn out to be null."""
 
@@ -48,14 +57,32 @@ def missing_directions(jacobian: Tensor, known: Tensor) -> Tensor:
         null, values = _smallest(factor, min(wanted, len(factor)))
         if values[-1] > _CLEAR * length:
             return found
-        above = rank(torch.cat([length[None], values, zero[None]])) - 1
-        null = null[above:]
+        above = _above_zero(values, zero, length)
+        if above is None and wanted < min(_LARGE_BLOCK, len(factor)):
+            wanted = _LARGE_BLOCK
+            continue
+        null = null[above or 0 :]
         found = torch.cat([found, null])
         if not len(null) or len(found) >= len(factor):
             return found
         # Also where some of the block are not null: of many null directions, rounding may leave it only a part.
-        factor = torch.linalg.qr(torch.cat([factor, length * null]), mode="r")[1]
+        factor = _with_rows(factor, length * null)
         wanted = wanted if above else _LARGE_BLOCK
+
+
+def _above_zero(values: Tensor, zero: Tensor, length: Tensor) -> int | None:
+    """How many of the smallest singular values are above zero; None where the widest gap may be above all of them.
+
+    Args:
+        values: descending.
+        zero: what rounding leaves of it at least, [].
+        length: of the matrix, [].
+    """
+    above = rank(torch.cat([length[None], values, zero[None]])) - 1
+    if above or not _CERTAIN * length < values[0] < _SEEN * length:
+        return above
+    gaps = values / torch.cat([values[1:], zero[None]]).clamp_min(_CERTAIN * length)
+    return int(gaps.argmax()) + 1 if gaps.max() > _WIDE else None
 
 
 def are_null(directions: Tensor, jacobian: Tensor) -> bool:
@@ -71,8 +98,7 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float
         zero: what rounding may leave of an effect that is none, relative to the largest; counted among the sizes of the
             effects, for where all directions have one, the widest gap is the one above zero.
     """
-    seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
-    sizes, basis = _singular(torch.linalg.qr(seen, mode="r")[1])
+    sizes, basis = _effects(directions, effects)
     one = torch.ones(1).to(sizes)
     if zero is None:
         return basis[rank(torch.cat([one, sizes])) - 1 :] @ directions
@@ -80,14 +106,40 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float
     return basis[max(above, int((sizes > _FAR_ABOVE * zero).sum())) :] @ directions
 
 
+def are_hardly_seen(directions: Tensor, effects: Sequence[Tensor], *, zero: float) -> bool:
+    """Whether some of what orthonormal directions do is more than rounding, and so little that it may come of rounding
+    in the directions themselves.
+
+    Args:
+        effects: as in `without_effect`.
+        zero: as there.
+    """
+    sizes = _effects(directions, effects)[0]
+    return bool(((zero < sizes) & (sizes < _SEEN)).any())
+
+
+def _effects(directions: Tensor, effects: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The sizes of what orthonormal directions do, descending, and the combinations of them that do it, in rows."""
+    seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
+    return _singular(torch.linalg.qr(seen, mode="r")[1])
+
+
+def _with_rows(factor: Tensor, rows: Tensor) -> Tensor:
+    """The triangular factor of a matrix that has more rows, from the one without them."""
+    return torch.from_numpy(scipy.linalg.lapack.dtpqrt(0, min(_PANEL, len(factor)), factor.numpy(), rows.numpy())[0])
+
+
 def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The right singular vectors of the smallest singular values, [count, parameters], and these, descending."""
     block = torch.randn(len(factor), count, generator=Generator().manual_seed(0), dtype=factor.dtype)
-    for _ in range(_ITERATIONS if count < len(factor) else 0):
-        block = torch.linalg.solve_triangular(factor.T, torch.linalg.qr(block)[0], upper=False)
-        block = torch.linalg.solve_triangular(factor, torch.linalg.qr(block)[0], upper=True)
-    basis = torch.linalg.qr(block)[0]
-    values, vectors = _singular(factor @ basis)
+    for _ in range(2):
+        for _ in range(_ITERATIONS if count < len(factor) else 0):
+            block = torch.linalg.solve_triangular(factor.T, torch.linalg.qr(block)[0], upper=False)
+            block = torch.linalg.solve_triangular(factor, torch.linalg.qr(block)[0], upper=True)
+        basis = torch.linalg.qr(block)[0]
+        values, vectors = _singular(factor @ basis)
+        if values[0] < _CERTAIN * factor.norm():
+            break
     return vectors @ basis.T, values
 
 
