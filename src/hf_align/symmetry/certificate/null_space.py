@@ -16,7 +16,7 @@ apart (2e-10 of the largest was seen); rounding has left 1.7e-10 of none at ill-
 _LEAST = 1e-17
 """Of the longest column's squared length: what rounding leaves of zero in float64, squared."""
 _ITERATIONS = 2
-"""Of inverse iteration, once and then again: each divides what is left of other directions by the square of their gap."""
+"""Of inverse iteration, once and again: each divides what is left of other directions by the square of their gap."""
 _CERTAIN = 1e-13
 """Relative to the largest of the spectrum: where a whole block is smaller, no other direction is left in it."""
 _PANEL = 32
