@@ -64,6 +64,20 @@ class StreamsRawTower(StreamsBetweenTower):
         self.layers.append(Raw(config, len(self.layers), self.attention, self.mlp))
 
 
+class StreamsRawLaidTower(StreamsRawTower):
+    """All tokens of the batch are laid behind each other, and apart again."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        return super().enter(x).flatten(0, 1).unsqueeze(0).squeeze(0).unflatten(0, x.shape[:2])
+
+
+class StreamsRawCrossedTower(StreamsRawTower):
+    """So are the two halves of its channels, one from each in turn."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        return super().enter(x).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
 class StreamsRawLeaningTower(StreamsBetweenTower):
     def more(self, config: TowerConfig) -> None:
         super().more(config)

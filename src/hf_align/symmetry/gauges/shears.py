@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.gauges.canonical import Gauge, Get, Shape
-from hf_align.symmetry.gauges.index_provenance import LosesMean
+from hf_align.symmetry.gauges.index_provenance import LosesMean, entries_of, in_order, moved_alone
 from hf_align.symmetry.gauges.kept_norms import (
     KeptNorm,
     VectorUse,
@@ -116,7 +116,7 @@ def shears_along_means(
         gone, zero: as for `kept_norms`.
     """
     norms = norms_that_stay(found, gone, zero)
-    tops = dict.fromkeys(_top_of(node, loses_mean) for node in (*norms, *found.linear_uses))
+    tops = dict.fromkeys(_top_of(node, found, loses_mean) for node in (*norms, *found.linear_uses))
     values = [value for value in (_value(node, norms, zero, found, loses_mean) for node in tops) if value.readers]
     for gain in dict.fromkeys(norm.gain for norm in norms.values()):
         together = _read_together([v for v in values if any(n.gain == gain for n in v.norms)], values)
@@ -130,20 +130,31 @@ def _seeing(node: fx.Node, loses_mean: LosesMean) -> list[fx.Node]:
     return [user for user in node.users if not loses_mean(user, node)]
 
 
-def _top_of(node: fx.Node, loses_mean: LosesMean) -> fx.Node:
+def _is_stage(node: fx.Node, found: Interpretation) -> bool:
+    """Whether a value is one that came before it in a stream, as it is or with other axes before the last, or a sum."""
+    if is_sum_or_same(node):
+        return True
+    operands = node.all_input_nodes
+    moved = moved_alone(node, operands[0], entries_of(operands[0]), found) if len(operands) == 1 else None
+    return moved is not None and in_order(moved)
+
+
+def _top_of(node: fx.Node, found: Interpretation, loses_mean: LosesMean) -> fx.Node:
     """The last stage of the stream that a value is written into: what reads those before it never sees their mean."""
-    while len(users := _seeing(node, loses_mean)) == 1 and is_sum_or_same(users[0]):
+    while len(users := _seeing(node, loses_mean)) == 1 and _is_stage(users[0], found):
         (node,) = users
     return node
 
 
-def _terms_of(top: fx.Node, norms: Mapping[fx.Node, KeptNorm], loses_mean: LosesMean) -> Iterator[fx.Node]:
+def _terms_of(
+    top: fx.Node, norms: Mapping[fx.Node, KeptNorm], found: Interpretation, loses_mean: LosesMean
+) -> Iterator[fx.Node]:
     """All that is written into the stream up to a stage."""
     parts = [top]
     while parts:
         part = parts.pop()
         alone = part is top or len(_seeing(part, loses_mean)) == 1
-        if part not in norms and is_sum_or_same(part) and alone:
+        if part not in norms and _is_stage(part, found) and alone:
             parts += part.all_input_nodes
         else:
             yield part
@@ -156,7 +167,7 @@ def _value(
     found: Interpretation,
     loses_mean: LosesMean,
 ) -> _Value:
-    terms = frozenset(_terms_of(node, norms, loses_mean))
+    terms = frozenset(_terms_of(node, norms, found, loses_mean))
     written = frozenset(norms[term] for term in terms if term in norms)
     writers: set[_Weight] | None = {(norm.bias, 0) for norm in written if norm.bias is not None}
     for term in terms - set(norms):
