@@ -24,6 +24,8 @@ _MORE_OUTPUTS = 4
 """Times as many, after a look that has found one."""
 _FEW = 4
 """Contexts after which it is first asked whether some weights are still unread; then after twice as many, and so on."""
+_MANY = 64
+"""Contexts: where more than that, as many as all before them together, read nothing new, no others are asked."""
 _MANY_NUMBERS = 2**20
 """In the values of one run: from there on an output costs what its run does, however many outputs that shows."""
 _NUMBERS = 2**22
@@ -210,7 +212,10 @@ def reached(program: Program, weights: Weights, contexts: int, rng: Generator) -
     found, count = torch.zeros_like(able), _FEW
     while contexts > 0 and (readers := _readers(program, _holding(able & ~found, weights))):
         few = [random_inputs(program, rng) for _ in range(min(contexts, count))]
-        found |= _read_in_some(program, weights, readers, few)
+        more = _read_in_some(program, weights, readers, few) & ~found
+        if count > _MANY and not more.any():
+            break
+        found |= more
         contexts, count = contexts - count, 2 * count
     return found & able
 

@@ -48,6 +48,8 @@ _INDEPENDENT = 1e-9
 """Far above what rounding leaves of a direction less its part in the span of others."""
 _ZERO = 1e-12
 """What rounding leaves of the effect of a null direction, relative to the largest of all; 1e-16 to 3e-12 were seen."""
+_ZERO_OF_FOUND = 5e-15
+"""The same for what was found with the very derivatives that show the effect."""
 _CONTEXTS = 64
 """In which all rows of tables are looked up: a direction that moves others, too, has an effect without them."""
 _SHARE = 1.1
@@ -56,8 +58,6 @@ _AGAIN = 2.0
 """Outputs that are looked at again, for each direction that had none."""
 _IN_MANY = 4
 """Outputs that are looked at in each of many contexts."""
-_ROUNDS = 3
-"""In which null directions are looked for, each with all that was looked at before."""
 _SKETCH = 64
 """Random combinations of rows that are tried first, where they may depend on each other."""
 _QUIET = 0.01
@@ -158,15 +158,15 @@ def _beyond(
     derivatives = _of_read(torch.cat([jacobian(program, weights, telling, rng), *glanced.values()]), read)
     rest, seen = _others(derivatives, known), [derivatives]
     in_many = [Look(look.results, contexts, _IN_MANY) for look in telling]
-    for _ in range(_ROUNDS):
+    while len(rest):
         unseen, shown = _unseen(rest, program, weights, read, in_many, rng)
         seen += [_of_read(rows, read) for rows in shown]
-        if len(unseen) == len(rest):
-            return torch.cat(seen), rest
         effects = [rows[:, read] for rows in shown]
-        if not are_hardly_seen(rest, effects, zero=_ZERO):
+        if len(unseen) == len(rest) or not are_hardly_seen(rest, effects, zero=_ZERO):
             return torch.cat(seen), without_effect(rest, effects, zero=_ZERO)
-        rest = _others(torch.cat(seen), known)
+        rest, before = _others(torch.cat(seen), known), len(rest)
+        if len(rest) >= before:
+            return torch.cat(seen), without_effect(rest, effects, zero=_ZERO_OF_FOUND)
     return torch.cat(seen), rest
 
 
@@ -184,8 +184,7 @@ def _unseen(
         shown.append(jacobian(program, weights, [look], rng))
         return [shown[-1][:, read]]
 
-    if len(directions):
-        directions = without_effect(directions, [rows for look in in_many for rows in at(look)], zero=_ZERO)
+    directions = without_effect(directions, [rows for look in in_many for rows in at(look)], zero=_ZERO)
     return without_any_effect(directions, program, at, _AGAIN, spare=1, zero=_ZERO), shown
 
 

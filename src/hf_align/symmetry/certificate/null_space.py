@@ -19,6 +19,8 @@ _ITERATIONS = 2
 """Of inverse iteration, once and again: each divides what is left of other directions by the square of their gap."""
 _CERTAIN = 1e-13
 """Relative to the largest of the spectrum: where a whole block is smaller, no other direction is left in it."""
+_ROUNDED = 1e-15
+"""Relative to the largest of the spectrum, what rounding leaves of zero: gaps below that say nothing."""
 _PANEL = 32
 """Columns that a QR decomposition takes at once."""
 _SEEN = 1e-6
@@ -26,7 +28,7 @@ _SEEN = 1e-6
 see."""
 _BLOCK = 32
 """Directions that inverse iteration looks at together."""
-_WIDE = 100.0
+_WIDE = 20.0
 """A gap in a part of the spectrum that is taken for the one above zero, whatever lies above that part."""
 _LARGE_BLOCK = 256
 """As many more, as long as all of them turn out to be null."""
@@ -81,7 +83,7 @@ def _above_zero(values: Tensor, zero: Tensor, length: Tensor) -> int | None:
     above = rank(torch.cat([length[None], values, zero[None]])) - 1
     if above or not _CERTAIN * length < values[0] < _SEEN * length:
         return above
-    gaps = values / torch.cat([values[1:], zero[None]]).clamp_min(_CERTAIN * length)
+    gaps = values / torch.cat([values[1:], zero[None]]).clamp_min(_ROUNDED * length)
     return int(gaps.argmax()) + 1 if gaps.max() > _WIDE else None
 
 
