@@ -213,6 +213,12 @@ def test_small_effects_are_effects(sizes: tuple[float, ...], null: int) -> None:
     assert len(without_effect(torch.eye(4).double(), [effects], zero=1e-12)) == null
 
 
+def test_a_result_that_sees_nothing_takes_no_direction() -> None:
+    every, nothing = torch.eye(3).double(), torch.zeros(2, 3).double()
+    assert len(without_effect(every, [nothing], zero=1e-12)) == 3
+    assert len(without_effect(every, [nothing, every[:1]], zero=1e-12)) == 2
+
+
 def test_a_result_that_no_input_changes_is_not_looked_at_first() -> None:
     """A mask that hides all sounds leaves what reads them without an effect, which the graph does not show."""
     config = transformers.HubertConfig(

@@ -122,7 +122,7 @@ def are_hardly_seen(directions: Tensor, effects: Sequence[Tensor], *, zero: floa
 
 def _effects(directions: Tensor, effects: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The sizes of what orthonormal directions do, descending, and the combinations of them that do it, in rows."""
-    seen = torch.cat([rows @ directions.T / rows.norm() for rows in effects])
+    seen = torch.cat([rows @ directions.T / (rows.norm() or 1) for rows in effects])
     return _singular(torch.linalg.qr(seen, mode="r")[1])
 
 
