@@ -12,6 +12,7 @@ from conftest import tiny_bert
 from test_symmetries import CASES, derived, traced
 from torch import Tensor
 
+from hf_align.symmetry.certificate import flat as flatness
 from hf_align.symmetry.certificate import null_directions as counting
 from hf_align.symmetry.certificate import null_space as null_spaces
 from hf_align.symmetry.certificate.count import (
@@ -211,6 +212,22 @@ def test_small_effects_are_effects(sizes: tuple[float, ...], null: int) -> None:
     turn = torch.linalg.qr(torch.randn(4, 4, generator=rng()).double())[0]
     effects = torch.tensor(sizes).double()[:, None] * turn
     assert len(without_effect(torch.eye(4).double(), [effects], zero=1e-12)) == null
+
+
+@pytest.mark.parametrize(("faint", "flat"), [(1e-4, 0), (1e-7, 0), (1e-12, 1), (0.0, 1)])
+def test_a_small_effect_at_other_weights_is_none_of_a_flat_direction(
+    faint: float, flat: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = trace(tiny_bert(architectures=["BertModel"]), length=10)
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=rng()).double())[0]
+    drawn = torch.Generator().manual_seed(1)
+
+    def jacobian(*_: object) -> Tensor:
+        return torch.randn(8, 3, generator=drawn).double() @ (torch.tensor([1.0, 0.5, faint]).double()[:, None] * turn)
+
+    monkeypatch.setattr(flatness, "jacobian", jacobian)
+    found = flatness.flat_directions(program, [{}], torch.eye(3).double(), torch.ones(3, dtype=torch.bool), rng())
+    assert len(found) == flat
 
 
 def test_a_result_that_sees_nothing_takes_no_direction() -> None:

@@ -24,6 +24,8 @@ from hf_align.tracing.program import Program
 
 POINTS = 8
 """Means that are tried: a direction that depends on the weights is seen by one already, up to chance."""
+_ZERO = 1e-10
+"""What rounding in null directions may leave of their effect at other weights, relative to the largest."""
 _SHARE = 2.0
 """Outputs at all of these together, for each direction."""
 
@@ -47,5 +49,5 @@ def flat_directions(
 
     if len(null):
         telling = telling_looks(program, _SHARE / POINTS, most=len(null))
-        null = without_effect(null, [rows for look in telling for rows in at_all(look)])
-    return without_any_effect(null, program, at_all, _SHARE / POINTS)
+        null = without_effect(null, [rows for look in telling for rows in at_all(look)], zero=_ZERO)
+    return without_any_effect(null, program, at_all, _SHARE / POINTS, zero=_ZERO)
