@@ -71,8 +71,20 @@ class StreamsRawLaidTower(StreamsRawTower):
         return super().enter(x).flatten(0, 1).unsqueeze(0).squeeze(0).unflatten(0, x.shape[:2])
 
 
+class StreamsRawHalvesTower(StreamsRawTower):
+    """One half of what a linear map writes is added."""
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.both = nn.Linear(config.hidden_size, 2 * config.hidden_size)
+
+    def enter(self, x: Tensor) -> Tensor:
+        first, second = self.both(x).chunk(2, -1)
+        return super().enter(first) + second
+
+
 class StreamsRawCrossedTower(StreamsRawTower):
-    """So are the two halves of its channels, one from each in turn."""
+    """The two halves of its channels are laid into each other, one from each in turn."""
 
     def enter(self, x: Tensor) -> Tensor:
         return super().enter(x).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)

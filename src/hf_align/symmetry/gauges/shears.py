@@ -134,8 +134,13 @@ def _is_stage(node: fx.Node, found: Interpretation) -> bool:
     """Whether a value is one that came before it in a stream, as it is or with other axes before the last, or a sum."""
     if is_sum_or_same(node):
         return True
-    operands = node.all_input_nodes
-    moved = moved_alone(node, operands[0], entries_of(operands[0]), found) if len(operands) == 1 else None
+    if len(node.all_input_nodes) != 1:
+        return False
+    (before,) = node.all_input_nodes
+    value = before.meta["val"]
+    if not isinstance(value, Tensor) or not value.dim():
+        return False
+    moved = moved_alone(node, before, entries_of(before), found)
     return moved is not None and in_order(moved)
 
 
