@@ -345,7 +345,8 @@ def test_what_passes_by_gives_its_factor_to_the_rows_that_are_beside_it(part: st
     ("part", "levels"),
     [("Between", True), ("Averaged", True), ("Merged", True), ("Shifted", True), ("Raw", True), ("RawLaid", True),
      ("RawHalves", False), ("RawCrossed", False), ("RawLeaning", False), ("RawEarly", False), ("RawInner", False),
-     ("Before", False), ("Leaning", False), ("Uncentred", False), ("Bent", False), ("Beside", False), ("Two", False), ("Scaled", False)],
+     ("Before", False), ("Leaning", False), ("Uncentred", False), ("Bent", False), ("Beside", False), ("Two", False),
+     ("Scaled", False)],
 )  # fmt: skip
 def test_a_gain_between_two_streams_is_levelled_if_nothing_else_keeps_these_from_turning(
     part: str, levels: bool
