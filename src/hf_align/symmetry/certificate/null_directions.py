@@ -161,12 +161,12 @@ def _beyond(
     while len(rest):
         unseen, shown = _unseen(rest, program, weights, read, in_many, rng)
         seen += [_of_read(rows, read) for rows in shown]
-        effects = [rows[:, read] for rows in shown]
-        if len(unseen) == len(rest) or not are_hardly_seen(rest, effects, zero=_ZERO):
-            return torch.cat(seen), without_effect(rest, effects, zero=_ZERO)
-        rest, before = _others(torch.cat(seen), known), len(rest)
-        if len(rest) >= before:
-            return torch.cat(seen), without_effect(rest, effects, zero=_ZERO_OF_FOUND)
+        effects, zero = [rows[:, read] for rows in shown], _ZERO
+        if len(unseen) < len(rest) and are_hardly_seen(rest, effects, zero=zero):
+            rest, before, zero = _others(torch.cat(seen), known), len(rest), _ZERO_OF_FOUND
+            if len(rest) < before:
+                continue
+        return torch.cat(seen), without_effect(rest, effects, zero=zero)
     return torch.cat(seen), rest
 
 
