@@ -287,8 +287,8 @@ def without_any_effect(
     jacobians: Callable[[Look], Sequence[Tensor]],
     share: float,
     *,
+    zero: float,
     spare: int = 0,
-    zero: float | None = None,
 ) -> Tensor:
     """What of some orthonormal directions moves no output of any result.
 

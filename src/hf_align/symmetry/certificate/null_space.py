@@ -92,7 +92,7 @@ def are_null(directions: Tensor, jacobian: Tensor) -> bool:
     return float((jacobian @ directions.T).norm()) < _CLEAR * float(jacobian.norm())
 
 
-def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float | None = None) -> Tensor:
+def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float) -> Tensor:
     """What of some orthonormal directions moves no output.
 
     Args:
@@ -102,8 +102,6 @@ def without_effect(directions: Tensor, effects: Sequence[Tensor], *, zero: float
     """
     sizes, basis = _effects(directions, effects)
     one = torch.ones(1).to(sizes)
-    if zero is None:
-        return basis[rank(torch.cat([one, sizes])) - 1 :] @ directions
     above = rank(torch.cat([one, sizes.clamp_min(zero), zero * one])) - 1
     return basis[max(above, int((sizes > _FAR_ABOVE * zero).sum())) :] @ directions
 
@@ -140,7 +138,7 @@ def _smallest(factor: Tensor, count: int) -> tuple[Tensor, Tensor]:
             block = torch.linalg.solve_triangular(factor, torch.linalg.qr(block)[0], upper=True)
         basis = torch.linalg.qr(block)[0]
         values, vectors = _singular(factor @ basis)
-        if values[0] < _CERTAIN * factor.norm():
+        if count == len(factor) or values[0] < _CERTAIN * factor.norm():
             break
     return vectors @ basis.T, values
 
