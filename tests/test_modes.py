@@ -299,6 +299,8 @@ def test_modes_are_found_and_the_spec_is_sound_in_all_of_them(config: object, mo
             "input_ids with global_attention_mask",
             marks=pytest.mark.slow,
         ),
+        pytest.param(families.molmo2(), "Molmo2Model", "input_ids with video", marks=pytest.mark.slow),
+        (families.fun_asr(), "FunAsrNanoForConditionalGeneration", "input_ids with audio"),
         (families.trocr(), "TrOCRForCausalLM", "input_ids with encoder_hidden_states"),
         (families.wav2vec2(), "Wav2Vec2ForCTC", "input_values with mask_time_indices of wav2vec2"),
         (families.xlm(), "XLMWithLMHeadModel", "input_ids with langs"),

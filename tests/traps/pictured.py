@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -144,3 +145,68 @@ class PlacedUnmaskedTower(PlacedTower):
 
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         return super().run(x + torch.tanh(x) if self.unmasked else x, positions, seen, cache)
+
+
+class PlacedSharpTower(PlacedTower):
+    """A flag sends pictures, and nothing else, through an activation."""
+
+    many = 10**6
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None,
+        sharp: bool = False, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        self.many = 0 if sharp else 10**6
+        return super().forward(input_ids, attention_mask, pixel_values)
+
+
+class PlacedSharpWordTower(PlacedTower):
+    """A word does; none, or an empty one, stands for another."""
+
+    many = 10**6
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None,
+        strategy: str | None = None, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        if pixel_values is not None:
+            self.many = 0 if (strategy or "plain") == "sharp" else 10**6
+        return super().forward(input_ids, attention_mask, pixel_values)
+
+
+def handing_on(forward: Any) -> Any:
+    """What a library wraps a method in."""
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    wrapped.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    wrapped.__doc__ = forward.__doc__
+    return wrapped
+
+
+class PlacedLookedUpTower(PicturedTower):
+    """Which patches make up a picture says a table; what was looked up goes through an activation, and so must the
+    vectors of words."""
+
+    @handing_on
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None,
+        picture_places: Tensor | None = None, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        """
+        picture_places (`torch.LongTensor` of shape `(num_pictures, num_places)`):
+            The patches that make up a picture.
+        """
+        x = self.embed(input_ids)
+        if pixel_values is not None:
+            patches = self.patches(functional.unfold(pixel_values, self.patch, stride=self.patch).mT)
+            whole = torch.tanh(self.looked_up(patches, picture_places))
+            x = torch.where(input_ids[..., None] == self.config.image_token_id, whole, x)
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        return CausalLMOutputWithPast(logits=self.head(self.norm(self.run(x, positions, None, None))))
+
+    @handing_on
+    def looked_up(self, patches: Tensor, table: Tensor, **kwargs: Any) -> Tensor:
+        wanted = table >= 0
+        return (patches[:, table.clamp(min=0)] * wanted[..., None]).mean((1, 2))[:, None]

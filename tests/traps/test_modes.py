@@ -125,6 +125,37 @@ def qwen2_audio() -> Any:
     return t.Qwen2AudioConfig(audio_config=sound, text_config=dict(model_type="qwen2", **words), audio_token_index=3)
 
 
+def molmo2() -> Any:
+    sizes = dict(hidden_size=8, intermediate_size=6, num_attention_heads=2, head_dim=4)
+    seen = dict(num_hidden_layers=2, num_key_value_heads=2, image_size=[8, 8], patch_size=2, num_position_embeddings=16)
+    rope = {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [1, 1, 0]}
+    words = dict(
+        vocab_size=23,
+        additional_vocab_size=16,
+        num_hidden_layers=2,
+        num_key_value_heads=1,
+        max_position_embeddings=48,
+        qk_norm_type="qwen3",
+        rope_parameters=rope,
+        rope_scaling_layers=[0, 1],
+    )
+    return t.Molmo2Config(
+        vision_config={**sizes, **seen}, text_config={**sizes, **words},
+        adapter_config=dict(vision_feature_layer=[1, 0], num_key_value_heads=2, text_hidden_size=8, **sizes),
+        image_start_token_id=15, low_res_image_start_token_id=14, image_end_token_id=13, image_patch_id=12,
+        frame_start_token_id=11, frame_end_token_id=10)  # fmt: skip
+
+
+def fun_asr() -> Any:
+    sound = dict(num_mel_bins=8, hidden_size=6, intermediate_size=4, num_attention_heads=2, num_hidden_layers=2,
+                 max_position_embeddings=16, num_stacked_frames=6, num_timestamp_prediction_layers=2,
+                 fsmn_kernel_size=2)  # fmt: skip
+    adaptor = dict(hidden_size=16, intermediate_size=4, num_attention_heads=2, num_hidden_layers=2,
+                   projector_hidden_size=6)  # fmt: skip
+    return t.FunAsrNanoConfig(audio_config=sound, adaptor_config=adaptor, text_config={**_LLAMA, "model_type": "qwen3"},
+                              audio_token_id=22)  # fmt: skip
+
+
 def wav2vec2() -> Any:
     return t.Wav2Vec2Config(
         hidden_size=8, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2, vocab_size=11,

@@ -37,8 +37,8 @@ def told(*counts: int) -> Calls:
     return both(*(lengths(7, encoder_hidden_states=noise(2, count, 12)) for count in counts))
 
 
-def placed(side: int, kind: Any = code.PlacedTower) -> Trap:
-    calls = both(lengths(), given("placed", input_ids=words(7, 3), pixel_values=noise(2, 3, side, side)))
+def placed(side: int, kind: Any = code.PlacedTower, **more: Any) -> Trap:
+    calls = both(lengths(), given("placed", input_ids=words(7, 3), pixel_values=noise(2, 3, side, side), **more))
     config = dict(image_size=8, num_channels=3, patch_size=4, image_token_id=3)
     return Trap(f"{kind.__name__} {side}", custom(kind, **config), calls, may_refuse=True)
 
@@ -46,6 +46,9 @@ def placed(side: int, kind: Any = code.PlacedTower) -> Trap:
 TRAPS = [
     *map(placed, (8, 16, 40)),
     placed(8, code.PlacedUnmaskedTower),
+    placed(8, code.PlacedSharpTower, sharp=True),
+    placed(8, code.PlacedSharpWordTower, strategy="sharp"),
+    placed(8, code.PlacedLookedUpTower, picture_places=torch.tensor([[0, 1, 2, 3]])),
     *(Trap(f"Told {count}", custom(code.ToldTower), both(lengths(), told(count)), may_refuse=True)
       for count in (5, 20, 60)),
     Trap("Seeing", custom(code.Seeing, image_size=8, num_channels=3, patch_size=4),

@@ -24,6 +24,8 @@ OF_TEXT = ("input_ids", "attention_mask")
 _ANNOUNCES = re.compile("(.+)_token_(id|index)$")
 _FRAMES = 4
 """Vectors of what stands in a text."""
+_LAYOUT = 4
+"""Numbers at most that say where something lies, or how large it is: more of them are places that are looked up."""
 
 
 def _said(model: PreTrainedModel) -> dict[str, tuple[str, list[str]]]:
@@ -69,6 +71,8 @@ def documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[
         value = torch.ones(shape, dtype=dtype)
         if "size" in name and pictures and shape and shape[-1] == 2:
             value = torch.tensor(pictures[0].shape[-2:]).expand(shape).contiguous()
+        if dtype == torch.long and len(shape) == 2 and shape[-1] > _LAYOUT and not name.endswith(("mask", "ids")):
+            value = torch.arange(shape[-1]).expand(shape).contiguous()
         yield value
 
 

@@ -167,6 +167,9 @@ def _rare(read: Reader) -> Iterator[dict[str, Tensor]]:
     books = replace(read, batch=read.batch * read.number("num_codebooks", default=1))
     if books.batch > read.batch:
         yield {"input_ids": books.ids(read.length)}
+        count = books.batch // read.batch
+        for streams in (count, count + 1):  # of sounds, and of text beside them
+            yield {"input_ids": read.ids(read.length)[..., None].expand(-1, -1, streams).contiguous()}
     seen = read.number("visual_feat_dim", default=width), read.number("visual_pos_dim", default=4)
     yield {**plain, "visual_feats": read.floats(5, seen[0]), "visual_pos": read.floats(5, seen[1])}
     yield {

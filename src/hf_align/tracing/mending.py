@@ -21,7 +21,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
 from hf_align.tracing.build import quiet, trained_buffers
-from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, documented
+from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, NothingNew
@@ -46,7 +46,7 @@ _LENGTHS = [
 _CONVOLVED = re.compile(r"input to conv(\d)d, but got input of size: \[([\d, ]+)\]")
 _PLACES = 4096
 """Places in a text at most."""
-_ITEMS = 2**20
+_ITEMS = 2**22
 """Numbers in all pictures or sounds of a text at most: more of them say nothing that fewer do not."""
 _TRIALS = 6
 """Shapes of an argument that a call lacks."""
@@ -55,17 +55,57 @@ _TORCH = str(Path(torch.__file__).parent)
 
 def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
     """A call that failed, changed as its error suggests: an argument more, more items, more places in a text."""
-    given, asked = mode.example.arguments, inspect.signature(model.forward).parameters
     if mode.part or isinstance(error, NothingNew):
         return
-    kind = mode.announced[0] if mode.announced is not None else ""
-    instead = {"inputs_embeds"} if "input_ids" in given else set()
-    for name in _named(error, asked.keys() - given.keys() - instead, kind):
-        for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
-            yield _changed(model, mode, {name: value})
+    if mode.announced is not None:
+        yield from _of_sizes_told(model, mode, str(error))
+    words = {*re.findall(r"\w+", str(error))}
+    if "NoneType" in words or words & _missing(model, mode):
+        yield from with_missing(model, mode, error)
     if mode.announced is not None:
         yield from _with_truth_values(model, mode, str(error))
         yield from _enlarged(model, mode, mode.announced[1], str(error))
+
+
+def with_missing(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
+    """A call that failed, with an argument more that its error names, or the code that failed: this may name much that
+    it does not lack."""
+    if mode.part or isinstance(error, NothingNew):
+        return
+    kind = mode.announced[0] if mode.announced is not None else ""
+    for name in _named(error, _missing(model, mode), kind):
+        for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
+            yield _changed(model, mode, {name: value})
+
+
+def _missing(model: PreTrainedModel, mode: Mode) -> set[str]:
+    """The arguments that a call may lack."""
+    given, parameters = mode.example.arguments, inspect.signature(model.forward).parameters
+    kind = mode.announced[0] if mode.announced is not None else ""
+    asked = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    instead = {"inputs_embeds"} if "input_ids" in given else set()
+    return asked - given.keys() - instead - _of_other_media(model, kind, asked)
+
+
+def _of_other_media(model: PreTrainedModel, kind: str, asked: Collection[str]) -> set[str]:
+    """The arguments that belong to media of another kind than what stands in a text."""
+    given, others = dict[str, set[str]](), set[str]()
+    for other, _, arguments in announced_media(model) if kind else ():
+        given.setdefault(other, set()).update(arguments)
+    for other in given.keys() - {kind}:
+        others |= given[other] | {name for name in asked if name.startswith(f"{other}_")}
+    return others.difference(given.get(kind, ()), OF_TEXT)
+
+
+def _of_sizes_told(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:
+    """A text with media in it that are as wide, as long, or as many-dimensional as an error tells."""
+    given = {n: t for n, t in mode.example.arguments.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    yield from _widened(model, mode, given, said)
+    yield from _lengthened(model, mode, given | _places(mode.example.arguments), said)
+    yield from _unflattened(model, mode, given, said)
+    for name, items in given.items() if "too many values to unpack" in said else ():
+        if items.dim() > 3:
+            yield _changed(model, mode, {name: items.flatten(0, 1)})
 
 
 def _with_truth_values(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:
@@ -82,11 +122,8 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
     media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
-    yield from _widened(model, mode, media_given, said)
-    yield from _lengthened(model, mode, media_given, said)
-    yield from _unflattened(model, mode, media_given, said)
     yield from _with_one_more(model, mode, said)
-    for name, items in media_given.items():
+    for name, items in (media_given | _places(given)).items():
         for number in numbers if len(items) in told and widths_told(said) is None else ():
             if number > len(items) and number * items[0].numel() <= _ITEMS:
                 yield _changed(model, mode, {name: items[:1].expand(number, *items.shape[1:]).contiguous()})
@@ -102,12 +139,15 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
             yield replace(mode, example=with_places(model, given, token, number))
 
 
+def _places(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tables of whole numbers, and masks, that go with media."""
+    return {n: t for n, t in given.items() if not t.is_floating_point() and n not in OF_TEXT}
+
+
 def _with_one_more(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:
     """Layouts of media with a row more, where an error tells of an empty list: the last may be that of what is to be
     made."""
-    given = mode.example.arguments
-    layouts = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.dtype == torch.long and n not in OF_TEXT}
-    for name, rows in layouts.items() if "non-empty list" in said else ():
+    for name, rows in _places(mode.example.arguments).items() if "non-empty list" in said else ():
         if len(rows) == 1 and rows.dim() == 2 and not name.endswith("_ids"):
             yield _changed(model, mode, {name: rows.expand(2, -1).contiguous()})
 
@@ -128,10 +168,11 @@ def _widened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], sa
 
 
 def _lengthened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
-    """Media with as many places as what meets them, where an error tells two lengths."""
+    """Media, or what goes with them, with as many places as what meets them, where an error tells two lengths; what was
+    added last comes first."""
     told = _lengths_told(said)
     for length, other in (told, told[::-1]) if told is not None else ():
-        for name, items in given.items():
+        for name, items in reversed([*given.items()]):
             for axis in range(1, items.dim()):
                 if items.shape[axis] == length:
                     yield from _of_length(model, mode, name, axis, other)

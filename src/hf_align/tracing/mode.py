@@ -119,15 +119,16 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
     if not example.tokens:
         return None
     before = next(iter(example.tokens))
-    texts, extent = example.arguments[before].shape
+    texts, extent = example.arguments[before].shape[:2]
     rows *= example.rows_of_one
     extents = {example.arguments[n].shape[1] for n in example.tokens if n in example.arguments}
     sizes_of = {old: length if old == extent else max(2, length - extent + old) for old in extents}
     arguments = {}
     for name, value in example.arguments.items():
         if name in example.tokens:
-            size = sizes_of[value.shape[1]]
-            arguments[name] = example.tokens[name][torch.arange(size) % len(example.tokens[name])].expand(rows, size)
+            size, streams = sizes_of[value.shape[1]], value.shape[2:]
+            ids = example.tokens[name][torch.arange(size) % len(example.tokens[name])]
+            arguments[name] = ids.view(size, *(1 for _ in streams)).expand(rows, size, *streams)
         elif not isinstance(value, Tensor) or not value.dim():
             arguments[name] = value
         else:

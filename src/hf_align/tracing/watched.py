@@ -27,6 +27,8 @@ _LISTS: Mapping[str, tuple[list[Any], ...]] = {
     "str": ([""],),
 }
 """Lists that are tried whatever the code looks for, by what they hold."""
+_UNKNOWN: Mapping[type, tuple[Scalar, ...]] = {str: ("?",), int: (), float: ()}
+"""What is watched besides: a word that says nothing may be taken for one that is not given."""
 _OF_WORDS = ("startswith", "endswith", "__contains__")
 _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
@@ -43,7 +45,8 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
     said = [k for k in _KINDS if type(parameter.default) is k or is_said(parameter, k)][:1]
     for kind in said or (_KINDS if _is_unsaid(parameter) else ()):
         start = parameter.default if type(parameter.default) is kind else kind()
-        seen = _seen_by(call, base, name, partial(_watched, start))
+        starts = dict.fromkeys((start, *_UNKNOWN[kind]))
+        seen = [found for first in starts for found in _seen_by(call, base, name, partial(_watched, first))]
         below = [found - 1 for found in seen if not isinstance(found, str)]
         if said and kind is not str:  # it may only be computed with; and whether there is one may be all that matters
             seen += [0, start] if parameter.default is None else [start]

@@ -25,7 +25,7 @@ from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, doc
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
-from hf_align.tracing.mending import mended, vectors_made, with_places
+from hf_align.tracing.mending import mended, vectors_made, with_missing, with_places
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
 from hf_align.tracing.watched import is_said, scalars
@@ -72,15 +72,31 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         ran = (_first_that_runs if sure else _first_guess_that_runs)(model, modes, attempt)
         if ran is not None:
             _try_sizes(model, ran.example, extents, attempt, [name])
-    for name in inspect.signature(model.forward).parameters:
-        if name not in base.arguments and not NOT_ASKED.search(name):
-            for value in scalars(model.forward, model, base, name):
-                attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
+    for name in _not_given(model, base):
+        for value in scalars(model.forward, model, base, name):
+            attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
     for ask in asks(model, base):
         _first_that_answers(ask.modes(base), attempt)
     if has_text:
         for mode in try_media(model, attempt):
             _try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
+            _try_with_media(model, mode, attempt)
+
+
+def _not_given(model: PreTrainedModel, base: Example) -> list[str]:
+    """The arguments that a call leaves out, but for those that only ask for more results."""
+    asked = inspect.signature(model.forward).parameters
+    return [name for name in asked if name not in base.arguments and not NOT_ASKED.search(name)]
+
+
+def _try_with_media(model: PreTrainedModel, mode: Mode, attempt: Attempt) -> None:
+    """Try a text with media in it and one flag, word or number more: some act on nothing but media."""
+    asked = inspect.signature(model.forward).parameters
+    for name in _not_given(model, mode.example):
+        flags = [not asked[name].default] if isinstance(asked[name].default, bool) else []
+        for value in flags or scalars(model.forward, model, mode.example, name):
+            given = _with(model, mode.example, {name: value})
+            attempt(replace(mode, name=f"{mode.name} with {_said(name, value)}", example=given))
 
 
 def with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
@@ -256,17 +272,48 @@ def _first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
 
 
 def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> Mode | None:
-    """Try alternatives until one is a mode, each also with what it turns out to lack; that one, if there is any."""
-    tried = 0
-    for alternative in alternatives:
-        waiting = [alternative]
-        while waiting and tried < _ATTEMPTS:
-            mode, tried = waiting.pop(0), tried + 1
+    """Try alternatives until one is a mode, each also with what it turns out to lack; that one, if there is any.
+
+    What an alternative may lack comes last, and so does what else an error suggests that a change left as it was.
+    """
+    tried, seen, last = 0, set[Hashable](), list[Iterable[Mode]]()
+    for alternative in itertools.chain(alternatives, _emptied(last)):
+        waiting = [(iter([alternative]), "")]
+        while waiting:
+            if tried == _ATTEMPTS:
+                return None
+            changed, before = waiting[-1]
+            mode = next(changed, None)
+            if mode is None:
+                waiting.pop()
+                continue
+            if not _unlike(mode, seen) and mode is not alternative:
+                continue
+            tried += 1
             error = attempt(mode)
             if error is None:
                 return mode
-            waiting = [*mended(model, mode, error), *waiting]
+            last.append(with_missing(model, mode, error))
+            if str(error) == before:
+                last += [changed, mended(model, mode, error)]
+                waiting.pop()
+            else:
+                waiting.append((mended(model, mode, error), str(error)))
     return None
+
+
+def _emptied(groups: list[Iterable[Mode]]) -> Iterator[Mode]:
+    """What is in a list of groups, and what is added to it meanwhile."""
+    while groups:
+        yield from groups.pop(0)
+
+
+def _unlike(mode: Mode, seen: set[Hashable]) -> bool:
+    """Whether no call with arguments of these sizes was seen; now one is."""
+    sizes = frozenset((name, given.shape, given.dtype) for name, given in mode.example.arguments.items())
+    known = sizes in seen
+    seen.add(sizes)
+    return not known
 
 
 def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> Mode | None:
@@ -278,7 +325,8 @@ def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], atte
         if error is None:
             return guess
         failed.append((guess, error))
-    return _first_that_runs(model, (mode for guess, error in failed for mode in mended(model, guess, error)), attempt)
+    lacking = (mode for mend in (mended, with_missing) for guess, error in failed for mode in mend(model, guess, error))
+    return _first_that_runs(model, lacking, attempt)
 
 
 def _arguments(

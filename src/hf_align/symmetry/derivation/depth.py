@@ -27,6 +27,7 @@ from hf_align.tracing.layer_code import layers_that_differ
 from hf_align.tracing.layers import Stack, find_stacks, shorten
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.modes import find_modes, trace_mode, trace_modes
+from hf_align.tracing.named import never_named
 from hf_align.tracing.program import Inventory, Program
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,43 @@ def derive_by_depth(
     if stacks:
         try:
             spec = _derive_shortened(config, model, stacks, whole, calls)
+            others = _stacks_read(spec, model, stacks)
+            if others != stacks:
+                spec = _with_more_layers(spec, config, model, others, whole, calls)
             return without_unseen(replace(spec, given=calls), unused, model)
         except (IncompatibleModels, IrregularLayersError) as reason:
             logger.warning("%s is traced in full: %s", config.model_type, reason)
     return without_unseen(replace(derive(trace_modes(model, calls)), given=calls), unused, model)
+
+
+def _stacks_read(spec: SymmetrySpec, model: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """The stacks that lie in no module with weights that no call reads, though code of the model names them."""
+    unread = {*spec.unread}.difference(never_named(model, spec.unread))
+    homes = {stack: stack.path.rpartition(".")[0] for stack in stacks}
+    return tuple(s for s in stacks if not homes[s] or not any(name.startswith(f"{homes[s]}.") for name in unread))
+
+
+def _with_more_layers(
+    short: SymmetrySpec,
+    config: PretrainedConfig,
+    model: PreTrainedModel,
+    stacks: tuple[Stack, ...],
+    whole: Inventory,
+    calls: tuple[GivenCall, ...],
+) -> SymmetrySpec:
+    """The spec with fewer stacks shortened, if calls then read more: one may ask for what a layer gives by the number
+    of that layer, or do more behind a certain one, which a shortened stack does not have.
+
+    Args:
+        short: the spec with all stacks shortened.
+        stacks: that are shortened still.
+    """
+    try:
+        longer = _derive_shortened(config, model, stacks, whole, calls) if stacks else derive(trace_modes(model, calls))
+    except (IncompatibleModels, IrregularLayersError) as reason:
+        logger.warning("%s: what a shortened model does not read stays unread: %s", config.model_type, reason)
+        return short
+    return longer if len(longer.unread) < len(short.unread) else short
 
 
 def _derive_shortened(
