@@ -141,7 +141,8 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
 
 def _places(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tables of whole numbers, and masks, that go with media."""
-    return {n: t for n, t in given.items() if not t.is_floating_point() and n not in OF_TEXT}
+    tensors = {n: t for n, t in given.items() if isinstance(t, Tensor) and n not in OF_TEXT}
+    return {n: t for n, t in tensors.items() if t.dim() and not t.is_floating_point()}
 
 
 def _with_one_more(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:

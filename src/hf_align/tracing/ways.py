@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_align.tracing.alternatives import first_guess_that_runs, first_that_answers, first_that_runs
 from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
-from hf_align.tracing.mending import mended, vectors_made, with_missing, with_places
+from hf_align.tracing.mending import vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
 from hf_align.tracing.watched import is_said, scalars
@@ -36,8 +37,6 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 """Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
-_ATTEMPTS = 40
-"""Calls that are tried at most before one is given up; most fail at their first line."""
 _OF_DECODER = 4
 """Tokens that a decoder reads beside a text with media in it."""
 _SIZES = 2
@@ -69,14 +68,14 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
             continue
         modes = (Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value}), sure=sure,
                       adds=((name, i),)) for i, value in enumerate(values))  # fmt: skip
-        ran = (_first_that_runs if sure else _first_guess_that_runs)(model, modes, attempt)
+        ran = (first_that_runs if sure else first_guess_that_runs)(model, modes, attempt)
         if ran is not None:
             _try_sizes(model, ran.example, extents, attempt, [name])
     for name in _not_given(model, base):
         for value in scalars(model.forward, model, base, name):
             attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
     for ask in asks(model, base):
-        _first_that_answers(ask.modes(base), attempt)
+        first_that_answers(ask.modes(base), attempt)
     if has_text:
         for mode in try_media(model, attempt):
             _try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
@@ -162,7 +161,7 @@ def try_media(model: PreTrainedModel, attempt: Attempt) -> list[Mode]:
     ran = list[Mode | None]()
     for kind, found in itertools.groupby(announced_media(model), lambda found: found[0]):
         modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
-        ran.append(_first_that_runs(model, modes, attempt))
+        ran.append(first_that_runs(model, modes, attempt))
     return [mode for mode in ran if mode is not None]
 
 
@@ -240,7 +239,7 @@ def try_parts(
                 continue
             tensors = (value for value in values if isinstance(value, Tensor))
             modes = (Mode(f"{main} with {name} of {path}", base, part=path, extra=((name, t),)) for t in tensors)
-            if _first_that_runs(model, modes, attempt) is None:
+            if first_that_runs(model, modes, attempt) is None:
                 refused.add((kind, name))
 
 
@@ -261,72 +260,6 @@ def owners_of(weights: Iterable[str]) -> list[str]:
             found[path] = None
             path = path.rpartition(".")[0]
     return list(found)
-
-
-def _first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
-    """Try alternatives until one is answered."""
-    for alternative in alternatives:
-        error = attempt(alternative)
-        if error is None or isinstance(error, NothingNew):
-            return
-
-
-def _first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> Mode | None:
-    """Try alternatives until one is a mode, each also with what it turns out to lack; that one, if there is any.
-
-    What an alternative may lack comes last, and so does what else an error suggests that a change left as it was.
-    """
-    tried, seen, last = 0, set[Hashable](), list[Iterable[Mode]]()
-    for alternative in itertools.chain(alternatives, _emptied(last)):
-        waiting = [(iter([alternative]), "")]
-        while waiting:
-            if tried == _ATTEMPTS:
-                return None
-            changed, before = waiting[-1]
-            mode = next(changed, None)
-            if mode is None:
-                waiting.pop()
-                continue
-            if not _unlike(mode, seen) and mode is not alternative:
-                continue
-            tried += 1
-            error = attempt(mode)
-            if error is None:
-                return mode
-            last.append(with_missing(model, mode, error))
-            if str(error) == before:
-                last += [changed, mended(model, mode, error)]
-                waiting.pop()
-            else:
-                waiting.append((mended(model, mode, error), str(error)))
-    return None
-
-
-def _emptied(groups: list[Iterable[Mode]]) -> Iterator[Mode]:
-    """What is in a list of groups, and what is added to it meanwhile."""
-    while groups:
-        yield from groups.pop(0)
-
-
-def _unlike(mode: Mode, seen: set[Hashable]) -> bool:
-    """Whether no call with arguments of these sizes was seen; now one is."""
-    sizes = frozenset((name, given.shape, given.dtype) for name, given in mode.example.arguments.items())
-    known = sizes in seen
-    seen.add(sizes)
-    return not known
-
-
-def _first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> Mode | None:
-    """Try guesses until one is a mode: all as they are before any with what it turns out to lack, for a wrong one
-    seems to lack much."""
-    failed = list[tuple[Mode, Exception]]()
-    for guess in guesses:
-        error = attempt(guess)
-        if error is None:
-            return guess
-        failed.append((guess, error))
-    lacking = (mode for mend in (mended, with_missing) for guess, error in failed for mode in mend(model, guess, error))
-    return _first_that_runs(model, lacking, attempt)
 
 
 def _arguments(
