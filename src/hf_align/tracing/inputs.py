@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleModel
-from hf_align.tracing.tokens import end_of_text, text_tokens
+from hf_align.tracing.tokens import end_of_text, sound_tokens, text_tokens
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ def _examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Examp
                 n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
             ]
             of_one = max([1, *(len(arguments[name]) // batch for name in names)])
-            yield Example(arguments, dict.fromkeys(names, allowed), of_one)
+            tokens = {name: allowed if arguments[name].dim() == 2 else sound_tokens(model.config) for name in names}
+            ids = {
+                name: tokens[name][arguments[name] % len(tokens[name])] for name in names if tokens[name] is not allowed
+            }
+            yield Example({**arguments, **ids}, tokens, of_one)
 
 
 def reader(model: PreTrainedModel, batch: int, length: int) -> Reader:

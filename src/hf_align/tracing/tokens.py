@@ -12,6 +12,8 @@ from hf_align.tracing.fields import parts
 
 NO_LABEL = -100
 """The label of a token that no loss counts."""
+_CODEBOOKS = ("codebook_vocab_size", "codebook_size")
+"""Config fields that say how many codes there are for a moment of sound."""
 _MODALITIES = ("image", "audio", "video", "vision", "speech")
 
 
@@ -19,6 +21,13 @@ def text_tokens(config: PretrainedConfig) -> Tensor:
     """Ids that every table has and that stand for text: those that announce another modality come with its data."""
     announcing = {*announcing_tokens(config).tolist()}
     return torch.tensor([i for i in range(_table(config)) if i not in announcing] or [0])
+
+
+def sound_tokens(config: PretrainedConfig) -> Tensor:
+    """Those that every codebook has, too."""
+    sizes = [getattr(part, name, None) for part in parts(config) for name in _CODEBOOKS]
+    tokens = text_tokens(config)
+    return tokens[tokens < min((size for size in sizes if isinstance(size, int)), default=len(tokens))]
 
 
 def announcing_tokens(config: PretrainedConfig) -> Tensor:
