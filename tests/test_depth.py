@@ -177,7 +177,7 @@ def test_a_true_size_needs_neither_time_nor_memory() -> None:
 def test_a_layer_that_a_call_asks_for_by_its_number_is_there() -> None:
     sizes = dict(hidden_size=8, intermediate_size=6, num_hidden_layers=8, num_attention_heads=2)
     text = dict(model_type="llama", vocab_size=11, max_position_embeddings=48, pad_token_id=0, bos_token_id=0,
-                eos_token_id=0, **sizes)  # fmt: skip
+                eos_token_id=0, **{**sizes, "num_hidden_layers": 1})  # fmt: skip
     config = transformers.LlavaConfig(
         vision_config=dict(model_type="clip_vision_model", image_size=8, patch_size=4, **sizes),
         text_config=text, image_token_index=10, image_token_id=10, vision_feature_layer=7,

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 from hf_align.tracing.mending import mended, with_missing
 from hf_align.tracing.mode import Attempt, Mode, NothingNew
 
-_ATTEMPTS = 40
+_ATTEMPTS = 60
 """Calls that are tried at most before one is given up; most fail at their first line."""
+_FEW = 3
+"""Alternatives after which one is tried of what they may lack."""
 
 
 def first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
@@ -26,10 +28,11 @@ def first_that_answers(alternatives: Iterable[Mode], attempt: Attempt) -> None:
 def first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attempt: Attempt) -> Mode | None:
     """Try alternatives until one is a mode, each also with what it turns out to lack; that one, if there is any.
 
-    What an alternative may lack comes last, and so does what else an error suggests that a change left as it was.
+    What an alternative may lack has to wait, and so has what else an error suggests that a change left as it was: one
+    of these follows every few alternatives, and the rest comes last.
     """
-    tried, seen, last = 0, set[Hashable](), list[Iterable[Mode]]()
-    for alternative in itertools.chain(alternatives, _emptied(last)):
+    tried, seen, later = 0, set[Hashable](), list[Iterator[Mode]]()
+    for alternative in _in_turn(alternatives, later):
         waiting = [(iter([alternative]), "")]
         while waiting:
             if tried == _ATTEMPTS:
@@ -45,19 +48,32 @@ def first_that_runs(model: PreTrainedModel, alternatives: Iterable[Mode], attemp
             error = attempt(mode)
             if error is None:
                 return mode
-            last.append(with_missing(model, mode, error))
+            later.append(with_missing(model, mode, error))
             if str(error) == before:
-                last += [changed, mended(model, mode, error)]
+                later += [changed, mended(model, mode, error)]
                 waiting.pop()
             else:
                 waiting.append((mended(model, mode, error), str(error)))
     return None
 
 
-def _emptied(groups: list[Iterable[Mode]]) -> Iterator[Mode]:
+def _in_turn(first: Iterable[Mode], later: list[Iterator[Mode]]) -> Iterator[Mode]:
+    """What comes first, one of what comes later after every few of it, and then the rest."""
+    for number, mode in enumerate(first):
+        yield mode
+        if number % _FEW == 0:
+            yield from itertools.islice(_emptied(later), 1)
+    yield from _emptied(later)
+
+
+def _emptied(groups: list[Iterator[Mode]]) -> Iterator[Mode]:
     """What is in a list of groups, and what is added to it meanwhile."""
     while groups:
-        yield from groups.pop(0)
+        mode = next(groups[0], None)
+        if mode is None:
+            groups.pop(0)
+        else:
+            yield mode
 
 
 def _unlike(mode: Mode, seen: set[Hashable]) -> bool:
