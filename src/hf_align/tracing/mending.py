@@ -60,8 +60,9 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
     if mode.announced is not None:
         yield from _of_sizes_told(model, mode, str(error))
     words = {*re.findall(r"\w+", str(error))}
-    if "NoneType" in words or words & _missing(model, mode):
-        yield from with_missing(model, mode, error)
+    missing = _missing(model, mode)
+    if "NoneType" in words or words & missing:
+        yield from _with_named(model, mode, error, missing)
     if mode.announced is not None:
         yield from _with_truth_values(model, mode, str(error))
         yield from _enlarged(model, mode, mode.announced[1], str(error))
@@ -70,10 +71,13 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
 def with_missing(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
     """A call that failed, with an argument more that its error names, or the code that failed: this may name much that
     it does not lack."""
-    if mode.part or isinstance(error, NothingNew):
-        return
+    if not mode.part and not isinstance(error, NothingNew):
+        yield from _with_named(model, mode, error, _missing(model, mode))
+
+
+def _with_named(model: PreTrainedModel, mode: Mode, error: Exception, missing: Collection[str]) -> Iterator[Mode]:
     kind = mode.announced[0] if mode.announced is not None else ""
-    for name in _named(error, _missing(model, mode), kind):
+    for name in _named(error, missing, kind):
         for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
             yield _changed(model, mode, {name: value})
 
@@ -99,7 +103,7 @@ def _of_other_media(model: PreTrainedModel, kind: str, asked: Collection[str]) -
 
 def _of_sizes_told(model: PreTrainedModel, mode: Mode, said: str) -> Iterator[Mode]:
     """A text with media in it that are as wide, as long, or as many-dimensional as an error tells."""
-    given = {n: t for n, t in mode.example.arguments.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    given = _vectors(mode.example.arguments)
     yield from _widened(model, mode, given, said)
     yield from _lengthened(model, mode, given | _places(mode.example.arguments), said)
     yield from _unflattened(model, mode, given, said)
@@ -119,7 +123,7 @@ def _with_truth_values(model: PreTrainedModel, mode: Mode, said: str) -> Iterato
 def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iterator[Mode]:
     """A text with media in it whose error tells of other numbers: of items, of dimensions, of places in the text."""
     given = mode.example.arguments
-    media_given = {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    media_given = _vectors(given)
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
     yield from _with_one_more(model, mode, said)
@@ -139,7 +143,12 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
             yield replace(mode, example=with_places(model, given, token, number))
 
 
-def _places(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Pictures, sounds, and vectors of them."""
+    return {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
+
+
+def _places(given: Mapping[str, Any]) -> dict[str, Tensor]:
     """Tables of whole numbers, and masks, that go with media."""
     tensors = {n: t for n, t in given.items() if isinstance(t, Tensor) and n not in OF_TEXT}
     return {n: t for n, t in tensors.items() if t.dim() and not t.is_floating_point()}

@@ -25,9 +25,11 @@ def text_tokens(config: PretrainedConfig) -> Tensor:
 
 def sound_tokens(config: PretrainedConfig) -> Tensor:
     """Those that every codebook has, too."""
-    sizes = [getattr(part, name, None) for part in parts(config) for name in _CODEBOOKS]
+    named = (getattr(part, name, None) for part in parts(config) for name in _CODEBOOKS)
+    sizes = [size for size in named if isinstance(size, int)]
     tokens = text_tokens(config)
-    return tokens[tokens < min((size for size in sizes if isinstance(size, int)), default=len(tokens))]
+    heard = tokens[tokens < min(sizes)] if sizes else tokens
+    return heard if len(heard) else torch.tensor([0])
 
 
 def announcing_tokens(config: PretrainedConfig) -> Tensor:

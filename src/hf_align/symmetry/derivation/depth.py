@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.symmetry.derivation.derive import derive
-from hf_align.symmetry.derivation.unseen import without_unseen
+from hf_align.symmetry.derivation.unseen import unseen, without_unseen
 from hf_align.symmetry.groups import Group
 from hf_align.symmetry.spec import SpaceSpec, SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
@@ -27,7 +28,6 @@ from hf_align.tracing.layer_code import layers_that_differ
 from hf_align.tracing.layers import Stack, find_stacks, shorten
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.modes import find_modes, trace_mode, trace_modes
-from hf_align.tracing.named import never_named
 from hf_align.tracing.program import Inventory, Program
 
 logger = logging.getLogger(__name__)
@@ -54,56 +54,53 @@ def derive_by_depth(
         HfAlignError: one of `calls` fails, or there are no weights as `unused` says.
     """
     model = build_without_weights(config)
-    whole, stacks = inventory(model), find_stacks(model)
-    if stacks:
-        try:
-            spec = _derive_shortened(config, model, stacks, whole, calls)
-            others = _stacks_read(spec, model, stacks)
-            if others != stacks:
-                spec = _with_more_layers(spec, config, model, others, whole, calls)
-            return without_unseen(replace(spec, given=calls), unused, model)
-        except (IncompatibleModels, IrregularLayersError) as reason:
-            logger.warning("%s is traced in full: %s", config.model_type, reason)
-    return without_unseen(replace(derive(trace_modes(model, calls)), given=calls), unused, model)
+    spec = _short_as_it_may_be(model, unused, partial(_derived, config, model, calls))
+    return without_unseen(replace(spec, given=calls), unused, model)
 
 
-def _stacks_read(spec: SymmetrySpec, model: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks that lie in no module with weights that no call reads, though code of the model names them."""
-    unread = {*spec.unread}.difference(never_named(model, spec.unread))
-    homes = {stack: stack.path.rpartition(".")[0] for stack in stacks}
-    return tuple(s for s in stacks if not homes[s] or not any(name.startswith(f"{homes[s]}.") for name in unread))
-
-
-def _with_more_layers(
-    short: SymmetrySpec,
-    config: PretrainedConfig,
-    model: PreTrainedModel,
-    stacks: tuple[Stack, ...],
-    whole: Inventory,
-    calls: tuple[GivenCall, ...],
+def _short_as_it_may_be(
+    model: PreTrainedModel, unused: tuple[str, ...], derived: Callable[[tuple[Stack, ...]], SymmetrySpec]
 ) -> SymmetrySpec:
-    """The spec with fewer stacks shortened, if calls then read more: one may ask for what a layer gives by the number
-    of that layer, or do more behind a certain one, which a shortened stack does not have.
+    """The spec with all stacks shortened, or with fewer of them where calls then read more.
+
+    A call may ask for what a layer gives by the number of that layer, or do more behind a certain one, which a
+    shortened stack does not have.
 
     Args:
-        short: the spec with all stacks shortened.
-        stacks: that are shortened still.
+        unused: as for `derive_by_depth`.
+        derived: the spec with some stacks shortened.
     """
+    stacks = find_stacks(model)
     try:
-        longer = _derive_shortened(config, model, stacks, whole, calls) if stacks else derive(trace_modes(model, calls))
+        short = derived(stacks)
     except (IncompatibleModels, IrregularLayersError) as reason:
-        logger.warning("%s: what a shortened model does not read stays unread: %s", config.model_type, reason)
+        if not stacks:
+            raise
+        logger.warning("%s is traced in full: %s", model.config.model_type, reason)
+        return derived(())
+    others = _beside(stacks, unseen(short, unused, model))
+    if others == stacks:
+        return short
+    try:
+        longer = derived(others)
+    except (IncompatibleModels, IrregularLayersError) as reason:
+        logger.warning("%s: what a shortened model does not read stays unread: %s", model.config.model_type, reason)
         return short
     return longer if len(longer.unread) < len(short.unread) else short
 
 
-def _derive_shortened(
-    config: PretrainedConfig,
-    model: PreTrainedModel,
-    stacks: tuple[Stack, ...],
-    whole: Inventory,
-    calls: tuple[GivenCall, ...],
+def _beside(stacks: tuple[Stack, ...], weights: Sequence[str]) -> tuple[Stack, ...]:
+    """The stacks that do not lie in a module with some of the weights."""
+    homes = {stack: stack.path.rpartition(".")[0] for stack in stacks}
+    return tuple(s for s in stacks if not homes[s] or not any(name.startswith(f"{homes[s]}.") for name in weights))
+
+
+def _derived(
+    config: PretrainedConfig, model: PreTrainedModel, calls: tuple[GivenCall, ...], stacks: tuple[Stack, ...]
 ) -> SymmetrySpec:
+    """The spec of a model, some of whose stacks are shortened meanwhile."""
+    if not stacks:
+        return derive(trace_modes(model, calls))
     short = build_without_weights(config)
     shorten(short, stacks)
     modes = find_modes(short, calls, config=config)
@@ -117,7 +114,7 @@ def _derive_shortened(
         others = layers_that_differ(full, program, stacks)
         if others:
             raise IrregularLayersError(f"{others[0]} runs other code than the layer that stands for it ({mode.name})")
-    return extend(derive(join({mode.name: program for mode, program in modes})), stacks, whole)
+    return extend(derive(join({mode.name: program for mode, program in modes})), stacks, inventory(model))
 
 
 def _worth_checking(modes: list[tuple[Mode, Program]]) -> list[tuple[Mode, Program]]:

@@ -36,10 +36,8 @@ def without_unseen(
     for pattern in unused:
         if not any(is_named(pattern, name) for name in spec.parameters):
             raise HfAlignError(f"no parameter matches {pattern}")
-    unread = tuple(n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused))
-    spec = replace(spec, unread=unread)
-    alone = () if model is None else never_named(model, unread)
-    meeting = [name for name in unread if name not in alone]
+    meeting = unseen(spec, unused, model)
+    spec = replace(spec, unread=tuple(n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused)))
     sizes = {size for name in meeting for size in spec.shape(name) if size > 1}
     if not sizes:
         return spec
@@ -58,6 +56,17 @@ def without_unseen(
         if found.spaces.get(name) is not None and found.spaces[name].group is not None:
             found = pin(found, name, why)
     return found
+
+
+def unseen(spec: SymmetrySpec, unused: Sequence[str] = (), model: PreTrainedModel | None = None) -> list[str]:
+    """The weights that no traced call reads but another may.
+
+    Args:
+        unused, model: as for `without_unseen`.
+    """
+    unread = [n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused)]
+    alone = () if model is None else never_named(model, unread)
+    return [name for name in unread if name not in alone]
 
 
 def _gauges_left(spec: SymmetrySpec, sizes: set[int]) -> tuple[Gauge, ...]:
