@@ -134,6 +134,7 @@ def reading_of_all(reading: LinearUse, labels: Tensor, size: int, found: Interpr
     if not behind or count % (size * behind):
         return None
     parts = inputs.unflatten(-1, (count // (size * behind), size, behind))
-    in_order = bool((parts % size == torch.arange(size)[:, None]).all())
-    whole = bool((parts // size == (parts // size)[..., :1, :]).all())
-    return Reading(reading, parts.shape[-3], behind) if in_order and whole else None
+    starts = parts - torch.arange(size)[:, None]
+    first = starts[..., :1, :]
+    in_order = bool((first % size == 0).all()) and bool((starts == first).all())
+    return Reading(reading, parts.shape[-3], behind) if in_order else None

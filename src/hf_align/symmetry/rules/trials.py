@@ -89,8 +89,17 @@ def drawn_operands(product: fx.Node, program: Program, rng: Generator) -> dict[f
 
 def _computed_weights(product: fx.Node, program: Program) -> Iterator[fx.Node]:
     for operand in product.all_input_nodes if product.op == "call_function" else ():
-        if operand.op == "call_function" and operand not in program.constants and is_stored(operand, program):
+        if operand in program.constants or _is_laid_out(operand, program):
+            continue
+        if operand.op == "call_function" and is_stored(operand, program):
             yield operand
+
+
+def _is_laid_out(value: fx.Node, program: Program) -> bool:
+    """Whether a value shows every entry of a weight once: entries that are unlike in the weight are unlike there."""
+    while does(value, Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES):
+        value = value.all_input_nodes[0]
+    return value in program.parameters
 
 
 def is_stored(node: fx.Node, program: Program) -> bool:
