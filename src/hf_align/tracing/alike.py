@@ -18,6 +18,9 @@ Sizes = set[tuple[int, int]]
 _SIZES = frozenset(("size", "shape", "start", "end", "length", "index", "split_size", "split_sizes", "repeats"))
 """Arguments, by their names in the schemas of ops, that say how many there are of something, or which; not of what."""
 
+_HIDES = 1e4
+"""What is added to a score is larger where it hides an entry."""
+
 
 def is_part_of(short: Program, long: Program) -> bool:
     """Whether a call does with fewer tokens what another one does with more: the same ops with the same arguments, and
@@ -43,6 +46,23 @@ def run_alike(one: Program, other: Program) -> bool:
         x.dtype == y.dtype and x.dim() == y.dim() if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y
         for x, y in pairs
     )
+
+
+def turn_alike(one: Program, other: Program) -> bool:
+    """Whether two calls that run alike do so with constants of which the same columns are equal: angles of several axes
+    that are equal in a plain text are others where a place has several numbers."""
+    pairs = _constants_of_alike(one, other) or []
+    tables = [(x, y) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor) and x.is_floating_point()]
+    return all(_equal_columns(x) == _equal_columns(y) for x, y in tables if x.shape[-1:] == y.shape[-1:])
+
+
+def _equal_columns(table: Tensor) -> list[int]:
+    """For each column of a table, the first one that is equal to it; a mask, which hides by numbers, has one column."""
+    if table.dim() < 2 or bool((table.abs() > _HIDES).any()):
+        return []
+    first = dict[int, int]()
+    kinds = table.reshape(-1, table.shape[-1]).unique(dim=1, return_inverse=True)[1]
+    return [first.setdefault(int(kind), column) for column, kind in enumerate(kinds)]
 
 
 def _constants_of_alike(one: Program, other: Program) -> list[tuple[Any, Any]] | None:

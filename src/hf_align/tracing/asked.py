@@ -68,7 +68,8 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
             for value in _values(model, name, base):
                 yield Ask(_said(name, value), ({name: value},))
     for name in named:
-        yield from _defaults(name, base) if name not in base.arguments else ()
+        if name not in base.arguments:
+            yield from (*_defaults(name, base), *_rarer(name, base))
     if _EMBEDDED in named and "input_ids" in base.tokens:
         yield Ask("its own embeddings as inputs_embeds", ({},), _looked_up)
     if _CACHE in named and base.tokens and model.can_generate():
@@ -129,6 +130,25 @@ def _defaults(name: str, base: Example) -> Iterator[Ask]:
         yield Ask(f"{name} in order", ({name: every.cumsum(1) - 1},))
     elif name.endswith("type_ids"):
         yield Ask(f"{name} of zeros", ({name: 0 * every},))
+
+
+def _rarer(name: str, base: Example) -> Iterator[Ask]:
+    """Masks and positions of other texts than those that are tried first, which code may tell apart by what they hold:
+    all texts begin late, each has a gap, documents lie behind each other, a place has three numbers."""
+    rows, length = extent_of(name, base)
+    places = torch.arange(length).repeat(rows, 1)
+    if name.endswith(_MASK) and "global" not in name:
+        yield Ask(f"{name} of texts that begin late", ({name: (places >= length // 3).long()},))
+        yield Ask(f"{name} with gaps", ({name: ((places < length // 3) | (places > length // 2)).long()},))
+    elif name.endswith("position_ids"):
+        yield Ask(f"{name} that begin anew", ({name: places % max(1, length // 2)},))
+        yield Ask(f"{name} (3-d)", ({name: torch.stack([places, places // 2, places % 3])},))
+    elif name.endswith("pixel_mask"):
+        pictures = [t for t in base.arguments.values() if isinstance(t, Tensor) and t.dim() == 4]
+        for count, _, height, width in (t.shape for t in pictures[:1]):
+            mask = torch.ones(count, height, width, dtype=torch.long)
+            mask[0, height // 2 :], mask[-1, :, width // 2 :] = 0, 0
+            yield Ask(f"{name} of pictures that end early", ({name: mask},))
 
 
 def _of_four_axes(rows: int, length: int) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
-from hf_align.tracing.alike import is_part_of, run_alike
+from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
@@ -112,7 +112,7 @@ def find_modes(
             untraced[mode.asks] = program
         if isinstance(program, Exception):
             return program
-        if mode.asks and any(run_alike(program, known) for _, known in found[1:]):
+        if mode.asks and any(run_alike(program, known) and turn_alike(program, known) for _, known in found[1:]):
             return NothingNew()  # the same ops with another mask, or other positions
         if is_part_of(program, base):
             idle.append((mode, program))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,8 +50,9 @@ def record(
         arguments: by name.
         weights: the parameters and buffers that have no value.
         free: the arguments that have no value.
-        generic: whether no entry of a free argument that is a real number equals a constant that it is compared with:
-            where models look for padding, they are given none.
+        generic: whether code that chooses its way by it may be told that no entry of a free argument which is a real
+            number equals a constant: where models look for padding, they are given none. Code that goes on in one way
+            is written down with the comparison.
         ends: by the name of a free argument of token ids, the one that the last of each row has, and no other.
 
     Raises:
@@ -73,6 +75,9 @@ def record(
                 if recorder.asked is not None:  # the model went on without an answer, on a way that no run takes
                     raise SwallowedQuestionError(recorder.asked)
                 _MIXED[type(model)] = mixed
+                if recorder.unequal:
+                    with suppress(Exception):  # whatever it raises that finds no number to choose its way by
+                        return record(model, arguments, weights, free, ends=ends)
                 if recorder.supposed is not None:
                     other = Recorder(mixed, generic, ends or {}, broken=True)
                     _refuse_repairs(graph, other, recorder.supposed, (model, arguments, weights, free))

@@ -62,6 +62,7 @@ class Recorder(ProxyTorchDispatchMode):
         showing: the values that were seen in each memory.
         broken: whether there is said to be an entry that is no number, where the modelling code asks.
         supposed: the line of modelling code that asked first.
+        unequal: whether an entry was taken to be unlike a constant that it is compared with.
         drawn: the memory of tensors with values that another run would draw otherwise.
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
@@ -72,6 +73,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.writer = PythonKeyTracer()
         self.generic, self.ends, self.broken = generic, ends, broken
         self.supposed: str | None = None
+        self.unequal = False
         super().__init__(self.writer, "real", pre_dispatch=True)
         self.writer.root = nn.Module()
         self.writer.graph = fx.Graph()
@@ -213,6 +215,7 @@ class Recorder(ProxyTorchDispatchMode):
         """Where a free argument equals a number, as far as that is known of all values that it may have."""
         node = self.nodes[value] if isinstance(value, FakeTensor) else None
         if node is not None and self.generic and value.is_floating_point() and value_shown(node).op == "placeholder":
+            self.unequal = True
             return torch.zeros(value.shape, dtype=torch.bool)
         if node is not None and node.op == "placeholder" and self.ends.get(str(node.target)) == number:
             return torch.eye(value.shape[-1], dtype=torch.bool)[-1].expand(value.shape).contiguous()

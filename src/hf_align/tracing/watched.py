@@ -4,9 +4,11 @@ with, and where it is looked up, or stands in the code."""
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from enum import Enum
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from hf_align.tracing.example import Example
 
-Scalar = str | int | float
+Scalar = str | int | float | Enum
 _MOST = 6
 """Values of one argument that are tried."""
 _KINDS = (str, int, float)
@@ -42,17 +44,25 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
         call: runs the model.
     """
     parameter = inspect.signature(forward).parameters[name]
+    if isinstance(parameter.default, Enum):
+        yield from [member for member in type(parameter.default) if member is not parameter.default][:_MOST]
+        return
     said = [k for k in _KINDS if type(parameter.default) is k or is_said(parameter, k)][:1]
     for kind in said or (_KINDS if _is_unsaid(parameter) else ()):
         start = parameter.default if type(parameter.default) is kind else kind()
         starts = dict.fromkeys((start, *_UNKNOWN[kind]))
         seen = [found for first in starts for found in _seen_by(call, base, name, partial(_watched, first))]
-        below = [found - 1 for found in seen if not isinstance(found, str)]
+        below = [kind(found - 1) for found in seen if not isinstance(found, str)]
         if said and kind is not str:  # it may only be computed with; and whether there is one may be all that matters
             seen += [0, start] if parameter.default is None else [start]
         more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
-        more += map(kind, below)
-        yield from [value for value in dict.fromkeys(more) if value != parameter.default][:_MOST]
+        shares = _shares_of(start) if said and isinstance(start, float) else []
+        yield from [value for value in dict.fromkeys((*shares, *more, *below)) if value != parameter.default][:_MOST]
+
+
+def _shares_of(default: float) -> list[float]:
+    """What a number may be that is a share of something, or a limit."""
+    return [default / 2 if math.isfinite(default) else 1.0]
 
 
 def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[list[Any]]:
