@@ -77,8 +77,7 @@ class Mode:
                 results = forward(**(arguments if self.turned is None else self.turned(model, arguments)))
             if not isinstance(results, Mapping):
                 return results
-            found = {name: result for name, result in results.items() if name != "loss"}
-            return {n: result.detach() if isinstance(result, Tensor) else result for n, result in found.items()}
+            return {name: _detached(result) for name, result in results.items() if name != "loss"}
 
         with patch.object(model, "forward", turned):
             yield
@@ -102,6 +101,11 @@ class Mode:
 
 Attempt = Callable[[Mode], Exception | None]
 """Tries a call: None if it is one of the model's modes, else what is wrong with it."""
+
+
+def _detached(result: Any) -> Any:
+    """What surrounds a call may have asked for derivatives, which nobody takes."""
+    return result.detach() if isinstance(result, Tensor) and result.requires_grad else result
 
 
 def is_answer(name: str) -> bool:
