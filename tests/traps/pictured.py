@@ -94,6 +94,44 @@ class Seeing(PreTrainedModel):
         return x + torch.tanh(x)
 
 
+class _SeeingGrids(Seeing):
+    many = 10**6
+
+    def forward(self, pixel_values: Tensor, **more: Any) -> CausalLMOutputWithPast:
+        height, width = pixel_values.shape[-2:]
+        self.many = -1 if self.tells(height, width) else 10**6
+        padded = functional.pad(pixel_values, (0, -width % 4, 0, -height % 4))
+        return super().forward(padded)
+
+    def tells(self, height: int, width: int) -> bool:
+        raise NotImplementedError
+
+
+class SeeingTall(_SeeingGrids):
+    def tells(self, height: int, width: int) -> bool:
+        return height > width
+
+
+class SeeingWindows(_SeeingGrids):
+    def tells(self, height: int, width: int) -> bool:
+        return height // 4 % 3 == 0 and width // 4 % 3 == 0
+
+
+class SeeingUneven(_SeeingGrids):
+    def tells(self, height: int, width: int) -> bool:
+        return height % 4 > 0
+
+
+class SeeingMasked(Seeing):
+    """Pictures that end early are bent."""
+
+    many = 10**6
+
+    def forward(self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **more: Any) -> CausalLMOutputWithPast:
+        self.many = -1 if pixel_mask is not None and not bool(pixel_mask.all()) else 10**6
+        return super().forward(pixel_values)
+
+
 class ToldTower(Tower):
     """It is told something beside the text; if that is long, it goes through an activation."""
 

@@ -43,7 +43,22 @@ def placed(side: int, kind: Any = code.PlacedTower, **more: Any) -> Trap:
     return Trap(f"{kind.__name__} {side}", custom(kind, **config), calls, may_refuse=True)
 
 
+def seeing(kind: Any, calls: Calls) -> Trap:
+    return Trap(kind.__name__, custom(kind, image_size=16, num_channels=3, patch_size=4), calls)
+
+
+def _half_hidden(rows: int, side: int) -> Tensor:
+    mask = torch.ones(rows, side, side, dtype=torch.long)
+    mask[:, :, side // 2 :] = 0
+    return mask
+
+
 TRAPS = [
+    seeing(code.SeeingTall, sizes((16, 16), (24, 16), (16, 24))),
+    seeing(code.SeeingWindows, sizes((16, 16), (12, 12), (24, 12), (24, 24))),
+    seeing(code.SeeingUneven, sizes((16, 16), (18, 18), (17, 16))),
+    seeing(code.SeeingMasked, both(sizes((16, 16)), given("masked", pixel_values=noise(2, 3, 16, 16),
+                                                          pixel_mask=_half_hidden(2, 16)))),
     *map(placed, (8, 16, 40)),
     placed(8, code.PlacedUnmaskedTower),
     placed(8, code.PlacedSharpTower, sharp=True),

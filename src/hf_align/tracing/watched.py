@@ -38,7 +38,8 @@ _STEPS = 2
 
 def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
     """The values that modelling code compares an optional argument with, or has tables for, less what it is by default;
-    of a number, those next to it too. An argument of which nothing is said may be of any kind.
+    of a number, those next to it, too, and one farther away; the other members of an enumeration. An argument of which
+    nothing is said may be of any kind.
 
     Args:
         call: runs the model.
@@ -56,13 +57,15 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
         if said and kind is not str:  # it may only be computed with; and whether there is one may be all that matters
             seen += [0, start] if parameter.default is None else [start]
         more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
-        shares = _shares_of(start) if said and isinstance(start, float) else []
-        yield from [value for value in dict.fromkeys((*shares, *more, *below)) if value != parameter.default][:_MOST]
+        larger = [_farther(start)] if said and isinstance(start, (int, float)) and parameter.default is not None else []
+        yield from [value for value in dict.fromkeys((*larger, *more, *below)) if value != parameter.default][:_MOST]
 
 
-def _shares_of(default: float) -> list[float]:
-    """What a number may be that is a share of something, or a limit."""
-    return [default / 2 if math.isfinite(default) else 1.0]
+def _farther(default: float) -> float:
+    """Half of what may be a share of something, any number instead of no limit, and twice as often."""
+    if isinstance(default, int):
+        return 2 * default
+    return default / 2 if math.isfinite(default) else 1.0
 
 
 def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[list[Any]]:

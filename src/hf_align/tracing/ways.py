@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ _OF_DECODER = 4
 """Tokens that a decoder reads beside a text with media in it."""
 _SIZES = 2
 """Of pictures and sounds that are larger still, because the code has numbers like theirs."""
+_MOST_SIDE = 16
+"""Larger numbers in the code are not what the side of a square of places is a multiple of."""
 _MOST_NUMBERS = 2**18
 """In a picture or a sound that is made larger, if it is more than four times as large."""
 _PLAIN = (bool, int, float, str)
@@ -114,9 +117,9 @@ def with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
 def _try_sizes(
     model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt, names: Collection[str]
 ) -> None:
-    """Try pictures, sounds and states of other sizes: twice as large along the last axis alone, and along all axes that
-    are as long; where a model takes that, half as large, too, and beyond what the code may compare a number of places
-    with.
+    """Try pictures, sounds and states of other sizes: twice as large along all axes that are as long, and along each of
+    the last two alone; where a model takes that, half and three times as large, too, in other grids, and beyond what
+    the code may compare a number of places with.
 
     Args:
         names: of the arguments that are made larger.
@@ -128,14 +131,29 @@ def _try_sizes(
         inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
         free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
         beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
-        for group in dict.fromkeys((tuple(inner), (free[-1],))) if free else ():
+        grids = [] if len(free) < 2 else [*dict.fromkeys(_of_other_grids(size, extents[:1], numbers))]
+        for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
             whole = group == tuple(inner)
             larger = _sized(base, group, 2 * size, sure=whole)
             if larger is not None and isinstance(attempt(larger), NothingNew | NoneType) and whole:
                 others = [mode for other in sorted(beyond) if (mode := _sized(base, group, other)) is not None]
-                smaller = _sized(base, group, size // 2)
-                for mode in (*([] if smaller is None else [smaller]), *spread(others, _SIZES)):
+                near = [
+                    mode for other in (size // 2, 3 * size, *grids) if (mode := _sized(base, group, other)) is not None
+                ]
+                for mode in (*near, *spread(others, _SIZES)):
                     attempt(mode)
+
+
+def _of_other_grids(size: int, extents: Sequence[int], numbers: Collection[int]) -> Iterator[int]:
+    """Sizes of a picture of which a model makes a square of places, so that the side of that square is a multiple of a
+    number in the code, or one more than it was; and a picture of one dot more."""
+    for places in (n - more for n in extents for more in (0, 1)):
+        side = math.isqrt(max(places, 0))
+        if side > 1 and side**2 == places and size % side == 0 and size > side:
+            sides = [n * max(1, side // n) for n in sorted(numbers) if n <= _MOST_SIDE]
+            yield from (size // side * other for other in (side + 1, *sides[:_SIZES]) if other != side)
+            yield size + 1
+            return
 
 
 def _sized(base: Example, axes: Sequence[tuple[str, int]], size: int, *, sure: bool = False) -> Mode | None:
