@@ -74,7 +74,8 @@ def test_a_recipe_carries_several_and_takes_the_result_of_another(models: dict[s
 
 @pytest.mark.parametrize("method", ["curve", "regression"])
 def test_a_recipe_merges_several_as_the_command_does(method: str, models: dict[str, str], tmp_path: Path) -> None:
-    document = {"merge_method": method, "models": [{"model": models[n]} for n in "abc"], "align": {"steps": 3}}
+    align = {"steps": 3} if method == "curve" else True
+    document = {"merge_method": method, "models": [{"model": models[n]} for n in "abc"], "align": align}
     assert run("mergekit", written(tmp_path / "out", document), tmp_path / "out", "--quiet") == 0
     steps = ["--steps", "3"] if method == "curve" else []
     assert run("merge", *(models[n] for n in "abc"), "--match", "weight", "--method", method, *steps, "-o",

@@ -39,6 +39,9 @@ def align(
 ) -> None:
     """Write B in A's basis, its function unchanged, and the alignment that took it there.
 
+    Norms and biases are written in one canonical way, which A has not: merge the two with hf-align merge, which writes
+    A so, too, and not entry by entry with another tool.
+
     $ hf-align align org/a org/b -o b-in-a
     """
     options = opt.chosen(locals())

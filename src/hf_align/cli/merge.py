@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hf_align.jobs.outcome import Report
 
 _OF_EFFORT = ("match", "method", "alignment", "steps", "lambda_sampling", "base", "parameter")
-_OF_MATCHING = ("residual", "heads", "spaces", "alignment")
+_OF_MATCHING = ("residual", "heads", "spaces", "alignment", "specs")
 
 
 def merge(
@@ -74,7 +74,7 @@ def merge(
     """Align B with A and merge the two into one checkpoint.
 
     $ hf-align merge org/a org/b -o merged --data held_out.txt
-    $ hf-align merge org/a org/b --effort good
+    $ hf-align merge org/a org/b --effort quick
     $ hf-align merge org/a org/b --match learned --push
 
     On several processes, with the same bytes:

@@ -69,6 +69,7 @@ def transport(
     ] = None,
     max_shard_size: opt.MaxShardSize = Options.max_shard_size,
     overwrite: opt.Overwrite = False,
+    revision: opt.Revision = None,
     token: opt.Token = None,
     trust_remote_code: opt.Remote = False,
     device: opt.Device = None,
@@ -90,6 +91,7 @@ def transport(
         raise OptionError("--keep is of what is fitted, and --method task_arithmetic fits nothing")
     keep = choices.share("--keep", choices.KEEP if keep is None else keep)
     options = opt.chosen(locals(), Schedule.of_transport)
+    finetuned, base, onto = (opt.at_revision(model, revision) for model in (finetuned, base, onto))
     from hf_align.jobs import pipeline
 
     made = pipeline.transport(finetuned, base, onto, output, options, data, console.speaker(quiet),

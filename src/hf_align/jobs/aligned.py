@@ -97,7 +97,7 @@ class Align(OpenedJob[Basis]):
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         pair = self.models.first
-        return entries_of(pair, pair.layout(pair.b), self.options, match.weights[1].__getitem__, self.asked.say)
+        return entries_of(pair, pair.layout(pair.b), self.options, match.weights[1].__getitem__)
 
     def document(self, claim: Claim, match: Basis, report: Report) -> None:
         match.matches[0].save(claim.documents / ALIGNMENT, self.models.spec)

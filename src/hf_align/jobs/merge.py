@@ -122,7 +122,7 @@ class Merge(OpenedJob[Mixed]):
         pair, options, merged = self.models.first, self.options, match.merged
         if options.drop_cache:  # not before: matching reads every shard many times
             self.models.drop_when_read()
-        return entries_of(pair, pair.layout(pair.a), options, merged.__getitem__, self.asked.say)
+        return entries_of(pair, pair.layout(pair.a), options, merged.__getitem__)
 
     def report(self, output: Path, match: Mixed) -> Report:
         found = replace(super().report(output, match), certificate=self.certificate)

@@ -117,7 +117,7 @@ class Transport(OpenedJob[Basis]):
 
     def entries(self, claim: Claim, match: Basis) -> Entries:
         pair = self.models.first
-        return entries_of(pair, pair.layout(pair.a), self.options, self._made(claim, match).__getitem__, self.asked.say)
+        return entries_of(pair, pair.layout(pair.a), self.options, self._made(claim, match).__getitem__)
 
     def _carried(self, match: Basis) -> Carried:
         return self._among(match.weights)

@@ -15,7 +15,7 @@ from hf_align.checkpoints.naming import DiskLayout, DiskWeights
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source, whole
-from hf_align.jobs.job import Draft, Say
+from hf_align.jobs.job import Draft
 from hf_align.jobs.opened import Opened
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair
@@ -48,14 +48,12 @@ def config_changes(pair: Pair, like: Model, options: Options) -> dict[str, Any]:
     return found
 
 
-def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str], Tensor], say: Say) -> Source:
+def entries_of(pair: Pair, like: Model, options: Options, produce: Callable[[str], Tensor]) -> Source:
     """What is written as `draft_of` says.
 
     Args:
         produce: gives a parameter by its name in memory.
     """
-    if unused := like.names.unused:
-        say(f"left out: {len(unused)} of {like.ref}'s tensors that its architecture does not load ({unused[0]})")
     weights = DiskWeights(like.checkpoint, like.names, produce, pair.spec.parameters, options.torch_dtype,
                           pair.larger_shapes)  # fmt: skip
     return whole(weights.__getitem__)

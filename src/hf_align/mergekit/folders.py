@@ -43,7 +43,7 @@ def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dic
         out = folder / str(number)
         with claimed(out, {}) as claim:
             claim.require_room(draft.plan)
-            entries = entries_of(pair, pair.a, options, weights.__getitem__, silent)
+            entries = entries_of(pair, pair.a, options, weights.__getitem__)
             draft.write(claim, entries, silent, quiet=options.quiet)
         found[name] = str(out)
     return found

@@ -19,11 +19,12 @@ from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import Source
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.errors import HfAlignError
-from hf_align.jobs.job import Draft, Say, silent
+from hf_align.jobs.job import Draft
 from hf_align.jobs.opened import Basis
 from hf_align.jobs.writing import draft_of, entries_of
 from hf_align.mergekit.extra import dtype_of
 from hf_align.opening.pairs import Pair
+from hf_align.settings.choices import finite, share
 from hf_align.settings.options import Options
 
 
@@ -53,7 +54,7 @@ class Loop:
     entries: Callable[[Basis], Entries]
 
 
-def merge_here(config: Any, pair: Pair, options: Options, say: Say = silent, seed: int = 0) -> Loop:
+def merge_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop:
     """Every tensor of the architecture, by the method and the parameters that a recipe gives it.
 
     Args:
@@ -75,7 +76,7 @@ def merge_here(config: Any, pair: Pair, options: Options, say: Say = silent, see
             sources = dict.fromkeys(settings.models, name)
             return mixed(config, weights, sources, parameters, settings.base, names[name], f"{seed} {name}")
 
-        return entries_of(pair, pair.a, options, produce, say)
+        return entries_of(pair, pair.a, options, produce)
 
     return Loop(draft_of(pair, pair.a, options), entries)
 
@@ -209,9 +210,25 @@ class Settings:
             for model, values in each.items():
                 for parameter, value in values.items():
                     by_name.setdefault(parameter, {})[str(model)] = value
-            return {**shared, **by_name}
+            return _in_bounds({**shared, **by_name})
 
         return cls(tuple(str(e.model) for e in sources), str(base) if base else None, of)
+
+
+def _in_bounds(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a method, if all numbers are finite, and densities are shares; mergekit takes others, and gives the
+    base model for a density below zero.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, value in parameters.items():
+        for number in value.values() if isinstance(value, Mapping) else [value]:
+            if name == "density":
+                share(name, number)
+            elif isinstance(number, float):
+                finite(name, number)
+    return parameters
 
 
 def whole_slice(config: Any, names: Iterable[str]) -> list[Any] | None:

@@ -60,7 +60,7 @@ def merge_pair(
     _require_parameters(options.method, parameters)
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
     models = Opened.open(named, options, say, jointly=False)
-    loop = merge_here(config, models.first, options, say)
+    loop = merge_here(config, models.first, options)
     fit, held_out = models.examples(data)
     asked.clock.lap("open")
     chosen = {**parameters, "weight": options.weight}

@@ -40,7 +40,7 @@ from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.network import Batch
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import Dtype, checked
+from hf_align.settings.choices import DESCENDING, Dtype, checked
 from hf_align.settings.options import Options
 from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.witness.witness import Moved
@@ -86,6 +86,9 @@ def run_recipe(
     for recipe, folder in ordered:
         align = recipe.align
         options = _options(align, common)
+        descends = options.descends or recipe.body.get("merge_method") in DESCENDING
+        if align is not None and align.steps and not descends:
+            raise HfAlignError("align: steps applies to a descent: it needs match: learned, or a method that descends")
         asked = Asked(replace(options, device=options.device or told.device), align.data if align else None, say)
         if is_own(recipe.body):
             report = run(own_job(path, recipe.body, align, asked), folder)
@@ -269,7 +272,7 @@ class _Recipe(Job[_Making]):
         options = replace(self.options, dtype=named)
         if config.slices and whole_slice(config, pair.spec.parameters) is None:
             return stack_here(config, pair, options, seed)
-        return merge_here(config, pair, options, self.asked.say, seed)
+        return merge_here(config, pair, options, seed)
 
     def _by_folders(self, claim: Claim, making: _Making) -> str:
         """By the command of a mergekit whose loaders are not known, on models that were moved into folders."""
