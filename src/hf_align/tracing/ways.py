@@ -131,16 +131,17 @@ def _try_sizes(
         inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
         free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
         beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
-        grids = [] if len(free) < 2 else [*dict.fromkeys(_of_other_grids(size, extents[:1], numbers))]
+        near = [size // 2, 3 * size, *(_of_other_grids(size, extents[:1], numbers) if len(free) > 1 else ())]
+        near = [other for other in dict.fromkeys(near) if other not in (size, 2 * size)]
         for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
             whole = group == tuple(inner)
             larger = _sized(base, group, 2 * size, sure=whole)
             if larger is not None and isinstance(attempt(larger), NothingNew | NoneType) and whole:
-                others = [mode for other in sorted(beyond) if (mode := _sized(base, group, other)) is not None]
-                near = [
-                    mode for other in (size // 2, 3 * size, *grids) if (mode := _sized(base, group, other)) is not None
-                ]
-                for mode in (*near, *spread(others, _SIZES)):
+                closer, others = (
+                    [mode for other in sizes if (mode := _sized(base, group, other)) is not None]
+                    for sizes in (near, sorted(beyond.difference(near)))
+                )
+                for mode in (*closer, *spread(others, _SIZES)):
                     attempt(mode)
 
 
