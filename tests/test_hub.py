@@ -319,6 +319,17 @@ def test_spec_of_a_repository_reads_no_weights(hub: Hub, capsys: pytest.CaptureF
     assert not hub.count("safetensors$")
 
 
+def test_a_fine_tune_is_read_at_the_revision_that_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+    """What names a revision itself keeps it."""
+    files = dict(hub.repositories["org/b"].at("main").files)
+    hub.repositories["org/a"].branch("tuned", files)
+    asked = ("--base", "org/a@main", "--onto", "org/a@main", "--method", "task_arithmetic", "--no-witness", "--quiet")
+    assert run("transport", "org/a", *asked, "--revision", "tuned", "-o", tmp_path / "asked") == 0
+    assert run("transport", "org/a@tuned", *asked, "-o", tmp_path / "named") == 0
+    found, named = (load_file(tmp_path / name / "model.safetensors") for name in ("asked", "named"))
+    assert all(torch.equal(found[name], named[name]) for name in named)
+
+
 def test_a_merge_from_the_hub_is_that_of_the_folders(hub: Hub, tmp_path: Path) -> None:
     """In a process of its own, told of the Hub by the environment alone."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}

@@ -577,6 +577,11 @@ def test_random_methods_give_the_same_again(tmp_path: Path, random_pairs: Callab
         (("--method", "linear", "--base", LLAMA / "2"), "are for methods of mergekit"),
         (("--method", "karcher", "--parameter", "tol"), "not of the form name=value"),
         (("--method", "dare_linear", "--base", LLAMA / "2", "--parameter", "weight=0.1"), "--weight is the share of B"),
+        (("--method", "ties", "--base", LLAMA / "2", "--parameter", "density=-3"), "must lie between 0 and 1"),
+        (("--method", "ties", "--base", LLAMA / "2", "--parameter", "density=1.5"), "must lie between 0 and 1"),
+        (("--method", "ties", "--base", LLAMA / "2", "--parameter", "density=nan"), "density is nan"),
+        (("--method", "breadcrumbs", "--base", LLAMA / "2", "--parameter", "gamma=inf"), "a finite number is needed"),
+        (("--match", "none", "--specs", LLAMA), "--match none matches nothing"),
     ],
 )
 def test_options_that_do_not_fit_a_method(
@@ -612,6 +617,12 @@ def refused(recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ("merge_method: magic\nmodels: [{model: x/y}]", "magic"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {reference: z/z}", "not one of the recipe's models"),
         ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {refrence: x/y}", "align: refrence: Extra inputs"),
+        ("merge_method: linear\nmodels: [{model: x/y}]\nalign: {steps: 5}", "steps applies to match: learned"),
+        (
+            "merge_method: linear\nmodels: [{model: x/y}]\nname: a\n---\n"
+            "merge_method: linear\nmodels: [{model: a}]\nalign: {steps: 5}",
+            "steps applies to match: learned",
+        ),
         (
             "merge_method: linear\nmodels: [{model: {model: {path: x/y}, override_architecture: X}}]",
             "names a model by model, override_",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from traps import pictured as code
 from traps.test_modes import given, noise, words
-from traps.trap import Calls, Trap, both, cases, check, custom, lengths, native
+from traps.trap import Calls, Trap, both, cases, check, custom, lengths, native, of_code
 
 _SIZES = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2)
 _PAGE = noise(2, 3, 16, 16)
@@ -43,8 +44,7 @@ def placed(side: int, kind: Any = code.PlacedTower, **more: Any) -> Trap:
     return Trap(f"{kind.__name__} {side}", custom(kind, **config), calls, may_refuse=True)
 
 
-def seeing(kind: Any, calls: Calls) -> Trap:
-    return Trap(kind.__name__, custom(kind, image_size=16, num_channels=3, patch_size=4), calls)
+seeing = partial(of_code, image_size=16, num_channels=3, patch_size=4)
 
 
 def _half_hidden(rows: int, side: int) -> Tensor:

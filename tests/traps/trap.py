@@ -117,6 +117,11 @@ def custom(kind: Any, other: Mapping[str, Any] | None = None, **config: Any) -> 
     return lambda seed: kind(kind.config_class(**{**config, **(other or {} if seed else {})}))
 
 
+def of_code(kind: Any, calls: Calls, **config: Any) -> Trap:
+    """A trap by the name of a class that brings its code along."""
+    return Trap(kind.__name__, custom(kind, **config), calls)
+
+
 def cases(kind: str, traps: Sequence[Trap]) -> Iterator[Any]:
     """What pytest makes of them: all but the quick ones run with the slow tests."""
     for trap in traps:

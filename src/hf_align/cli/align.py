@@ -39,8 +39,8 @@ def align(
 ) -> None:
     """Write B in A's basis, its function unchanged, and the alignment that took it there.
 
-    Norms and biases are written in one canonical way, which A has not: merge the two with hf-align merge, which writes
-    A so, too, and not entry by entry with another tool.
+    The norms and biases of B are written in one canonical form. Those of A on disk are not in that form, so do not
+    average the two files with another tool: hf-align merge brings both into it first.
 
     $ hf-align align org/a org/b -o b-in-a
     """

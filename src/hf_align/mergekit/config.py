@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from hf_align.errors import HfAlignError
-from hf_align.settings.choices import Heads, Match
+from hf_align.settings.choices import DESCENDING, Heads, Match
 from hf_align.settings.plain_yaml import read_documents
 
 NAMING = ("model", "source_model", "base_model")
@@ -60,7 +60,7 @@ def read_recipes(path: Path) -> list[Recipe]:
     """The documents of a recipe, as `mergekit-multi` reads them. A bare `align: true` takes all defaults.
 
     Raises:
-        HfAlignError: there is no such file, or it is not valid YAML of that kind.
+        HfAlignError: there is no such file, it is not valid YAML of that kind, or nothing uses a setting.
     """
     try:
         found = read_documents(path)
@@ -79,9 +79,12 @@ def _recipe(path: Path, document: Any) -> Recipe:
     if asked in (None, False):
         return Recipe(name, body, None)
     try:
-        return Recipe(name, body, Align.model_validate({} if asked is True else asked))
+        align = Align.model_validate({} if asked is True else asked)
     except ValidationError as error:
         raise HfAlignError(f"{path}: align: {first_fault(error)}") from error
+    if align.steps and align.match != "learned" and body.get("merge_method") not in DESCENDING:
+        raise HfAlignError(f"{path}: align: steps applies to match: learned, or to a merge_method that descends")
+    return Recipe(name, body, align)
 
 
 def with_models(recipe: Any, instead: Callable[[Any], Any]) -> Any:

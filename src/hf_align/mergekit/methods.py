@@ -220,7 +220,7 @@ def _in_bounds(parameters: dict[str, Any]) -> dict[str, Any]:
     base model for a density below zero.
 
     Raises:
-        ValueError: one is not.
+        OptionError: one is not.
     """
     for name, value in parameters.items():
         for number in value.values() if isinstance(value, Mapping) else [value]:

@@ -40,7 +40,7 @@ from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
 from hf_align.running.network import Batch
 from hf_align.runtime.devices import Devices
-from hf_align.settings.choices import DESCENDING, Dtype, checked
+from hf_align.settings.choices import Dtype, checked
 from hf_align.settings.options import Options
 from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.witness.witness import Moved
@@ -86,9 +86,6 @@ def run_recipe(
     for recipe, folder in ordered:
         align = recipe.align
         options = _options(align, common)
-        descends = options.descends or recipe.body.get("merge_method") in DESCENDING
-        if align is not None and align.steps and not descends:
-            raise HfAlignError("align: steps applies to a descent: it needs match: learned, or a method that descends")
         asked = Asked(replace(options, device=options.device or told.device), align.data if align else None, say)
         if is_own(recipe.body):
             report = run(own_job(path, recipe.body, align, asked), folder)

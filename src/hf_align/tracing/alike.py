@@ -42,18 +42,26 @@ def is_shown_by(one: Program, other: Program) -> bool:
 def run_alike(one: Program, other: Program) -> bool:
     """Whether two calls run the same ops, with any constants of the same kinds."""
     pairs = _constants_of_alike(one, other)
-    return pairs is not None and all(
-        x.dtype == y.dtype and x.dim() == y.dim() if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y
-        for x, y in pairs
-    )
+    return pairs is not None and all(_of_one_kind(x, y) for x, y in pairs)
 
 
 def turn_alike(one: Program, other: Program) -> bool:
-    """Whether two calls that run alike do so with constants of which the same columns are equal: angles of several axes
-    that are equal in a plain text are others where a place has several numbers."""
-    pairs = _constants_of_alike(one, other) or []
-    tables = [(x, y) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor) and x.is_floating_point()]
-    return all(_equal_columns(x) == _equal_columns(y) for x, y in tables if x.shape[-1:] == y.shape[-1:])
+    """Whether two calls run alike, with constants of which the same columns are equal: angles of several axes that are
+    equal in a plain text are others where a place has several numbers."""
+    pairs = _constants_of_alike(one, other)
+    return pairs is not None and all(_of_one_kind(x, y) and _turn_alike(x, y) for x, y in pairs)
+
+
+def _of_one_kind(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and one.dim() == other.dim()
+    return bool(one == other)
+
+
+def _turn_alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not one.is_floating_point() or one.shape[-1:] != other.shape[-1:]:
+        return True
+    return _equal_columns(one) == _equal_columns(other)
 
 
 def _equal_columns(table: Tensor) -> list[int]:

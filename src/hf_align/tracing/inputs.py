@@ -91,10 +91,9 @@ def _examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Examp
                 n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
             ]
             of_one = max([1, *(len(arguments[name]) // batch for name in names)])
-            tokens = {name: allowed if arguments[name].dim() == 2 else sound_tokens(model.config) for name in names}
-            ids = {
-                name: tokens[name][arguments[name] % len(tokens[name])] for name in names if tokens[name] is not allowed
-            }
+            sounds = {name: sound_tokens(model.config) for name in names if arguments[name].dim() > 2}
+            tokens = {name: sounds.get(name, allowed) for name in names}
+            ids = {name: kind[arguments[name] % len(kind)] for name, kind in sounds.items()}
             yield Example({**arguments, **ids}, tokens, of_one)
 
 

@@ -112,7 +112,7 @@ def find_modes(
             untraced[mode.asks] = program
         if isinstance(program, Exception):
             return program
-        if mode.asks and any(run_alike(program, known) and turn_alike(program, known) for _, known in found[1:]):
+        if mode.asks and any(turn_alike(program, known) for _, known in found[1:]):
             return NothingNew()  # the same ops with another mask, or other positions
         if is_part_of(program, base):
             idle.append((mode, program))

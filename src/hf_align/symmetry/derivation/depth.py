@@ -78,7 +78,7 @@ def _short_as_it_may_be(
             raise
         logger.warning("%s is traced in full: %s", model.config.model_type, reason)
         return derived(())
-    others = _beside(stacks, unseen(short, unused, model))
+    others = _apart_from(stacks, unseen(short, unused, model))
     if others == stacks:
         return short
     try:
@@ -89,7 +89,7 @@ def _short_as_it_may_be(
     return longer if len(longer.unread) < len(short.unread) else short
 
 
-def _beside(stacks: tuple[Stack, ...], weights: Sequence[str]) -> tuple[Stack, ...]:
+def _apart_from(stacks: tuple[Stack, ...], weights: Sequence[str]) -> tuple[Stack, ...]:
     """The stacks that do not lie in a module with some of the weights."""
     homes = {stack: stack.path.rpartition(".")[0] for stack in stacks}
     return tuple(s for s in stacks if not homes[s] or not any(name.startswith(f"{homes[s]}.") for name in weights))

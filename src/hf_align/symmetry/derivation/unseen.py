@@ -36,8 +36,8 @@ def without_unseen(
     for pattern in unused:
         if not any(is_named(pattern, name) for name in spec.parameters):
             raise HfAlignError(f"no parameter matches {pattern}")
-    meeting = unseen(spec, unused, model)
-    spec = replace(spec, unread=tuple(n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused)))
+    spec = _without_named(spec, unused)
+    meeting = _meeting(spec, model)
     sizes = {size for name in meeting for size in spec.shape(name) if size > 1}
     if not sizes:
         return spec
@@ -64,9 +64,17 @@ def unseen(spec: SymmetrySpec, unused: Sequence[str] = (), model: PreTrainedMode
     Args:
         unused, model: as for `without_unseen`.
     """
-    unread = [n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused)]
-    alone = () if model is None else never_named(model, unread)
-    return [name for name in unread if name not in alone]
+    return _meeting(_without_named(spec, unused), model)
+
+
+def _without_named(spec: SymmetrySpec, unused: Sequence[str]) -> SymmetrySpec:
+    """The spec without the unread weights that are said to be read by no call at all."""
+    return replace(spec, unread=tuple(n for n in spec.unread if not any(is_named(pattern, n) for pattern in unused)))
+
+
+def _meeting(spec: SymmetrySpec, model: PreTrainedModel | None) -> list[str]:
+    alone = () if model is None else never_named(model, spec.unread)
+    return [name for name in spec.unread if name not in alone]
 
 
 def _gauges_left(spec: SymmetrySpec, sizes: set[int]) -> tuple[Gauge, ...]:
