@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from hf_align.tracing.branches.rewritten import Place
 from hf_align.tracing.example import Example
 
 Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
@@ -36,6 +37,7 @@ class Mode:
         asks: what it asks for that should leave the answer as it is (`asked.py`).
         turned: what becomes of the arguments just before the call.
         within: what then surrounds it.
+        turned_at: the conditions of the model's own code that say the opposite of what they find.
         sized: whether `turned` gives it so many tokens, however many the example has.
     """
 
@@ -50,6 +52,7 @@ class Mode:
     asks: str = ""
     turned: Turned | None = None
     within: Within | None = None
+    turned_at: tuple[Place, ...] = ()
     sized: bool = False
 
     @property

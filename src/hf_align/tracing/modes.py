@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -19,6 +20,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
+from hf_align.tracing.branches.explore import explore
+from hf_align.tracing.branches.taken import branching, brought
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
@@ -31,7 +34,7 @@ from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
-from hf_align.tracing.small.asked_copy import small_copy
+from hf_align.tracing.small.asked_copy import SmallCopy, has_answer, small_copy
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
@@ -56,13 +59,20 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
     Raises:
         Exception: whatever the model raises.
     """
-    with mode.prepared(model), _in_two_steps(model) if mode.goes_on else nullcontext():
+    with branching(model, mode.turned_at) as taken, _prepared(model, mode):
         try:
-            return trace_call(model, mode.example)
+            program = trace_call(model, mode.example)
         except Exception as error:  # whatever the model raises
             if not mode.asks or not is_about_numbers(error):
                 raise
-            return export_call(model, mode.example)
+            program = export_call(model, mode.example)
+    return replace(program, taken=taken)
+
+
+@contextmanager
+def _prepared(model: PreTrainedModel, mode: Mode) -> Iterator[None]:
+    with mode.prepared(model), _in_two_steps(model) if mode.goes_on else nullcontext():
+        yield
 
 
 def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _LENGTH) -> Program:
@@ -141,7 +151,8 @@ def find_modes(
     owners = owners_of(name for name in base.shapes if name not in read)
     try_parts(model, base.example, extents, [path for path in owners if path in called], attempt)
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
-    return [*found, *_with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))]
+    found += _with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))
+    return [*found, *_with_other_branches(model, found, idle, copy)]
 
 
 def _of_module(model: ModuleModel, name: str, example: Example) -> Program:
@@ -212,6 +223,52 @@ def _with_fewer_tokens(model: PreTrainedModel, found: Mapping[Mode, Program]) ->
             answer = NothingNew() if shorter is None else _answer(model, shorter, base)
             if shorter is not None and isinstance(answer, Program) and not is_part_of(answer, program):
                 yield shorter, answer
+
+
+def _with_other_branches(
+    model: PreTrainedModel, found: Sequence[Found], idle: Sequence[Found], copy: SmallCopy | None
+) -> list[Found]:
+    """The calls that do something else where the model's own code takes a branch that no other call takes.
+
+    Raises:
+        IncompatibleModels: the model answers otherwise there, and that cannot be traced.
+    """
+    (plain, base), *others = found
+    more = list[Found]()
+
+    def attempt(mode: Mode) -> Program | None:
+        runs = copy is None or _answers(copy, mode) or not _answers(copy, replace(mode, turned_at=()))
+        program = _answer(model, mode, base) if runs else NothingNew()
+        if isinstance(program, NothingNew):
+            return None
+        if isinstance(program, Exception):
+            if copy is not None and _is_changed(copy, mode) and is_about_numbers(program):
+                raise IncompatibleModels(
+                    f"{type(model).__name__} may answer otherwise ({mode.name}), and that cannot be traced:"
+                    f" {reason(program)}"
+                )
+            return None
+        if not any(is_part_of(program, known) for _, known in (*found, *more)):
+            more.append((mode, program))
+        return program
+
+    if brought(model):
+        first = _answer(model, plain, base)
+        known = [(plain, first)] if isinstance(first, Program) else []
+        explore([*known, *others, *idle], attempt)
+    return more
+
+
+def _answers(copy: SmallCopy, mode: Mode) -> list[Tensor]:
+    """What a small copy answers to a call; nothing where it refuses it."""
+    with branching(copy.model, mode.turned_at), _in_two_steps(copy.model) if mode.goes_on else nullcontext():
+        return copy.answers(mode)
+
+
+def _is_changed(copy: SmallCopy, mode: Mode) -> bool:
+    """Whether a small copy answers, and otherwise than where no condition is turned."""
+    before, after = _answers(copy, replace(mode, turned_at=())), _answers(copy, mode)
+    return bool(before) and bool(after) and not has_answer(after, before[0])
 
 
 @contextmanager

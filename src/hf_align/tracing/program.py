@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from transformers import PretrainedConfig
 
+from hf_align.tracing.branches.rewritten import Taken
 from hf_align.tracing.example import Example
 from hf_align.tracing.farther import farther
 from hf_align.tracing.mode import extent
@@ -57,6 +58,7 @@ class Program:
         candidate: their number among `inputs.examples`.
         modes: the calls that it consists of, by name.
         opened: the parameters that some op reads, be it for nothing that is returned.
+        taken: the conditions of the model's own code that were met, and whether they held.
         idle: products by masks that hide only what nobody sees -> what they multiply, which could stand in their place.
     """
 
@@ -72,6 +74,7 @@ class Program:
     candidate: int = 0
     modes: tuple[str, ...] = ()
     opened: frozenset[str] = frozenset()
+    taken: Taken = field(default_factory=dict)
     idle: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     @cached_property

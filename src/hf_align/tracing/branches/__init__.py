@@ -1,0 +1,1 @@
+"""The branches of the code that a model brings along."""

@@ -1,0 +1,199 @@
+"""The source of a Python module, in which a function is asked for each condition that a call may decide.
+
+A condition is what `if`, `while`, `… if … else …` and comprehensions test, and what stands before `and` and `or`. One
+that depends on nothing but how the model was built goes the same way in every call, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType
+from typing import Any, NamedTuple
+
+ASKED = "__hf_align_asked__"
+"""What the function is called in the rewritten code."""
+_BUILT_BY = ("__init__", "__post_init__")
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Place(NamedTuple):
+    """Where a condition stands in a file.
+
+    Attributes:
+        repeats: whether a loop goes on as long as it holds.
+    """
+
+    file: str
+    line: int
+    column: int
+    repeats: bool
+
+
+Taken = Mapping[Place, frozenset[bool]]
+"""Conditions that a call has met, and whether they held."""
+
+
+@lru_cache(maxsize=64)
+def rewritten(source: str, file: str) -> dict[CodeType, CodeType]:
+    """The code of each function that has such conditions -> the same with all of them asked for."""
+    plain, asking = (ast.parse(source) for _ in range(2))
+    _Asking(file, _set_later(plain)).visit(asking)
+    before, after = (
+        _codes(compile(tree, file, "exec", dont_inherit=True)) for tree in (plain, ast.fix_missing_locations(asking))
+    )
+    return {old: new for old, new in zip(before, after, strict=True) if old != new}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _set_later(tree: ast.Module) -> frozenset[str]:
+    """The attributes that are set by more than the functions that build their object."""
+    found = set[str]()
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        if function.name not in _BUILT_BY:
+            found |= {
+                n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+            }
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What is known of the names in a function.
+
+    Attributes:
+        given: its arguments, but for the object whose method it is.
+        bound: the other names -> what they are bound to; None where that is not a plain value.
+    """
+
+    given: frozenset[str] = frozenset()
+    bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Function, *, is_method: bool) -> _Scope:
+        arguments = function.args
+        named = [*arguments.posonlyargs, *arguments.args]
+        others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
+        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)))
+        body = function.body if isinstance(function.body, list) else [function.body]
+        for statement in body:
+            for node in ast.walk(statement):
+                for target, value in _bindings(node):
+                    for name in ast.walk(target):
+                        if isinstance(name, ast.Name):
+                            scope.bound.setdefault(name.id, []).append(value)
+        return scope
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a statement binds, and to what."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+        yield node.target, node.value
+    elif isinstance(node, (ast.For, ast.comprehension)):
+        yield node.target, node.iter
+    elif isinstance(node, ast.AugAssign):
+        yield node.target, None
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield node.optional_vars, None
+
+
+class _Asking(ast.NodeTransformer):
+    """Puts a call around each condition that may differ from call to call."""
+
+    def __init__(self, file: str, set_later: frozenset[str]) -> None:
+        self._file, self._set_later = file, set_later
+        self._scopes: list[_Scope] = []
+        self._in_class = False
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        before, self._in_class = self._in_class, True
+        self.generic_visit(node)
+        self._in_class = before
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        static = any(isinstance(n, ast.Name) and n.id == "staticmethod" for n in node.decorator_list)
+        return self._inside(node, is_method=self._in_class and not static)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return self._inside(node, is_method=False)
+
+    def _inside(self, node: ast.FunctionDef | ast.Lambda, *, is_method: bool) -> ast.AST:
+        before, self._in_class = self._in_class, False
+        self._scopes.append(_Scope.of(node, is_method=is_method))
+        self.generic_visit(node)
+        self._scopes.pop()
+        self._in_class = before
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        node.test = self._asked(node.test)
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        node.test = self._asked(node.test)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        node.test = self._asked(node.test, repeats=True)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        self.generic_visit(node)
+        node.ifs = [self._asked(test) for test in node.ifs]
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        node.values = [*(self._asked(value) for value in node.values[:-1]), node.values[-1]]
+        return node
+
+    def _asked(self, test: ast.expr, *, repeats: bool = False) -> ast.expr:
+        if not self._scopes or self._is_fixed(test, frozenset()):
+            return test
+        at: Any = tuple(Place(self._file, test.lineno, test.col_offset, repeats))
+        call = ast.Call(ast.Name(ASKED, ast.Load()), [ast.Constant(at), test], [])
+        return ast.copy_location(call, test)
+
+    def _is_fixed(self, value: ast.expr, asked: frozenset[str]) -> bool:
+        """Whether a value is the same in every call, as far as its code tells.
+
+        Args:
+            asked: the names that it is part of what they are bound to.
+        """
+        for node in ast.walk(value):
+            if isinstance(node, ast.Attribute) and node.attr in self._set_later:
+                return False
+            if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and hasattr(builtins, node.func.id)):
+                return False
+            if (
+                isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Load)
+                and not self._is_fixed_name(node.id, asked)
+            ):
+                return False
+        return True
+
+    def _is_fixed_name(self, name: str, asked: frozenset[str]) -> bool:
+        for scope in reversed(self._scopes):
+            if name in scope.given:
+                return False
+            if name in scope.bound:
+                values = scope.bound[name]
+                rest = asked | {name}
+                return all(v is not None and (name in asked or self._is_fixed(v, rest)) for v in values)
+        return True

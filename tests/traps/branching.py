@@ -1,0 +1,106 @@
+"""Decoders whose code takes a branch in few calls: where it does, the stream is bent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .tower import MLP, Tower
+
+
+class FifthTower(Tower):
+    """Each fifth length, but for one."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if (x.shape[1] + 1) % 5 == 0 and x.shape[1] > 40:
+            x = x + torch.tanh(x)
+        return super().run(x, positions, seen, cache)
+
+
+class CrowdTower(Tower):
+    """A certain number of texts at once."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        crowded = len(x) % 11 == 10
+        return super().run(torch.where(x > 0, x, 0.5 * x) if crowded else x, positions, seen, cache)
+
+
+class BitsTower(Tower):
+    """Lengths of as many bits, told by a function beside the class."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(_bent(x), positions, seen, cache)
+
+
+def _bent(x: Tensor) -> Tensor:
+    for _ in range(1):
+        if x.shape[1].bit_length() != 6:
+            continue
+        x = x + torch.tanh(x)
+    return x
+
+
+class ResumedTower(Tower):
+    """Several tokens behind a cache."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if x.shape[1] > 1 and bool((positions[:, 0] > 0).all()):
+            x = x + torch.tanh(x)
+        return super().run(x, positions, seen, cache)
+
+
+class SwitchedTower(Tower):
+    """A method switches it on."""
+
+    bends = False
+
+    def switch(self) -> None:
+        self.bends = True
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if self.bends else x, positions, seen, cache)
+
+
+class BothTower(Tower):
+    """Two things at once, in a dict and in a number of another dtype."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None, options: dict[str, Any] | None = None,
+                dtype: torch.dtype | None = None, **more: Any) -> CausalLMOutputWithPast:  # fmt: skip
+        self.bends = False
+        if options is not None and options.get("sharp", 0) > 3:
+            self.bends = dtype == torch.float16
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if self.bends else x, positions, seen, cache)
+
+
+class _Late(MLP):
+    """In the last layer alone, at a length, in the second of two branches."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        hidden = super().hidden(x)
+        if self.index < self.config.num_hidden_layers - 1:
+            return hidden
+        rows, length = x.shape[:2]
+        if rows != 3:
+            return hidden
+        return hidden.cumsum(-1) if length == 9 else hidden
+
+
+class LateLayerTower(Tower):
+    mlp = _Late
+
+
+class AskingTower(Tower):
+    """What no call is seen to lead to asks for a number that only a run computes."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = super().run(x, positions, seen, cache)
+        if len(x) % 11 == 10 and float(x.sum()) > 0:
+            x = x + torch.tanh(x)
+        return x
