@@ -184,6 +184,7 @@ def test_what_no_trace_has_seen_is_witnessed(
     monkeypatch.setattr(modes, "try_ways", lambda *_: None)
     monkeypatch.setattr(modes, "_longer", lambda *_: ())
     monkeypatch.setattr(modes, "_with_fewer_tokens", lambda *_: ())
+    monkeypatch.setattr(modes, "_with_other_branches", lambda *_: ())
     for folder in with_code:
         text = (folder / "oddball.py").read_text()
         text = text.replace("input_ids: Tensor, **kwargs", "input_ids: Tensor, token_type_ids=None, **kwargs")

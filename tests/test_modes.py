@@ -56,6 +56,14 @@ TOGETHER = ("two arguments", "an argument and an odd length", "an argument and f
 """What does nothing apart."""
 
 
+class Note:
+    """What nobody can guess."""
+
+    def mixed(self, x: Tensor, side: nn.Module) -> Tensor:
+        mixed: Tensor = side(x.flip(-1))
+        return mixed
+
+
 class Moody(PreTrainedModel):
     """Looks at the order of its hidden units only now and then."""
 
@@ -75,7 +83,7 @@ class Moody(PreTrainedModel):
         loud: bool = False,
         past_key_values: list[Tensor] | None = None,
         use_cache: bool = False,
-        note: object = None,
+        note: Note | None = None,
     ) -> dict[str, object]:
         x, kind = self.embed(input_ids), self.config.kind
         if past_key_values is not None and kind == "cache":
@@ -96,8 +104,10 @@ class Moody(PreTrainedModel):
             x = x + (torch.arange(len(x)) > 1)[:, None, None] * torch.arange(8.0)
         if kind == "place":
             x = x.flip(2 if loud else 1)
-        if (kind == "argument" and hint is not None) or (kind == "flag" and loud) or note is not None:
+        if (kind == "argument" and hint is not None) or (kind == "flag" and loud):
             x = self.side(x.flip(-1))
+        if note is not None:
+            x = note.mixed(x, self.side)
         if kind == "exporting" and not torch.compiler.is_exporting():
             x = x.flip(-1)
         if kind == "question":
@@ -245,7 +255,7 @@ def test_what_no_call_reads_stands_still_and_so_does_what_it_may_meet() -> None:
     assert why == "unread: no traced call reads it"
     before, after = moved(config, spec)
     ids = torch.arange(7)[None]
-    answers = [m(ids, note=object())["logits"] for m in (before, after)]
+    answers = [m(ids, note=Note())["logits"] for m in (before, after)]
     torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
 
 

@@ -48,6 +48,8 @@ _LENGTHS = 5
 """Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
 """Texts at once at other lengths, in turn."""
+_LARGE = 64.0
+"""Weights that are so much larger bring what is computed to limits that code may set."""
 Found = tuple[Mode, Program]
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
@@ -237,20 +239,20 @@ def _with_other_branches(
     more = list[Found]()
 
     def attempt(mode: Mode) -> Program | None:
-        runs = copy is None or _answers(copy, mode) or not _answers(copy, replace(mode, turned_at=()))
-        program = _answer(model, mode, base) if runs else NothingNew()
-        if isinstance(program, NothingNew):
+        before = copy is not None and _answers(copy, replace(mode, turned_at=()))
+        if copy is not None and before and not _answers(copy, mode):
             return None
-        if isinstance(program, Exception):
-            if copy is not None and _is_changed(copy, mode) and is_about_numbers(program):
-                raise IncompatibleModels(
-                    f"{type(model).__name__} may answer otherwise ({mode.name}), and that cannot be traced:"
-                    f" {reason(program)}"
-                )
-            return None
-        if not any(is_part_of(program, known) for _, known in (*found, *more)):
-            more.append((mode, program))
-        return program
+        program = _answer(model, mode, base)
+        is_new = copy is None or not before or _is_changed(copy, mode)
+        if isinstance(program, Program):
+            known = (known for _, known in (*found, *more))
+            if is_new and not any(is_part_of(program, other) for other in known):
+                more.append((mode, program))
+            return program
+        if before and is_new and is_about_numbers(program):
+            said = f"{type(model).__name__} answers otherwise in a call ({mode.name}) that cannot be traced"
+            raise IncompatibleModels(f"{said}: {reason(program)}")
+        return None
 
     if brought(model):
         first = _answer(model, plain, base)
@@ -259,16 +261,17 @@ def _with_other_branches(
     return more
 
 
-def _answers(copy: SmallCopy, mode: Mode) -> list[Tensor]:
+def _answers(copy: SmallCopy, mode: Mode, times: float = 1.0) -> list[Tensor]:
     """What a small copy answers to a call; nothing where it refuses it."""
     with branching(copy.model, mode.turned_at), _in_two_steps(copy.model) if mode.goes_on else nullcontext():
-        return copy.answers(mode)
+        return copy.answers(mode, times)
 
 
 def _is_changed(copy: SmallCopy, mode: Mode) -> bool:
-    """Whether a small copy answers, and otherwise than where no condition is turned."""
-    before, after = _answers(copy, replace(mode, turned_at=())), _answers(copy, mode)
-    return bool(before) and bool(after) and not has_answer(after, before[0])
+    """Whether a small copy answers otherwise than where no condition is turned, be it with large weights: some
+    branches keep what is computed below a limit."""
+    plain = replace(mode, turned_at=())
+    return any(not has_answer(_answers(copy, mode, t), _answers(copy, plain, t)[0]) for t in (1.0, _LARGE))
 
 
 @contextmanager

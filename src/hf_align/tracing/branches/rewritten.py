@@ -11,6 +11,8 @@ import builtins
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -24,12 +26,14 @@ class Place(NamedTuple):
     """Where a condition stands in a file.
 
     Attributes:
+        joins: whether it is several that `and` or `or` joins.
         repeats: whether a loop goes on as long as it holds.
     """
 
     file: str
     line: int
     column: int
+    joins: bool
     repeats: bool
 
 
@@ -97,7 +101,12 @@ class _Scope:
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """What a statement binds, and to what."""
     if isinstance(node, ast.Assign):
-        yield from ((target, node.value) for target in node.targets)
+        for target in node.targets:
+            match target, node.value:
+                case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+                    yield from zip(targets, values, strict=True)
+                case _:
+                    yield target, node.value
     elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
         yield node.target, node.value
     elif isinstance(node, (ast.For, ast.comprehension)):
@@ -138,38 +147,66 @@ class _Asking(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        self.generic_visit(node)
-        node.test = self._asked(node.test)
-        return node
+        return self._deciding(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        self.generic_visit(node)
-        node.test = self._asked(node.test)
-        return node
+        return self._deciding(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
+        return self._deciding(node, repeats=True)
+
+    def _deciding(self, node: ast.If | ast.IfExp | ast.While, *, repeats: bool = False) -> ast.AST:
+        test, node.test = self._condition(node.test, repeats=repeats), ast.Constant(True)
         self.generic_visit(node)
-        node.test = self._asked(node.test, repeats=True)
+        node.test = test
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        tests, node.ifs = [self._condition(test) for test in node.ifs], []
         self.generic_visit(node)
-        node.ifs = [self._asked(test) for test in node.ifs]
+        node.ifs = tests
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        node.values = [*(self._asked(value) for value in node.values[:-1]), node.values[-1]]
+        *first, last = node.values
+        node.values = [*map(self._condition, first), self.visit(last)]
         return node
 
-    def _asked(self, test: ast.expr, *, repeats: bool = False) -> ast.expr:
-        if not self._scopes or self._is_fixed(test, frozenset()):
-            return test
-        at: Any = tuple(Place(self._file, test.lineno, test.col_offset, repeats))
+    def _condition(self, test: ast.expr, *, repeats: bool = False) -> ast.expr:
+        """A condition that is asked for, and so are its parts: each alone, and all that stand together. Where something
+        fixed stands beside them, they are not met if that decides."""
+        match test:
+            case ast.UnaryOp(op=ast.Not()):
+                test.operand = self._condition(test.operand, repeats=repeats)
+                return test
+            case ast.BoolOp(values=parts):
+                together = [(part, self._has_fixed(part)) for part in parts]
+                test.values = []
+                for has_fixed, group in groupby(together, key=itemgetter(1)):
+                    asked = [self._condition(part, repeats=repeats) for part, _ in group]
+                    if not has_fixed and len(asked) > 1:
+                        asked = [self._asked(ast.copy_location(ast.BoolOp(test.op, asked), test), repeats)]
+                    test.values += asked
+                return test if len(test.values) > 1 else test.values[0]
+            case _:
+                is_fixed = self._is_fixed(test)
+                visited: ast.expr = self.visit(test)
+                return visited if is_fixed else self._asked(visited, repeats)
+
+    def _has_fixed(self, test: ast.expr) -> bool:
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._has_fixed(operand)
+            case ast.BoolOp(values=parts):
+                return any(map(self._has_fixed, parts))
+        return self._is_fixed(test)
+
+    def _asked(self, test: ast.expr, repeats: bool) -> ast.expr:
+        at: Any = tuple(Place(self._file, test.lineno, test.col_offset, isinstance(test, ast.BoolOp), repeats))
         call = ast.Call(ast.Name(ASKED, ast.Load()), [ast.Constant(at), test], [])
         return ast.copy_location(call, test)
 
-    def _is_fixed(self, value: ast.expr, asked: frozenset[str]) -> bool:
+    def _is_fixed(self, value: ast.expr, asked: frozenset[str] = frozenset()) -> bool:
         """Whether a value is the same in every call, as far as its code tells.
 
         Args:

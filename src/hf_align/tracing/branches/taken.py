@@ -41,7 +41,7 @@ def branching(model: nn.Module, turned: Collection[Place] = ()) -> Iterator[dict
     """
     taken, times = dict[Place, frozenset[bool]](), Counter[Place]()
 
-    def asked(at: tuple[str, int, int, bool], value: Any) -> Any:
+    def asked(at: tuple[str, int, int, bool, bool], value: Any) -> Any:
         place = Place(*at)
         holds = bool(value)
         if place in turned:

@@ -85,21 +85,25 @@ class SmallCopy:
         """Whether the answer to the first call is among some results, or some rows of it."""
         return self._plain is not None and has_answer(answers, self._plain)
 
-    def answers(self, mode: Mode) -> list[Tensor]:
-        """What may be the answer to a call; nothing where the model refuses it."""
+    def answers(self, mode: Mode, times: float = 1.0) -> list[Tensor]:
+        """What may be the answer to a call; nothing where the model refuses it.
+
+        Args:
+            times: how much larger its weights are.
+        """
         try:
-            return _answers(self._results(mode), self._name)
+            return _answers(self._results(mode, times), self._name)
         except Exception:  # models refuse arguments in as many ways as there are models
             return []
 
-    def _results(self, mode: Mode) -> Any:
+    def _results(self, mode: Mode, times: float = 1.0) -> Any:
         with mode.prepared(self.model):
-            return self._called({n: v for n, v in mode.example.arguments.items() if n not in self._given})
+            return self._called({n: v for n, v in mode.example.arguments.items() if n not in self._given}, times)
 
     @torch.no_grad()
-    def _called(self, more: Mapping[str, Any]) -> Any:
+    def _called(self, more: Mapping[str, Any], times: float) -> Any:
         arguments = {**self._given, **more}
-        weights = {n: w.clone() if n in self._statistics else w for n, w in self._weights.items()}
+        weights = {n: w.clone() if n in self._statistics else w * times for n, w in self._weights.items()}
         with quiet(), forgetting(self.model), drawing(CPU, 0):
             return torch.func.functional_call(self.model, weights, (), arguments, tie_weights=True)
 
