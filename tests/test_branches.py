@@ -1,0 +1,119 @@
+"""Which conditions of a model's own code are asked for, and what comes of it if some are turned."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_align.tracing.branches.taken import branching, brought
+
+_CODE = """
+from torch import nn
+
+LIMIT = 3
+
+
+def halved(x, often=1):
+    while often > 0 and x.sum() > 1e9:
+        x, often = x / 2, often - 1
+    return [y for y in x if y > LIMIT]
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bends, self.width, self.seen = True, 4, None
+
+    def forward(self, x, mask=None, **more):
+        if self.bends:  # fixed
+            x = x + 1
+        half = self.width // 2
+        for i in range(half):
+            x = x if i == 7 else x + i  # fixed
+        if half > 1 and isinstance(self.width, int):  # fixed
+            x = x * 2
+        if mask is not None and mask.any():
+            x = x - 1
+        if not self.bends or len(x) > 50:
+            x = -x
+        if self.seen is None:
+            x = x + more.get("more", 0)
+        x = x if len(x) < 9 else 0 * x
+        return x.sum() + sum(halved(x))
+
+    def remember(self):
+        self.seen = True
+
+    @property
+    def twice(self):
+        return 2 if self.seen else 1
+
+    @staticmethod
+    def of(x):
+        return (lambda y: y or 1)(x)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Any]:
+    """A module of code that a model brings along."""
+    (tmp_path / "own.py").write_text(_CODE)
+    spec = importlib.util.spec_from_file_location("own", tmp_path / "own.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["own"]
+
+
+def _line(text: str) -> int:
+    return next(number for number, line in enumerate(_CODE.splitlines(), 1) if text in line)
+
+
+def test_what_depends_on_the_build_alone_is_not_asked(own: Any) -> None:
+    model, x = own.Own(), torch.arange(4.0)
+    with branching(model) as taken:
+        found = model(x)
+        assert model.twice == 1 and model.of(0) == 1
+    assert found == model(x)
+    asked = ("while", "for y in", "mask is not", "len(x) > 50", "seen is", "len(x) <", "2 if self.seen", "lambda")
+    assert sorted({place.line for place in taken}) == sorted(map(_line, asked))
+    assert not any(_CODE.splitlines()[place.line - 1].endswith("# fixed") for place in taken)
+
+
+def test_a_turned_condition_takes_the_other_branch_and_the_code_is_put_back(own: Any) -> None:
+    model, x = own.Own(), torch.arange(4.0)
+    codes = own.Own.forward.__code__, own.halved.__code__
+    with branching(model) as taken:
+        plain = model(x)
+    for text, expected in (("len(x) <", 0.0), ("len(x) > 50", None)):
+        (place,) = (place for place in taken if place.line == _line(text) and not place.joins)
+        with branching(model, [place]) as turned:
+            found = float(model(x))
+        assert turned[place] == frozenset([not next(iter(taken[place]))])
+        assert found == expected if expected is not None else found != float(plain)
+    assert (own.Own.forward.__code__, own.halved.__code__) == codes
+    assert not any("hf_align" in name for name in vars(own))
+
+
+def test_a_loop_that_is_turned_ends(own: Any) -> None:
+    model = own.Own()
+    with branching(model) as taken:
+        model(torch.arange(4.0))
+    for place in taken:
+        if place.repeats:
+            with branching(model, [place]):
+                model(torch.arange(4.0))
+
+
+def test_code_of_packages_is_no_code_that_a_model_brings_along(own: Any) -> None:
+    assert brought(nn.Sequential(nn.Linear(2, 2))) == []
+    assert brought(nn.Sequential(own.Own(), nn.Linear(2, 2))) == [own]
