@@ -17,9 +17,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import MODELS, run, save, tiny_gpt2
+from conftest import MODELS, run, save, tiny_gpt2, tiny_llama
 from forks import forked, hf_align
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.main import get_command
 
 from hf_align.cli import words
@@ -71,6 +71,20 @@ def test_a_clock_where_a_person_looks(tmp_path: Path) -> None:
 def test_quiet_is_quiet_on_a_terminal_too(tmp_path: Path) -> None:
     merge = ("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--quiet")
     assert on_a_terminal(tmp_path / "out.txt", *merge) == ""
+
+
+def test_warnings_are_no_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both models hold a tensor that their architecture has not, and their licences differ."""
+    pair = [save(tmp_path / name, tiny_llama(), seed) for seed, name in enumerate("ab")]
+    for folder, licence in zip(pair, ("mit", "apache-2.0"), strict=True):
+        stored = load_file(folder / "model.safetensors")
+        save_file({**stored, "extra.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
+        (folder / "README.md").write_text(f"---\nlicense: {licence}\n---\n")
+    capsys.readouterr()
+    assert run("merge", *pair, "--quiet", "-o", tmp_path / "out") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and all(line.startswith("warning: ") for line in said)
+    assert sum("(extra.weight)" in line for line in said) == 2 and "licences of the inputs differ" in said[2]
 
 
 def test_a_merge_shows_how_far_it_is(tmp_path: Path) -> None:

@@ -23,8 +23,15 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:
-    """What says a line on stderr while something is computed: in the leading process, unless it is to be quiet."""
-    return (lambda _: None) if quiet or not current().leads else _above_bars
+    """What says a line on stderr while something is computed, in the leading process; if quiet, warnings alone."""
+    if not current().leads:
+        return lambda _: None
+    return _warn if quiet else _above_bars
+
+
+def _warn(line: str) -> None:
+    if line.startswith("warning: "):
+        _above_bars(line)
 
 
 def _above_bars(line: str) -> None:

@@ -270,7 +270,7 @@ Certify = Annotated[
 # General --------------------------------------------------------------------------------------------------------------
 
 Json = Annotated[bool, general("--json", help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, general("--quiet", "-q", callback=_quiet, help="No progress on stderr.")]
+Quiet = Annotated[bool, general("--quiet", "-q", callback=_quiet, help="No progress on stderr; warnings stay.")]
 Verbose = Annotated[
     bool, general("--verbose", "-v", callback=_verbose, help="Show messages of other libraries, and tracebacks.")
 ]

@@ -69,7 +69,7 @@ class Opened:
         opened = cls(pairs, options, tuple(named), jointly)
         for ref, unused in {model.ref: model.names.unused for model in opened.models}.items():
             if unused:
-                say(f"not read: {len(unused)} of {ref}'s tensors, which its architecture does not load ({unused[0]})")
+                say(f"warning: {len(unused)} tensors of {ref} have no place in its architecture ({unused[0]})")
         if len(pairs) > 1 or not jointly:
             for pair in pairs:
                 pair.require_one_size()
