@@ -96,6 +96,38 @@ class LateLayerTower(Tower):
     mlp = _Late
 
 
+class MatchedTower(Tower):
+    """A case among several."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        match x.shape[1] * 7:
+            case 301 | 308 if len(x) < 9:
+                x = x + torch.tanh(x)
+            case other:
+                x = x * (1 if other else 2)
+        return super().run(x, positions, seen, cache)
+
+
+class CaughtTower(Tower):
+    """What follows an error."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        try:
+            scale = [1.0, 0.9, 0.8][x.shape[1] // 17]
+        except (IndexError, KeyError):
+            scale = torch.arange(1.0, x.shape[2] + 1)
+        return super().run(x * scale, positions, seen, cache)
+
+
+class CountedTower(Tower):
+    """A loop that seldom runs."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        for _ in range(max(0, x.shape[1] - 47)):
+            x = x + torch.tanh(x)
+        return super().run(x, positions, seen, cache)
+
+
 class AskingTower(Tower):
     """What no call is seen to lead to asks for a number that only a run computes."""
 

@@ -49,6 +49,9 @@ TRAPS = [
     of_code(code.BothTower, once(options={"sharp": 7}, dtype=torch.float16)),
     of_code(code.LateLayerTower, texts(3, 9), num_hidden_layers=3),
     of_code(code.LateLayerTower, texts(3, 9), num_hidden_layers=3, vocab_size=10_000),
+    of_code(code.MatchedTower, lengths(43, 44)),
+    of_code(code.CaughtTower, lengths(51, 60)),
+    of_code(code.CountedTower, lengths(48, 50)),
     Trap("asking", of_code(code.AskingTower, lengths(7)).build, both(lengths(7), texts(10, 7)), may_refuse=True),
 ]
 

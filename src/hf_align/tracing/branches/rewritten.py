@@ -1,7 +1,8 @@
 """The source of a Python module, in which a function is asked for each condition that a call may decide.
 
-A condition is what `if`, `while`, `… if … else …` and comprehensions test, and what stands before `and` and `or`. One
-that depends on nothing but how the model was built goes the same way in every call, and stays as it is.
+A condition is what `if`, `while`, `… if … else …` and comprehensions test, what stands before `and` and `or`, a case of
+plain values, whether a `range` has a number, and whether a `try` fails. One that depends on nothing but how the model
+was built goes the same way in every call, and stays as it is.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from operator import itemgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
-ASKED = "__hf_align_asked__"
-"""What the function is called in the rewritten code."""
+ASKED, _MATCHED = "__hf_align_asked__", "__hf_align_matched__"
+"""What the function is called in the rewritten code, and what a case is compared with."""
 _BUILT_BY = ("__init__", "__post_init__")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -95,6 +96,8 @@ class _Scope:
                     for name in ast.walk(target):
                         if isinstance(name, ast.Name):
                             scope.bound.setdefault(name.id, []).append(value)
+                if isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name is not None:
+                    scope.bound.setdefault(node.name, []).append(None)
         return scope
 
 
@@ -115,6 +118,21 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.target, None
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         yield node.optional_vars, None
+
+
+def _equal(pattern: ast.pattern) -> ast.expr | None:
+    """The comparison that a pattern of plain values stands for; None for any other."""
+    matched = ast.Name(_MATCHED, ast.Load())
+    match pattern:
+        case ast.MatchValue(value=value):
+            return ast.Compare(matched, [ast.Eq()], [value])
+        case ast.MatchSingleton(value=single):
+            return ast.Compare(matched, [ast.Is()], [ast.Constant(single)])
+        case ast.MatchOr(patterns=patterns):
+            found = [_equal(each) for each in patterns]
+            known = [each for each in found if each is not None]
+            return ast.BoolOp(ast.Or(), list[ast.expr](known)) if len(known) == len(found) else None
+    return None
 
 
 class _Asking(ast.NodeTransformer):
@@ -163,8 +181,46 @@ class _Asking(ast.NodeTransformer):
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         tests, node.ifs = [self._condition(test) for test in node.ifs], []
-        self.generic_visit(node)
+        self._looping(node)
         node.ifs = tests
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        return self._looping(node)
+
+    def _looping(self, node: ast.For | ast.comprehension) -> ast.AST:
+        """Whether a loop that counts is run at all."""
+        match node.iter:
+            case ast.Call(func=ast.Name(id="range")):
+                counts = not self._is_fixed(node.iter)
+            case _:
+                counts = False
+        self.generic_visit(node)
+        node.iter = self._asked(node.iter) if counts else node.iter
+        return node
+
+    def visit_Match(self, node: ast.Match) -> ast.AST:
+        """A case of plain values as a comparison."""
+        is_fixed = self._is_fixed(node.subject)
+        self.generic_visit(node)
+        for case in node.cases if not is_fixed else ():
+            equal = _equal(case.pattern)
+            if equal is not None:
+                asked = self._asked(ast.copy_location(equal, case.pattern))
+                case.guard = asked if case.guard is None else ast.BoolOp(ast.And(), [asked, case.guard])
+                case.pattern = ast.MatchAs(name=_MATCHED)
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """What follows an error that no call ends in: the error is raised at once where that is asked for."""
+        self.generic_visit(node)
+        raised = list[ast.stmt]()
+        for handler in node.handlers:
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            error = ast.Raise(kinds[0] or ast.Name("Exception", ast.Load()))
+            never = ast.copy_location(ast.Constant(False), handler)
+            raised.append(ast.If(self._asked(never), [error], []))
+        node.body = [*raised, *node.body]
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
@@ -185,13 +241,13 @@ class _Asking(ast.NodeTransformer):
                 for has_fixed, group in groupby(together, key=itemgetter(1)):
                     asked = [self._condition(part, repeats=repeats) for part, _ in group]
                     if not has_fixed and len(asked) > 1:
-                        asked = [self._asked(ast.copy_location(ast.BoolOp(test.op, asked), test), repeats)]
+                        asked = [self._asked(ast.copy_location(ast.BoolOp(test.op, asked), test), repeats=repeats)]
                     test.values += asked
                 return test if len(test.values) > 1 else test.values[0]
             case _:
                 is_fixed = self._is_fixed(test)
                 visited: ast.expr = self.visit(test)
-                return visited if is_fixed else self._asked(visited, repeats)
+                return visited if is_fixed else self._asked(visited, repeats=repeats)
 
     def _has_fixed(self, test: ast.expr) -> bool:
         match test:
@@ -201,7 +257,7 @@ class _Asking(ast.NodeTransformer):
                 return any(map(self._has_fixed, parts))
         return self._is_fixed(test)
 
-    def _asked(self, test: ast.expr, repeats: bool) -> ast.expr:
+    def _asked(self, test: ast.expr, *, repeats: bool = False) -> ast.expr:
         at: Any = tuple(Place(self._file, test.lineno, test.col_offset, isinstance(test, ast.BoolOp), repeats))
         call = ast.Call(ast.Name(ASKED, ast.Load()), [ast.Constant(at), test], [])
         return ast.copy_location(call, test)

@@ -47,7 +47,8 @@ def branching(model: nn.Module, turned: Collection[Place] = ()) -> Iterator[dict
         if place in turned:
             times[place] += 1
             if times[place] <= (1 if place.repeats else _MOST):
-                value = holds = not holds
+                holds = not holds
+                value = range(int(holds)) if isinstance(value, range) else holds
         taken[place] = taken.get(place, frozenset()) | {holds}
         return value
 
