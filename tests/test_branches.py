@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_align.tracing.branches.taken import branching, brought
+from hf_align.tracing.branches.taken import Turn, branching, brought
 
 _CODE = """
 from torch import nn
@@ -85,8 +85,8 @@ def test_what_depends_on_the_build_alone_is_not_asked(own: Any) -> None:
         assert model.twice == 1 and model.of(0) == 1
     assert found == model(x)
     asked = ("while", "for y in", "mask is not", "len(x) > 50", "seen is", "len(x) <", "2 if self.seen", "lambda")
-    assert sorted({place.line for place in taken}) == sorted(map(_line, asked))
-    assert not any(_CODE.splitlines()[place.line - 1].endswith("# fixed") for place in taken)
+    assert sorted({place.line for place, _ in taken}) == sorted(map(_line, asked))
+    assert not any(_CODE.splitlines()[place.line - 1].endswith("# fixed") for place, _ in taken)
 
 
 def test_a_turned_condition_takes_the_other_branch_and_the_code_is_put_back(own: Any) -> None:
@@ -95,22 +95,21 @@ def test_a_turned_condition_takes_the_other_branch_and_the_code_is_put_back(own:
     with branching(model) as taken:
         plain = model(x)
     for text, expected in (("len(x) <", 0.0), ("len(x) > 50", None)):
-        (place,) = (place for place in taken if place.line == _line(text) and not place.joins)
-        with branching(model, [place]) as turned:
+        ((place, site),) = (met for met in taken if met[0].line == _line(text))
+        with branching(model, [Turn(place, None)]) as turned:
             found = float(model(x))
-        assert turned[place] == frozenset([not next(iter(taken[place]))])
+        assert turned[place, site] == frozenset([not next(iter(taken[place, site]))])
         assert found == expected if expected is not None else found != float(plain)
     assert (own.Own.forward.__code__, own.halved.__code__) == codes
-    assert not any("hf_align" in name for name in vars(own))
 
 
 def test_a_loop_that_is_turned_ends(own: Any) -> None:
     model = own.Own()
     with branching(model) as taken:
         model(torch.arange(4.0))
-    for place in taken:
-        if place.repeats:
-            with branching(model, [place]):
+    for place, site in taken:
+        if place.kind == "loop":
+            with branching(model, [Turn(place, frozenset([site]))]):
                 model(torch.arange(4.0))
 
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from hf_align.tracing.branches.rewritten import Place
+from hf_align.tracing.branches.taken import Turn
 from hf_align.tracing.example import Example
 
 Turned = Callable[[Any, dict[str, Any]], dict[str, Any]]
@@ -52,7 +52,7 @@ class Mode:
     asks: str = ""
     turned: Turned | None = None
     within: Within | None = None
-    turned_at: tuple[Place, ...] = ()
+    turned_at: tuple[Turn, ...] = ()
     sized: bool = False
 
     @property

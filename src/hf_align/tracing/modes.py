@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
@@ -243,13 +243,12 @@ def _with_other_branches(
         if copy is not None and before and not _answers(copy, mode):
             return None
         program = _answer(model, mode, base)
-        is_new = copy is None or not before or _is_changed(copy, mode)
         if isinstance(program, Program):
             known = (known for _, known in (*found, *more))
-            if is_new and not any(is_part_of(program, other) for other in known):
+            if not any(is_part_of(program, other) for other in known):
                 more.append((mode, program))
             return program
-        if before and is_new and is_about_numbers(program):
+        if copy is not None and before and is_about_numbers(program) and _is_changed(copy, mode):
             said = f"{type(model).__name__} answers otherwise in a call ({mode.name}) that cannot be traced"
             raise IncompatibleModels(f"{said}: {reason(program)}")
         return None
@@ -263,15 +262,18 @@ def _with_other_branches(
 
 def _answers(copy: SmallCopy, mode: Mode, times: float = 1.0) -> list[Tensor]:
     """What a small copy answers to a call; nothing where it refuses it."""
-    with branching(copy.model, mode.turned_at), _in_two_steps(copy.model) if mode.goes_on else nullcontext():
+    steps = _in_two_steps(copy.model) if mode.goes_on else nullcontext()
+    with suppress(RuntimeError), branching(copy.model, mode.turned_at), steps:
         return copy.answers(mode, times)
+    return []
 
 
 def _is_changed(copy: SmallCopy, mode: Mode) -> bool:
     """Whether a small copy answers otherwise than where no condition is turned, be it with large weights: some
     branches keep what is computed below a limit."""
     plain = replace(mode, turned_at=())
-    return any(not has_answer(_answers(copy, mode, t), _answers(copy, plain, t)[0]) for t in (1.0, _LARGE))
+    answers = ((_answers(copy, mode, times), _answers(copy, plain, times)) for times in (1.0, _LARGE))
+    return any(bool(before) and not has_answer(after, before[0]) for after, before in answers)
 
 
 @contextmanager

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
+import gc
+import io
 import linecache
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, MutableMapping
+from contextlib import contextmanager, redirect_stdout
+from functools import cached_property
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
 from torch import nn
 
-from hf_align.tracing.branches.rewritten import ASKED, Place, rewritten
+from hf_align.tracing.branches.rewritten import ASKED, Known, Place, rewritten, set_later
 from hf_align.tracing.own_code import files_of
 
 _INSTALLED = tuple(
@@ -28,40 +32,133 @@ _INSTALLED = tuple(
     )
 )  # fmt: skip
 """Where the code of packages stands."""
-_MOST = 256
-"""Times that a branch is turned in a call: a loop may never end otherwise."""
+_MOST = 10_000
+"""Times that one condition is met in a turned call, which may not end otherwise."""
+Functions = list[tuple[FunctionType, CodeType]]
+_FOUND: MutableMapping[nn.Module, Functions] = WeakKeyDictionary()
+"""The functions of a model's own code, and what they are rewritten to."""
+
+
+class Turn(NamedTuple):
+    """A condition that says the opposite of what it finds.
+
+    Attributes:
+        sites: the modules for which it does; None for all.
+    """
+
+    place: Place
+    sites: frozenset[str] | None
 
 
 @contextmanager
-def branching(model: nn.Module, turned: Collection[Place] = ()) -> Iterator[dict[Place, frozenset[bool]]]:
-    """While conditions in the code that a model brings along are noted as they are met: whether they held.
+def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[dict[tuple[Place, str], frozenset[bool]]]:
+    """While conditions in the code that a model brings along are noted as they are met.
 
     Args:
-        turned: those that say the opposite of what they find.
+        turns: those that say the opposite of what they find. What the model leaves behind in its code then, as in a
+            global name or a cache, is taken back.
+
+    Raises:
+        RuntimeError: a turned call would not end, or ends the whole process.
     """
-    taken, times = dict[Place, frozenset[bool]](), Counter[Place]()
-
-    def asked(at: tuple[str, int, int, bool, bool], value: Any) -> Any:
-        place = Place(*at)
-        holds = bool(value)
-        if place in turned:
-            times[place] += 1
-            if times[place] <= (1 if place.repeats else _MOST):
-                holds = not holds
-                value = range(int(holds)) if isinstance(value, range) else holds
-        taken[place] = taken.get(place, frozenset()) | {holds}
-        return value
-
-    functions = [(f, code) for module in brought(model) for f, code in _asking(module)]
+    functions = _functions(model)
+    if not functions:
+        yield {}
+        return
+    asking = _Asking(model, turns)
     before = [(f, f.__code__) for f, _ in functions]
     for function, code in functions:
-        function.__globals__[ASKED], function.__code__ = asked, code
+        function.__globals__[ASKED], function.__code__ = asking.asked, code
     try:
-        yield taken
+        with _without_traces(brought(model)) if turns else redirect_stdout(sys.stdout):
+            yield asking.taken
+    except SystemExit as error:
+        raise RuntimeError("ends the process") from error
     finally:
-        for function, code in before:
-            function.__code__ = code
-            function.__globals__.pop(ASKED, None)
+        for function, code in before:  # what is kept of a call may go on to ask
+            function.__globals__[ASKED], function.__code__ = _plain, code
+
+
+def _plain(at: object, value: Any) -> Any:
+    return value
+
+
+class _Asking:
+    """What is asked in one call.
+
+    Attributes:
+        taken: the conditions that it has met.
+    """
+
+    def __init__(self, model: nn.Module, turns: Collection[Turn]) -> None:
+        self.taken: dict[tuple[Place, str], frozenset[bool]] = {}
+        self._model, self._turns = model, {turn.place: turn.sites for turn in turns}
+        self._times, self._turned_last = Counter[Place](), set[Place]()
+
+    @cached_property
+    def _paths(self) -> dict[int, str]:
+        return {id(module): path for path, module in self._model.named_modules()}
+
+    def asked(self, at: tuple[Any, ...], value: Any) -> Any:
+        """What a condition says."""
+        place = Place(*at)
+        if place.kind == "assertion":
+            return value if not self._turns else True
+        if place.kind == "value" and type(value) is not bool:
+            return value
+        holds, site = bool(value), self._site(sys._getframe(1))
+        self._times[place] += 1
+        if self._turns and self._times[place] > _MOST:
+            raise RuntimeError(f"line {place.line} of {place.file} is met without end")
+        if self._is_turned(place, site):
+            holds = not holds
+            value = range(int(holds)) if isinstance(value, range) else holds
+        self.taken[place, site] = self.taken.get((place, site), frozenset()) | {holds}
+        return value
+
+    def _is_turned(self, place: Place, site: str) -> bool:
+        """Whether a condition is turned here; one that keeps a loop running, every other time."""
+        if place not in self._turns:
+            return False
+        sites = self._turns[place]
+        found = (sites is None or site in sites) and not (place.kind == "loop" and place in self._turned_last)
+        (self._turned_last.add if found else self._turned_last.discard)(place)
+        return found
+
+    def _site(self, frame: FrameType | None) -> str:
+        """The module that asks, by its path, and the line in which it calls what asks for it."""
+        line = ""
+        while frame is not None:
+            path = self._paths.get(id(frame.f_locals.get("self")))
+            if path is not None:
+                return f"{path}{line}"
+            frame = frame.f_back
+            line = f":{frame.f_lineno}" if frame is not None else ""
+        return ""
+
+
+@contextmanager
+def _without_traces(modules: Collection[ModuleType]) -> Iterator[None]:
+    """Take back what a call leaves in the code of a model, and what it says; nobody is asked to debug it."""
+    owners: list[Any] = [*modules, *(kind for module in modules for kind in _classes(module))]
+    before = [(owner, dict(vars(owner))) for owner in owners]
+    try:
+        with redirect_stdout(io.StringIO()), patch.object(sys, "breakpointhook", lambda *_, **__: None):
+            yield
+    finally:
+        for owner, values in before:
+            for name in [n for n, value in vars(owner).items() if n not in values or value is not values[n]]:
+                if name not in values:
+                    delattr(owner, name)
+                elif not name.startswith("__"):
+                    setattr(owner, name, values[name])
+            for value in values.values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+def _classes(module: ModuleType) -> list[type]:
+    return [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
 
 
 def brought(model: nn.Module) -> list[ModuleType]:
@@ -71,25 +168,28 @@ def brought(model: nn.Module) -> list[ModuleType]:
     return [m for m, file in files if file is not None and not str(Path(file).resolve()).startswith(_INSTALLED)]
 
 
-def _asking(module: ModuleType) -> Iterator[tuple[FunctionType, CodeType]]:
-    """The functions of a module that have such conditions, and their rewritten code."""
-    file = str(module.__file__)
-    source = "".join(linecache.getlines(file, vars(module)))
+def _functions(model: nn.Module) -> Functions:
+    """The functions of a model's own code that have such conditions, wherever they are kept, and their new code."""
+    if model not in _FOUND:
+        modules = brought(model)
+        codes = _codes(modules) if modules else {}
+        files = {code.co_filename for code in codes}
+        functions = [f for f in (gc.get_objects() if codes else ()) if type(f) is FunctionType]
+        own = [f for f in functions if f.__code__.co_filename in files]
+        _FOUND[model] = [(f, codes[f.__code__]) for f in own if f.__code__ in codes]
+    return _FOUND[model]
+
+
+def _codes(modules: Collection[ModuleType]) -> dict[CodeType, CodeType]:
+    sources = {str(module.__file__): "".join(linecache.getlines(str(module.__file__))) for module in modules}
+    classes = [kind for module in modules for kind in _classes(module)]
+    computed = {n for kind in classes for n, v in vars(kind).items() if hasattr(v, "__get__") and not callable(v)}
+    names = frozenset(kind.__qualname__ for kind in classes if issubclass(kind, nn.Module))
+    found = dict[CodeType, CodeType]()
     try:
-        codes = rewritten(source, file)
+        known = Known(names, frozenset(computed).union(*map(set_later, sources.values())))
+        for file, source in sources.items():
+            found |= rewritten(source, file, known)
     except (SyntaxError, ValueError):  # what was loaded stands there no more
-        return
-    for function in dict.fromkeys(_functions(module)):
-        if (code := codes.get(function.__code__)) is not None:
-            yield function, code
-
-
-def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions of a module and of its classes."""
-    for value in vars(module).values():
-        inner = vars(value).values() if isinstance(value, type) and value.__module__ == module.__name__ else (value,)
-        for found in inner:
-            found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
-            found = inspect.unwrap(found) if callable(found) else found
-            if isinstance(found, FunctionType) and found.__module__ == module.__name__:
-                yield found
+        return {}
+    return found
