@@ -48,6 +48,8 @@ _LENGTHS = 5
 """Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
 """Texts at once at other lengths, in turn."""
+_MANY = (12, 48)
+"""Texts, and tokens of each, of a large call."""
 _LARGE = 64.0
 """Weights that are so much larger bring what is computed to limits that code may set."""
 Found = tuple[Mode, Program]
@@ -239,8 +241,9 @@ def _with_other_branches(
     more = list[Found]()
 
     def attempt(mode: Mode) -> Program | None:
-        before = copy is not None and _answers(copy, replace(mode, turned_at=()))
-        if copy is not None and before and not _answers(copy, mode):
+        alike = copy if copy is not None and mode.extent == extent(copy.example) else None
+        before = alike is not None and _answers(alike, replace(mode, turned_at=()))
+        if alike is not None and before and not _answers(alike, mode):
             return None
         program = _answer(model, mode, base)
         if isinstance(program, Program):
@@ -248,16 +251,24 @@ def _with_other_branches(
             if not any(is_part_of(program, other) for other in known):
                 more.append((mode, program))
             return program
-        if copy is not None and before and is_about_numbers(program) and _is_changed(copy, mode):
+        if alike is not None and before and is_about_numbers(program) and _is_changed(alike, mode):
             said = f"{type(model).__name__} answers otherwise in a call ({mode.name}) that cannot be traced"
             raise IncompatibleModels(f"{said}: {reason(program)}")
         return None
 
     if brought(model):
-        first = _answer(model, plain, base)
-        known = [(plain, first)] if isinstance(first, Program) else []
-        explore([*known, *others, *idle], attempt)
+        answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_large(model, base.example)))
+        first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
+        explore([first, *others, *idle, *large], attempt)
     return more
+
+
+def _large(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
+    """Many texts of many tokens: some code runs with no fewer."""
+    room = positions(model.config) or LONGEST
+    example = at_length(base, min(_MANY[1], room), _MANY[0]) if base.tokens else None
+    if example is not None:
+        yield at_its_length(Mode(example.said, example))
 
 
 def _answers(copy: SmallCopy, mode: Mode, times: float = 1.0) -> list[Tensor]:
