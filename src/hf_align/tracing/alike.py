@@ -85,6 +85,8 @@ def _constants_of_alike(one: Program, other: Program) -> list[tuple[Any, Any]] |
         if x.target != y.target or [len(s) for s in shapes[0]] != [len(s) for s in shapes[1]]:
             return None
         sizes |= {(a, b) for s, t in zip(*shapes, strict=True) for a, b in zip(s, t, strict=True) if a != b}
+        if any(0 in pair for pair in sizes):  # what holds nothing shows nothing
+            return None
     pairs: list[tuple[Any, Any]] = []
     for x, y in zip(*steps, strict=True):
         arguments = list(_arguments(x)), list(_arguments(y))

@@ -48,7 +48,7 @@ _LENGTHS = 5
 """Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
 """Texts at once at other lengths, in turn."""
-_MANY = (12, 48)
+_MANY = (12, 24)
 """Texts, and tokens of each, of a large call."""
 _LARGE = 64.0
 """Weights that are so much larger bring what is computed to limits that code may set."""
@@ -238,28 +238,29 @@ def _with_other_branches(
         IncompatibleModels: the model answers otherwise there, and that cannot be traced.
     """
     (plain, base), *others = found
-    more = list[Found]()
+    if not brought(model):
+        return []
 
-    def attempt(mode: Mode) -> Program | None:
+    def run(mode: Mode) -> Program | None:
         alike = copy if copy is not None and mode.extent == extent(copy.example) else None
         before = alike is not None and _answers(alike, replace(mode, turned_at=()))
         if alike is not None and before and not _answers(alike, mode):
             return None
         program = _answer(model, mode, base)
         if isinstance(program, Program):
-            known = (known for _, known in (*found, *more))
-            if not any(is_part_of(program, other) for other in known):
-                more.append((mode, program))
             return program
         if alike is not None and before and is_about_numbers(program) and _is_changed(alike, mode):
             said = f"{type(model).__name__} answers otherwise in a call ({mode.name}) that cannot be traced"
             raise IncompatibleModels(f"{said}: {reason(program)}")
         return None
 
-    if brought(model):
-        answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_large(model, base.example)))
-        first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
-        explore([first, *others, *idle, *large], attempt)
+    answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_large(model, base.example)))
+    first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
+    more = list[Found]()
+    for mode, program in explore([first, *others, *idle, *large], run):
+        known = [known for _, known in (*found, *more)]
+        if not any(is_part_of(program, other) or is_part_of(other, program) for other in known):
+            more.append((mode, program))
     return more
 
 

@@ -10,6 +10,8 @@ only fails cannot be taken in this state of the model, and is none.
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,27 +25,35 @@ from hf_align.tracing.resized import spread
 
 logger = logging.getLogger(__name__)
 _CALLS = 4
-"""Calls in which a condition is turned: what a branch does may show in some only."""
+"""Calls in which a condition is turned, and the largest: what a branch does may show in some only."""
 _DEEP = 6
 """Conditions that are turned in one call at most."""
 _MOST = 1000
 """Calls with turned conditions at most."""
+_NUMBER = re.compile(r"\d+")
 Answered = tuple[Mode, Program]
 
 
-def explore(called: Iterable[Answered], attempt: Callable[[Mode], Program | None]) -> None:
+def explore(called: Iterable[Answered], run: Callable[[Mode], Program | None]) -> Iterator[Answered]:
     """Turn each condition that went one way in all calls, and those that are met behind it.
+
+    Of the calls in which one is turned, the first and the largest that run are modes, and those whose code goes a way
+    that it has not gone before.
 
     Args:
         called: the calls that a model has answered, with the ways that its code went (`Program.taken`).
-        attempt: tries a call with turned conditions: what it computes, None if it does not run.
+        run: what a call computes; None if it does not run.
     """
     seen, tried = _Seen(), 0
-    queue = [place for mode, program in called for place in seen.note(mode, program)]
+    for mode, program in called:
+        seen.note(mode, program)
+    queue = seen.places()
     while queue:
         place = queue.pop(0)
         for turn in seen.turns(place):
-            for mode in spread(seen.met[place], _CALLS):
+            calls, ran = seen.calls(place), False
+            largest = max(calls, key=lambda mode: math.prod(mode.extent))
+            for mode in dict.fromkeys([*spread(calls, _CALLS), largest]):
                 if len(mode.turned_at) == _DEEP or place in {other.place for other in mode.turned_at}:
                     continue
                 if tried == _MOST:
@@ -51,37 +61,55 @@ def explore(called: Iterable[Answered], attempt: Callable[[Mode], Program | None
                     return
                 tried += 1
                 other = _turned(mode, turn)
-                program = attempt(other)
-                queue += seen.note(other, program) if program is not None else ()
+                computed = run(other)
+                if computed is None:
+                    continue
+                is_new = seen.note(other, computed)
+                queue += [met for met in seen.places() if met not in queue and seen.calls(met)[0] is other]
+                if is_new or not ran or mode is largest:
+                    yield other, computed
+                ran = True
 
 
 class _Seen:
-    """The conditions that were met.
-
-    Attributes:
-        met: the calls in which each was met.
-    """
+    """The conditions that were met, and in which calls."""
 
     def __init__(self) -> None:
-        self.met = defaultdict[Place, list[Mode]](list)
+        self._met = defaultdict[Place, list[Mode]](list)
         self._ways = defaultdict[Place, defaultdict[str, set[bool]]](lambda: defaultdict(set))
 
-    def note(self, mode: Mode, program: Program) -> Iterable[Place]:
-        """The conditions that are met for the first time, or for the first time by some module."""
-        first = [place for place, site in program.taken if site not in self._ways[place]]
+    def note(self, mode: Mode, program: Program) -> bool:
+        """Note a call; whether some condition was met or went a way for the first time, but for those it turns."""
+        turned, is_new = {turn.place for turn in mode.turned_at}, False
         for (place, site), held in program.taken.items():
+            is_new |= place not in turned and not held <= self._ways[place][site]
             self._ways[place][site] |= held
         for place in dict.fromkeys(place for place, _ in program.taken):
-            self.met[place].append(mode)
-        return dict.fromkeys(first)
+            self._met[place].append(mode)
+        return is_new
+
+    def places(self) -> list[Place]:
+        return [*self._met]
+
+    def calls(self, place: Place) -> list[Mode]:
+        """Those that met a condition; such as turn others only where it stands behind one of them."""
+        plain = [mode for mode in self._met[place] if not mode.turned_at]
+        return plain or self._met[place]
 
     def turns(self, place: Place) -> Iterator[Turn]:
-        """For all modules at once, where all went one way; else for those that went the same way."""
+        """For all modules at once, where all went one way; else for those that went one way where another layer, and no
+        other part of a model, went the other."""
         ways = self._ways[place]
+        if len(set[bool]().union(*ways.values())) == 1:
+            yield Turn(place, None)
+            return
+        parts = defaultdict[str, set[bool]](set)
+        for site, held in ways.items():
+            parts[_NUMBER.sub("#", site)] |= held
         for way in (True, False):
-            sites = frozenset(site for site, held in ways.items() if held == {way})
+            sites = [s for s, held in ways.items() if held == {way} and len(parts[_NUMBER.sub("#", s)]) == 2]
             if sites:
-                yield Turn(place, None if len(sites) == len(ways) else sites)
+                yield Turn(place, frozenset(sites))
 
 
 def _turned(mode: Mode, turn: Turn) -> Mode:
