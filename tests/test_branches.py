@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,23 @@ class Own(nn.Module):
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Any]:
+@contextmanager
+def imported(folder: Path, name: str, code: str) -> Iterator[Any]:
     """A module of code that a model brings along."""
-    (tmp_path / "own.py").write_text(_CODE)
-    spec = importlib.util.spec_from_file_location("own", tmp_path / "own.py")
+    (folder / f"{name}.py").write_text(code)
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["own"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["own"]
+    del sys.modules[name]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Any]:
+    with imported(tmp_path, "own", _CODE) as module:
+        yield module
 
 
 def _line(text: str) -> int:
@@ -116,3 +123,56 @@ def test_a_loop_that_is_turned_ends(own: Any) -> None:
 def test_code_of_packages_is_no_code_that_a_model_brings_along(own: Any) -> None:
     assert brought(nn.Sequential(nn.Linear(2, 2))) == []
     assert brought(nn.Sequential(own.Own(), nn.Linear(2, 2))) == [own]
+
+
+_LEAVING = """
+import functools
+import sys
+from torch import nn
+
+COUNT = 0
+
+
+@functools.lru_cache
+def known(n):
+    return n > 3
+
+
+class Leaving(nn.Module):
+    most = None
+
+    def forward(self, x):
+        global COUNT
+        if len(x) > 90:
+            COUNT, type(self).most = 5, x
+            print("long")
+        if len(x) > 91:
+            sys.exit("too long")
+        missing = max(0, len(x) - 50)
+        while missing != 0:
+            missing -= 1
+        return x if known(len(x)) else -x
+"""
+
+
+def test_a_turned_call_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does it end the process, or go on forever."""
+    with imported(tmp_path, "leaving", _LEAVING) as module:
+        model, x = module.Leaving(), torch.arange(4.0)
+        with branching(model) as taken:
+            model(x)
+        by_line = {_LEAVING.splitlines()[place.line - 1].strip(): place for place, _ in taken}
+        with branching(model, [Turn(by_line["if len(x) > 90:"], None)]):
+            model(x)
+            assert module.COUNT == 5
+        assert (module.COUNT, module.Leaving.most, capsys.readouterr().out) == (0, None, "")
+        ends = Turn(by_line["if len(x) > 91:"], None)
+        with pytest.raises(RuntimeError, match="ends the process"), branching(model, [ends]):
+            model(x)
+        with branching(model, [Turn(by_line["while missing != 0:"], None)]):
+            model(x)
+        (place,) = (
+            place for place, _ in taken if place.line == _LEAVING[: _LEAVING.index("known(len")].count("\n") + 1
+        )
+        with branching(model, [Turn(place, None)]):
+            assert model(x).equal(-x)
