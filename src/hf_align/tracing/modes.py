@@ -257,7 +257,7 @@ def _with_other_branches(
     answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_large(model, base.example)))
     first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
     more = list[Found]()
-    for mode, program in explore([first, *others, *idle, *large], run):
+    for mode, program in (*large, *explore([first, *others, *idle, *large], run)):
         known = [known for _, known in (*found, *more)]
         if not any(is_part_of(program, other) or is_part_of(other, program) for other in known):
             more.append((mode, program))
