@@ -8,26 +8,17 @@ was built goes the same way in every call, and stays as it is.
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from types import CodeType, MappingProxyType
+from types import CodeType
 from typing import Any, Literal, NamedTuple
 
-import torch
+from hf_align.tracing.branches.fixed import Function, Known, Scopes
 
 ASKED, _MATCHED = "__hf_align_asked__", "__hf_align_matched__"
 """What the function is called in the rewritten code, and what a case is compared with."""
-_BUILT_BY = ("__init__", "__post_init__")
-_LOOKED_UP_BY = ("getattr", "hasattr")
-_CHANGES = frozenset({*dir(list), *dir(dict), *dir(set)}.difference(dir(tuple), dir(frozenset), dir(MappingProxyType)))
-"""Methods that change what they are called on."""
-_READS = frozenset(dir(str) + dir(MappingProxyType) + ["to_dict"])
-"""Methods that give the same of the same."""
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Kind = Literal["test", "loop", "value", "assertion"]
 
 
@@ -49,24 +40,11 @@ Taken = Mapping[tuple[Place, str], frozenset[bool]]
 """Conditions that a call has met, each with the module that asked, and whether they held."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """What the code of a model tells of its objects, in all of its files.
-
-    Attributes:
-        modules: the names of the classes whose objects are part of a model: what these hold stays as it was built.
-        set_later: the attributes that are set, or computed, after that.
-    """
-
-    modules: frozenset[str]
-    set_later: frozenset[str]
-
-
 @lru_cache(maxsize=64)
 def rewritten(source: str, file: str, known: Known) -> dict[CodeType, CodeType]:
     """The code of each function that has such conditions -> the same with all of them asked for."""
     plain, asking = (ast.parse(source) for _ in range(2))
-    _Asking(file, known, _declared(plain)).visit(asking)
+    _Asking(file, known, Scopes(plain, known)).visit(asking)
     before, after = (
         _codes(compile(tree, file, "exec", dont_inherit=True)) for tree in (plain, ast.fix_missing_locations(asking))
     )
@@ -78,78 +56,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _declared(tree: ast.Module) -> frozenset[str]:
-    """The names of a file that functions set which do not own them."""
-    return frozenset(n for node in ast.walk(tree) if isinstance(node, (ast.Global, ast.Nonlocal)) for n in node.names)
-
-
-@lru_cache(maxsize=64)
-def set_later(source: str) -> frozenset[str]:
-    """The attributes that are set, or changed, by more than the functions that build their object."""
-    found = set[str]()
-    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    for node in (node for f in functions if f.name not in _BUILT_BY for node in ast.walk(f)):
-        match node:
-            case ast.Attribute(attr=name, ctx=ast.Store()):
-                found.add(name)
-            case ast.Subscript(value=ast.Attribute(attr=name), ctx=ast.Store()):
-                found.add(name)
-            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name), attr=method)) if method in _CHANGES:
-                found.add(name)
-            case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
-                found.add(name)
-    return frozenset(found)
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """What is known of the names in a function.
-
-    Attributes:
-        given: its arguments, but for the object whose method it is.
-        bound: the other names -> what they are bound to; None where that is not a plain value.
-    """
-
-    given: frozenset[str] = frozenset()
-    bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, function: Function, *, is_method: bool) -> _Scope:
-        arguments = function.args
-        named = [*arguments.posonlyargs, *arguments.args]
-        others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
-        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)))
-        body = function.body if isinstance(function.body, list) else [function.body]
-        for statement in body:
-            for node in ast.walk(statement):
-                for target, value in _bindings(node):
-                    for name in ast.walk(target):
-                        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                            scope.bound.setdefault(name.id, []).append(value)
-                if isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name is not None:
-                    scope.bound.setdefault(node.name, []).append(None)
-        return scope
-
-
-def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """What a statement binds, and to what."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            match target, node.value:
-                case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                    yield from zip(targets, values, strict=True)
-                case _:
-                    yield target, node.value
-    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
-        yield node.target, node.value
-    elif isinstance(node, (ast.For, ast.comprehension)):
-        yield node.target, node.iter
-    elif isinstance(node, ast.AugAssign):
-        yield node.target, None
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        yield node.optional_vars, None
 
 
 def _equal(pattern: ast.pattern) -> ast.expr | None:
@@ -170,9 +76,8 @@ def _equal(pattern: ast.pattern) -> ast.expr | None:
 class _Asking(ast.NodeTransformer):
     """Puts a call around each condition that may differ from call to call."""
 
-    def __init__(self, file: str, known: Known, declared: frozenset[str]) -> None:
-        self._file, self._known, self._declared = file, known, declared
-        self._scopes: list[_Scope] = []
+    def __init__(self, file: str, known: Known, scopes: Scopes) -> None:
+        self._file, self._known, self._scopes = file, known, scopes
         self._within: list[str] = []
         self._is_method, self._number = False, 0
 
@@ -202,9 +107,8 @@ class _Asking(ast.NodeTransformer):
 
     def _inside(self, node: Function, *, is_method: bool) -> ast.AST:
         before, self._is_method = self._is_method, False
-        self._scopes.append(_Scope.of(node, is_method=is_method))
-        self.generic_visit(node)
-        self._scopes.pop()
+        with self._scopes.inside(node, is_method=is_method):
+            self.generic_visit(node)
         self._is_method = before
         return node
 
@@ -242,7 +146,7 @@ class _Asking(ast.NodeTransformer):
         """Whether a loop that counts is run at all."""
         match node.iter:
             case ast.Call(func=ast.Name(id="range")):
-                counts = not self._is_fixed(node.iter)
+                counts = not self._scopes.is_fixed(node.iter)
             case _:
                 counts = False
         self.generic_visit(node)
@@ -251,7 +155,7 @@ class _Asking(ast.NodeTransformer):
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
         """A case of plain values as a comparison."""
-        is_fixed = self._is_fixed(node.subject)
+        is_fixed = self._scopes.is_fixed(node.subject)
         guards = [None if case.guard is None else self._condition(case.guard) for case in node.cases]
         for case in node.cases:
             case.guard = None
@@ -279,7 +183,7 @@ class _Asking(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         *first, last = node.values
-        is_fixed = self._is_fixed(last)
+        is_fixed = self._scopes.is_fixed(last)
         visited: ast.expr = self.visit(last)
         node.values = [*map(self._condition, first), visited if is_fixed else self._asked(visited, "value")]
         return node
@@ -301,7 +205,7 @@ class _Asking(ast.NodeTransformer):
                     test.values += asked
                 return test if len(test.values) > 1 else test.values[0]
             case _:
-                is_fixed = self._is_fixed(test)
+                is_fixed = self._scopes.is_fixed(test)
                 visited: ast.expr = self.visit(test)
                 return visited if is_fixed else self._asked(visited, kind)
 
@@ -311,63 +215,10 @@ class _Asking(ast.NodeTransformer):
                 return self._has_fixed(operand)
             case ast.BoolOp(values=parts):
                 return any(map(self._has_fixed, parts))
-        return self._is_fixed(test)
+        return self._scopes.is_fixed(test)
 
     def _asked(self, test: ast.expr, kind: Kind = "test") -> ast.expr:
         at: Any = tuple(Place(self._file, test.lineno, self._number, kind))
         self._number += 1
         call = ast.Call(ast.Name(ASKED, ast.Load()), [ast.Constant(at), test], [])
         return ast.copy_location(call, test)
-
-    def _is_fixed(self, value: ast.expr, asked: frozenset[str] = frozenset()) -> bool:
-        """Whether a value is the same in every call, as far as its code tells.
-
-        Args:
-            asked: the names that it is part of what they are bound to.
-        """
-        return _is_of_model(value) or all(self._is_fixed_part(node, asked) for node in ast.walk(value))
-
-    def _is_fixed_part(self, node: ast.AST, asked: frozenset[str]) -> bool:
-        match node:
-            case ast.Attribute(attr=name):
-                return name not in self._known.set_later and name != "__dict__"
-            case ast.Call(func=ast.Name(id=name), args=[_, ast.Constant(value=str(found)), *_]) if (
-                name in _LOOKED_UP_BY
-            ):
-                return found not in self._known.set_later
-            case ast.Call(func=ast.Name(id=name)):
-                return hasattr(builtins, name) and name not in (*_LOOKED_UP_BY, "vars", "next", "globals", "locals")
-            case ast.Call(func=ast.Attribute(attr=name)):
-                return name in _READS
-            case ast.Name(id=name, ctx=ast.Load()):
-                return self._is_fixed_name(name, asked)
-        return not isinstance(node, (ast.Call, ast.Await, ast.Yield, ast.YieldFrom))
-
-    def _is_fixed_name(self, name: str, asked: frozenset[str]) -> bool:
-        if name in self._declared:
-            return False
-        for scope in reversed(self._scopes):
-            if name in scope.given:
-                return False
-            if name in scope.bound:
-                values, rest = scope.bound[name], asked | {name}
-                return all(v is not None and (name in asked or self._is_fixed(v, rest)) for v in values)
-        return True
-
-
-def _is_of_model(value: ast.expr) -> bool:
-    """Whether it asks which kind of floating point numbers something holds, or where it lies."""
-    match value:
-        case ast.Compare(left=ast.Attribute(attr="dtype"), comparators=[kinds]):
-            found = kinds.elts if isinstance(kinds, (ast.Tuple, ast.List, ast.Set)) else [kinds]
-            return all(isinstance(each, ast.Attribute) and _is_floating(each.attr) for each in found)
-        case ast.Compare(left=ast.Attribute(attr="type", value=ast.Attribute(attr="device"))):
-            return True
-        case ast.Compare(left=ast.Attribute(attr="device")):
-            return True
-    return False
-
-
-def _is_floating(name: str) -> bool:
-    kind = getattr(torch, name, None)
-    return isinstance(kind, torch.dtype) and kind.is_floating_point

@@ -21,7 +21,8 @@ import torch
 import transformers
 from torch import nn
 
-from hf_align.tracing.branches.rewritten import ASKED, Known, Place, rewritten, set_later
+from hf_align.tracing.branches.fixed import Known, set_later
+from hf_align.tracing.branches.rewritten import ASKED, Place, rewritten
 from hf_align.tracing.own_code import files_of
 
 _INSTALLED = tuple(
