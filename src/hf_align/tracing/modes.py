@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
 from hf_align.tracing.branches.explore import explore
+from hf_align.tracing.branches.rewritten import Taken
 from hf_align.tracing.branches.taken import branching, brought
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
@@ -241,18 +242,21 @@ def _with_other_branches(
     if not brought(model):
         return []
 
-    def run(mode: Mode) -> Program | None:
+    def run(mode: Mode) -> Program | Taken:
         alike = copy if copy is not None and mode.extent == extent(copy.example) else None
-        before = alike is not None and _answers(alike, replace(mode, turned_at=()))
-        if alike is not None and before and not _answers(alike, mode):
-            return None
+        runs, taken = False, Taken()
+        if alike is not None and _on_copy(alike, replace(mode, turned_at=()))[0]:
+            answers, taken = _on_copy(alike, mode)
+            runs = bool(answers)
+            if not runs:
+                return taken
         program = _answer(model, mode, base)
         if isinstance(program, Program):
             return program
-        if alike is not None and before and is_about_numbers(program) and _is_changed(alike, mode):
+        if alike is not None and runs and is_about_numbers(program) and _is_changed(alike, mode):
             said = f"{type(model).__name__} answers otherwise in a call ({mode.name}) that cannot be traced"
             raise IncompatibleModels(f"{said}: {reason(program)}")
-        return None
+        return taken
 
     answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_large(model, base.example)))
     first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
@@ -272,19 +276,20 @@ def _large(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
         yield at_its_length(Mode(example.said, example))
 
 
-def _answers(copy: SmallCopy, mode: Mode, times: float = 1.0) -> list[Tensor]:
-    """What a small copy answers to a call; nothing where it refuses it."""
+def _on_copy(copy: SmallCopy, mode: Mode, times: float = 1.0) -> tuple[list[Tensor], Taken]:
+    """What a small copy answers to a call, nothing where it refuses it, and the ways that its code goes."""
+    answers = list[Tensor]()
     steps = _in_two_steps(copy.model) if mode.goes_on else nullcontext()
-    with suppress(RuntimeError), branching(copy.model, mode.turned_at), steps:
-        return copy.answers(mode, times)
-    return []
+    with suppress(RuntimeError), branching(copy.model, mode.turned_at) as taken, steps:
+        answers = copy.answers(mode, times)
+    return answers, taken
 
 
 def _is_changed(copy: SmallCopy, mode: Mode) -> bool:
     """Whether a small copy answers otherwise than where no condition is turned, be it with large weights: some
     branches keep what is computed below a limit."""
     plain = replace(mode, turned_at=())
-    answers = ((_answers(copy, mode, times), _answers(copy, plain, times)) for times in (1.0, _LARGE))
+    answers = ((_on_copy(copy, mode, times)[0], _on_copy(copy, plain, times)[0]) for times in (1.0, _LARGE))
     return any(bool(before) and not has_answer(after, before[0]) for after, before in answers)
 
 

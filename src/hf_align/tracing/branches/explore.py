@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hf_align.tracing.branches.rewritten import Place
+from hf_align.tracing.branches.rewritten import Place, Taken
 from hf_align.tracing.branches.taken import Turn
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.program import Program
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"\d+")
 Answered = tuple[Mode, Program]
 
 
-def explore(called: Iterable[Answered], run: Callable[[Mode], Program | None]) -> Iterator[Answered]:
+def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) -> Iterator[Answered]:
     """Turn each condition that went one way in all calls, and those that are met behind it.
 
     Of the calls in which one is turned, the first and the largest that run are modes, and those whose code goes a way
@@ -42,7 +42,7 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | None]) -
 
     Args:
         called: the calls that a model has answered, with the ways that its code went (`Program.taken`).
-        run: what a call computes; None if it does not run.
+        run: what a call computes; if it does not run, the ways that its code went.
     """
     seen, tried = _Seen(), 0
     for mode, program in called:
@@ -62,7 +62,8 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | None]) -
                 tried += 1
                 other = _turned(mode, turn)
                 computed = run(other)
-                if computed is None:
+                if not isinstance(computed, Program):
+                    queue += seen.meet(other, computed)
                     continue
                 is_new = seen.note(other, computed)
                 queue += [met for met in seen.places() if met not in queue and seen.calls(met)[0] is other]
@@ -87,6 +88,15 @@ class _Seen:
         for place in dict.fromkeys(place for place, _ in program.taken):
             self._met[place].append(mode)
         return is_new
+
+    def meet(self, mode: Mode, taken: Taken) -> list[Place]:
+        """Note the conditions that only a call has met which does not run: another way may."""
+        first = [place for place, _ in taken if place not in self._met]
+        for (place, site), held in taken.items():
+            if place in first:
+                self._ways[place][site] |= held
+                self._met[place] = [mode]
+        return [*dict.fromkeys(first)]
 
     def places(self) -> list[Place]:
         return [*self._met]

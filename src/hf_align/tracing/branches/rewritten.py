@@ -8,7 +8,7 @@ was built goes the same way in every call, and stays as it is.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     kind: Kind
 
 
-Taken = Mapping[tuple[Place, str], frozenset[bool]]
+Taken = dict[tuple[Place, str], frozenset[bool]]
 """Conditions that a call has met, each with the module that asked, and whether they held."""
 
 

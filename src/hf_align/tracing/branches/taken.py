@@ -22,7 +22,7 @@ import transformers
 from torch import nn
 
 from hf_align.tracing.branches.fixed import Known, set_later
-from hf_align.tracing.branches.rewritten import ASKED, Place, rewritten
+from hf_align.tracing.branches.rewritten import ASKED, Place, Taken, rewritten
 from hf_align.tracing.own_code import files_of
 
 _INSTALLED = tuple(
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
 
 
 @contextmanager
-def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[dict[tuple[Place, str], frozenset[bool]]]:
+def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[Taken]:
     """While conditions in the code that a model brings along are noted as they are met.
 
     Args:
@@ -92,7 +92,7 @@ class _Asking:
     """
 
     def __init__(self, model: nn.Module, turns: Collection[Turn]) -> None:
-        self.taken: dict[tuple[Place, str], frozenset[bool]] = {}
+        self.taken = Taken()
         self._model, self._turns = model, {turn.place: turn.sites for turn in turns}
         self._times, self._turned_last = Counter[Place](), set[Place]()
 
