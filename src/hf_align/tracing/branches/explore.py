@@ -28,7 +28,7 @@ _CALLS = 4
 """Calls in which a condition is turned, and the largest: what a branch does may show in some only."""
 _DEEP = 6
 """Conditions that are turned in one call at most."""
-_MOST = 1000
+_MOST = 500
 """Calls with turned conditions at most."""
 _NUMBER = re.compile(r"\d+")
 Answered = tuple[Mode, Program]
@@ -47,17 +47,14 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
     seen, tried = _Seen(), 0
     for mode, program in called:
         seen.note(mode, program)
-    queue = seen.places()
-    while queue:
-        place = queue.pop(0)
-        for turn in seen.turns(place):
-            calls, ran = seen.calls(place), False
-            largest = max(calls, key=lambda mode: math.prod(mode.extent))
-            for mode in dict.fromkeys([*spread(calls, _CALLS), largest]):
-                if len(mode.turned_at) == _DEEP or place in {other.place for other in mode.turned_at}:
-                    continue
+    queue, rest = seen.places(), list[tuple[Turn, list[Mode]]]()
+    while queue or rest:
+        is_first = bool(queue)  # each is turned in one call before any is turned in others
+        work = [(t, seen.calls(t.place)) for t in seen.turns(queue.pop(0))] if is_first else [rest.pop(0)]
+        for turn, calls in work:
+            for number, mode in enumerate(calls):
                 if tried == _MOST:
-                    logger.warning("%s has more branches than are tried", Path(place.file).name)
+                    logger.warning("%s has more branches than are tried", Path(turn.place.file).name)
                     return
                 tried += 1
                 other = _turned(mode, turn)
@@ -65,11 +62,14 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
                 if not isinstance(computed, Program):
                     queue += seen.meet(other, computed)
                     continue
+                known = seen.places()
                 is_new = seen.note(other, computed)
-                queue += [met for met in seen.places() if met not in queue and seen.calls(met)[0] is other]
-                if is_new or not ran or mode is largest:
+                queue += [place for place in seen.places() if place not in known]
+                if is_first or is_new or mode is calls[-1]:
                     yield other, computed
-                ran = True
+                if is_first:
+                    rest.append((turn, calls[number + 1 :]))
+                    break
 
 
 class _Seen:
@@ -102,9 +102,11 @@ class _Seen:
         return [*self._met]
 
     def calls(self, place: Place) -> list[Mode]:
-        """Those that met a condition; such as turn others only where it stands behind one of them."""
+        """Some that met a condition, the largest last; such as turn others only where it stands behind one of them."""
         plain = [mode for mode in self._met[place] if not mode.turned_at]
-        return plain or self._met[place]
+        calls = [mode for mode in plain or self._met[place] if len(mode.turned_at) < _DEEP]
+        largest = sorted(calls, key=lambda mode: math.prod(mode.extent))[-1:]
+        return [*(mode for mode in spread(calls, _CALLS) if mode not in largest), *largest]
 
     def turns(self, place: Place) -> Iterator[Turn]:
         """For all modules at once, where all went one way; else for those that went one way where another layer, and no
