@@ -79,10 +79,13 @@ def run_recipe(
     common = Options(trust_remote_code=trust_remote_code, quiet=quiet, overwrite=overwrite, witness=witness)
     told = flags or Flags()
     Devices.choose(told.device)
-    ordered, report = in_order(read_recipes(path), output), Report(str(output), "")
+    ordered, report, idle = in_order(read_recipes(path), output), Report(str(output), ""), list[str]()
     if is_known():
         for body in (recipe.body for recipe, _ in ordered if not is_own(recipe.body)):
-            require_experts(body) if "experts" in body else _require_sound(body, say)
+            if "experts" in body:
+                require_experts(body)
+            else:
+                idle += _unread(body)
     for recipe, folder in ordered:
         align = recipe.align
         options = _options(align, common)
@@ -92,6 +95,8 @@ def run_recipe(
             continue
         kind = _Experts if "experts" in recipe.body else _Recipe
         report = run(kind.open(path, recipe.body, align, told, asked), folder)
+    for warning in idle:  # a recipe that is refused is refused in one line
+        say(warning)
     return {"notes": report.notes, "witness": report.witness}
 
 
@@ -314,19 +319,19 @@ class _Experts(_Recipe):
         match.how = f"merged by mergekit-moe {version()}"
 
 
-def _require_sound(recipe: Mapping[str, Any], say: Say) -> None:
-    """See that mergekit accepts the recipe, before models are opened.
+def _unread(recipe: Mapping[str, Any]) -> list[str]:
+    """Warnings of what the recipe says to nobody, if mergekit accepts it; before models are opened.
 
     Raises:
         HfAlignError: it does not.
     """
     config = parse(recipe)
-    for name in unread(recipe):
-        say(f"warning: {name} means nothing to merge_method {config.merge_method}, and is passed over")
     for key in ("dtype", "out_dtype"):
         dtype_of(config, key)
     if other := {str(model) for model in config.referenced_models()} - set(models_of(recipe)):
         raise HfAlignError(f"the recipe names {min(other)} as a mapping; write it as PATH@REVISION+ADAPTER")
+    method = config.merge_method
+    return [f"warning: {name} means nothing to merge_method {method}, and is passed over" for name in unread(recipe)]
 
 
 def _reference(recipe: Mapping[str, Any], align: Align | None) -> str:
