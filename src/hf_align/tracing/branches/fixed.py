@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 import torch
+from transformers import GenerationMixin, PreTrainedModel
 
 _BUILT_BY = ("__init__", "__post_init__")
 _LOOKED_UP_BY = ("getattr", "hasattr")
@@ -19,7 +20,10 @@ _CHANGES = frozenset({*dir(list), *dir(dict), *dir(set)}.difference(dir(tuple), 
 """Methods that change what they are called on."""
 _READS = frozenset(dir(str) + dir(MappingProxyType) + ["to_dict"])
 """Methods that give the same of the same."""
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Named = ast.FunctionDef | ast.AsyncFunctionDef
+Function = Named | ast.Lambda
+_CALLED_BY_OTHERS = frozenset(dir(PreTrainedModel) + dir(GenerationMixin))
+"""What libraries call."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,12 @@ class Known:
     Attributes:
         modules: the names of the classes whose objects are part of a model: what these hold stays as it was built.
         set_later: the attributes that are set, or computed, after that.
+        handed: functions with those of their arguments that are the same wherever they are called.
     """
 
     modules: frozenset[str]
     set_later: frozenset[str]
+    handed: frozenset[tuple[str, str]] = frozenset()
 
 
 @lru_cache(maxsize=64)
@@ -53,6 +59,34 @@ def set_later(source: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def with_handed(known: Known, sources: Iterable[str]) -> Known:
+    """What is known, and which arguments are the same wherever a function is called: they are as long as no call of the
+    files hands it anything else, and nobody else calls it."""
+    trees = [ast.parse(source) for source in sources]
+    named = [n for tree in trees for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    mentioned = {n.id for n in nodes if isinstance(n, ast.Name)} | {
+        n.attr for n in nodes if isinstance(n, ast.Attribute)
+    }
+    once = {
+        name for name, count in Counter(n.name for n in named).items() if count == 1
+    }  # else one of several is called
+    functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS}
+    found = frozenset((n.name, a.arg) for n in functions.values() for a in (*n.args.args, *n.args.kwonlyargs))
+    while True:
+        assumed = replace(known, handed=found)
+        for tree in trees:
+            calls = _Calls(tree, assumed, functions)
+            calls.visit(tree)
+            found -= calls.differing
+        if found == assumed.handed:
+            return assumed
+
+
+def _is_static(function: Named) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "staticmethod" for n in function.decorator_list)
+
+
 def _declared(tree: ast.Module) -> frozenset[str]:
     """The names of a file that functions set which do not own them."""
     return frozenset(n for node in ast.walk(tree) if isinstance(node, (ast.Global, ast.Nonlocal)) for n in node.names)
@@ -71,11 +105,11 @@ class _Scope:
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Function, *, is_method: bool) -> _Scope:
+    def of(cls, function: Function, *, is_method: bool, handed: frozenset[str] = frozenset()) -> _Scope:
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args]
         others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
-        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)))
+        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)) - handed)
         body = function.body if isinstance(function.body, list) else [function.body]
         for statement in body:
             for node in ast.walk(statement):
@@ -107,8 +141,8 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.optional_vars, None
 
 
-class Scopes:
-    """The functions around a place in a file, the innermost last.
+class InScopes(ast.NodeTransformer):
+    """Goes through a file, and knows in which functions it is.
 
     Args:
         tree: the file.
@@ -117,13 +151,41 @@ class Scopes:
     def __init__(self, tree: ast.Module, known: Known) -> None:
         self._known, self._declared = known, _declared(tree)
         self._scopes: list[_Scope] = []
+        self._within: list[str] = []
+        self._is_method = False
 
-    @contextmanager
-    def inside(self, function: Function, *, is_method: bool) -> Iterator[None]:
-        """While a function is looked at."""
-        self._scopes.append(_Scope.of(function, is_method=is_method))
-        yield
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        before, self._is_method = self._is_method, ".".join([*self._within, node.name]) in self._known.modules
+        self._within.append(node.name)
+        self.generic_visit(node)
+        self._within.pop()
+        self._is_method = before
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return self._inside(node, _Scope.of(node, is_method=False))
+
+    def _function(self, node: Named) -> ast.AST:
+        handed = frozenset(argument for function, argument in self._known.handed if function == node.name)
+        scope = _Scope.of(node, is_method=self._is_method and not _is_static(node), handed=handed)
+        self._within += [node.name, "<locals>"]
+        self._inside(node, scope)
+        del self._within[-2:]
+        return node
+
+    def _inside(self, node: Function, scope: _Scope) -> ast.AST:
+        before, self._is_method = self._is_method, False
+        self._scopes.append(scope)
+        self.generic_visit(node)
         self._scopes.pop()
+        self._is_method = before
+        return node
 
     def is_fixed(self, value: ast.expr, asked: frozenset[str] = frozenset()) -> bool:
         """Whether a value is the same in every call.
@@ -159,6 +221,54 @@ class Scopes:
                 values, rest = scope.bound[name], asked | {name}
                 return all(v is not None and (name in asked or self.is_fixed(v, rest)) for v in values)
         return True
+
+
+class _Calls(InScopes):
+    """Looks at what functions are handed.
+
+    Attributes:
+        differing: functions with those of their arguments that may be others from call to call.
+    """
+
+    def __init__(self, tree: ast.Module, known: Known, functions: Mapping[str, Named]) -> None:
+        super().__init__(tree, known)
+        self._functions, self.differing = functions, set[tuple[str, str]]()
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node.func:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in self._functions:
+                self._handed(self._functions[name], node, bound=isinstance(node.func, ast.Attribute))
+                for part in (*node.args, *node.keywords):
+                    self.visit(part)
+            case _:
+                self.generic_visit(node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._mentioned(node, node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.visit(node.value)
+        return self._mentioned(node, node.attr)
+
+    def _mentioned(self, node: ast.AST, name: str) -> ast.AST:
+        """Whoever gets hold of a function may hand it anything."""
+        if name in self._functions:
+            self.differing |= {(name, argument) for function, argument in self._known.handed if function == name}
+        return node
+
+    def _handed(self, function: Named, call: ast.Call, *, bound: bool) -> None:
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        names = names[1:] if bound and names[:1] in (["self"], ["cls"]) else names
+        handed = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+        is_spread = any(isinstance(value, ast.Starred) for value in call.args) or any(
+            k.arg is None for k in call.keywords
+        )
+        for name, value in handed:
+            if name is not None and not self.is_fixed(value):
+                self.differing.add((function.name, name))
+        if is_spread:
+            self._mentioned(call, function.name)
 
 
 def _is_of_model(value: ast.expr) -> bool:

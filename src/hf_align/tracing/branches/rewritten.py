@@ -15,7 +15,7 @@ from operator import itemgetter
 from types import CodeType
 from typing import Any, Literal, NamedTuple
 
-from hf_align.tracing.branches.fixed import Function, Known, Scopes
+from hf_align.tracing.branches.fixed import InScopes, Known
 
 ASKED, _MATCHED = "__hf_align_asked__", "__hf_align_matched__"
 """What the function is called in the rewritten code, and what a case is compared with."""
@@ -44,7 +44,7 @@ Taken = dict[tuple[Place, str], frozenset[bool]]
 def rewritten(source: str, file: str, known: Known) -> dict[CodeType, CodeType]:
     """The code of each function that has such conditions -> the same with all of them asked for."""
     plain, asking = (ast.parse(source) for _ in range(2))
-    _Asking(file, known, Scopes(plain, known)).visit(asking)
+    _Asking(file, plain, known).visit(asking)
     before, after = (
         _codes(compile(tree, file, "exec", dont_inherit=True)) for tree in (plain, ast.fix_missing_locations(asking))
     )
@@ -73,44 +73,12 @@ def _equal(pattern: ast.pattern) -> ast.expr | None:
     return None
 
 
-class _Asking(ast.NodeTransformer):
+class _Asking(InScopes, ast.NodeTransformer):
     """Puts a call around each condition that may differ from call to call."""
 
-    def __init__(self, file: str, known: Known, scopes: Scopes) -> None:
-        self._file, self._known, self._scopes = file, known, scopes
-        self._within: list[str] = []
-        self._is_method, self._number = False, 0
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        before, self._is_method = self._is_method, ".".join([*self._within, node.name]) in self._known.modules
-        self._within.append(node.name)
-        self.generic_visit(node)
-        self._within.pop()
-        self._is_method = before
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        static = any(isinstance(n, ast.Name) and n.id == "staticmethod" for n in node.decorator_list)
-        self._within += [node.name, "<locals>"]
-        self._inside(node, is_method=self._is_method and not static)
-        del self._within[-2:]
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return self._inside(node, is_method=False)
-
-    def _inside(self, node: Function, *, is_method: bool) -> ast.AST:
-        before, self._is_method = self._is_method, False
-        with self._scopes.inside(node, is_method=is_method):
-            self.generic_visit(node)
-        self._is_method = before
-        return node
+    def __init__(self, file: str, tree: ast.Module, known: Known) -> None:
+        super().__init__(tree, known)
+        self._file, self._number = file, 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         """No branch; a turned call goes on against it."""
@@ -146,7 +114,7 @@ class _Asking(ast.NodeTransformer):
         """Whether a loop that counts is run at all."""
         match node.iter:
             case ast.Call(func=ast.Name(id="range")):
-                counts = not self._scopes.is_fixed(node.iter)
+                counts = not self.is_fixed(node.iter)
             case _:
                 counts = False
         self.generic_visit(node)
@@ -155,7 +123,7 @@ class _Asking(ast.NodeTransformer):
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
         """A case of plain values as a comparison."""
-        is_fixed = self._scopes.is_fixed(node.subject)
+        is_fixed = self.is_fixed(node.subject)
         guards = [None if case.guard is None else self._condition(case.guard) for case in node.cases]
         for case in node.cases:
             case.guard = None
@@ -183,7 +151,7 @@ class _Asking(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         *first, last = node.values
-        is_fixed = self._scopes.is_fixed(last)
+        is_fixed = self.is_fixed(last)
         visited: ast.expr = self.visit(last)
         node.values = [*map(self._condition, first), visited if is_fixed else self._asked(visited, "value")]
         return node
@@ -205,7 +173,7 @@ class _Asking(ast.NodeTransformer):
                     test.values += asked
                 return test if len(test.values) > 1 else test.values[0]
             case _:
-                is_fixed = self._scopes.is_fixed(test)
+                is_fixed = self.is_fixed(test)
                 visited: ast.expr = self.visit(test)
                 return visited if is_fixed else self._asked(visited, kind)
 
@@ -215,7 +183,7 @@ class _Asking(ast.NodeTransformer):
                 return self._has_fixed(operand)
             case ast.BoolOp(values=parts):
                 return any(map(self._has_fixed, parts))
-        return self._scopes.is_fixed(test)
+        return self.is_fixed(test)
 
     def _asked(self, test: ast.expr, kind: Kind = "test") -> ast.expr:
         at: Any = tuple(Place(self._file, test.lineno, self._number, kind))

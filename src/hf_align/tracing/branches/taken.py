@@ -21,7 +21,7 @@ import torch
 import transformers
 from torch import nn
 
-from hf_align.tracing.branches.fixed import Known, set_later
+from hf_align.tracing.branches.fixed import Known, set_later, with_handed
 from hf_align.tracing.branches.rewritten import ASKED, Place, Taken, rewritten
 from hf_align.tracing.own_code import files_of
 
@@ -189,6 +189,7 @@ def _codes(modules: Collection[ModuleType]) -> dict[CodeType, CodeType]:
     found = dict[CodeType, CodeType]()
     try:
         known = Known(names, frozenset(computed).union(*map(set_later, sources.values())))
+        known = with_handed(known, sources.values())
         for file, source in sources.items():
             found |= rewritten(source, file, known)
     except (SyntaxError, ValueError):  # what was loaded stands there no more
