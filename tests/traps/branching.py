@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .tower import MLP, Tower
+from .tower import MLP, Attention, Tower
 
 
 class FifthTower(Tower):
@@ -136,3 +138,65 @@ class AskingTower(Tower):
         if len(x) % 11 == 10 and float(x.sum()) > 0:
             x = x + torch.tanh(x)
         return x
+
+
+class SharedLineTower(Tower):
+    """Two conditions in one line, behind each of which another thing is done."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        x = (x.abs() if len(x) % 11 == 10 else x) * (1 if x.shape[1] % 23 != 22 else torch.arange(1.0, x.shape[2] + 1))
+        return super().run(x, positions, seen, cache)
+
+
+class _Mixing(Attention):
+    """The first layer in every call, the others with many texts."""
+
+    def mix(self, shares: Tensor, v: Tensor) -> Tensor:
+        if self.index == 0 or len(v) % 11 == 10:
+            v = torch.tanh(v)
+        return super().mix(shares, v)
+
+
+class FirstLayerTower(Tower):
+    attention = _Mixing
+
+
+def _bending(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Around a method, whose code is hidden behind it."""
+
+    @functools.wraps(run)
+    def wrapper(self: Tower, x: Tensor, *more: Any) -> Tensor:
+        return run(self, x + torch.tanh(x) if len(x) % 11 == 10 else x, *more)
+
+    return wrapper
+
+
+class WrappedTower(Tower):
+    @_bending
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x, positions, seen, cache)
+
+
+class HandedTower(Tower):
+    """No call asks for a number: what would is a flag of the config that is handed down, and is left alone."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(_counted(x, getattr(self.config, "counted", False)), positions, seen, cache)
+
+
+def _counted(x: Tensor, counted: bool) -> Tensor:
+    if counted:
+        x = x * int((x > 0).sum())
+    return x
+
+
+class ForbiddingTower(Tower):
+    """What is asserted holds only where the branch is taken by itself; another fails behind it."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if len(x) <= 3:
+            return super().run(x, positions, seen, cache)
+        if len(x) % 11 == 10:
+            assert len(x) > 7
+            return super().run(x + torch.tanh(x), positions, seen, cache)
+        raise ValueError("so many texts are not read")

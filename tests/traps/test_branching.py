@@ -52,6 +52,11 @@ TRAPS = [
     of_code(code.MatchedTower, lengths(43, 44)),
     of_code(code.CaughtTower, lengths(51, 60)),
     of_code(code.CountedTower, lengths(48, 50)),
+    of_code(code.SharedLineTower, both(texts(10, 7), lengths(22, 45))),
+    of_code(code.FirstLayerTower, texts(10, 7), num_hidden_layers=3),
+    of_code(code.WrappedTower, texts(10, 7)),
+    of_code(code.HandedTower, lengths(7)),
+    of_code(code.ForbiddingTower, texts(10, 7)),
     Trap("asking", of_code(code.AskingTower, lengths(7)).build, both(lengths(7), texts(10, 7)), may_refuse=True),
 ]
 

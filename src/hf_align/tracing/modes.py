@@ -264,7 +264,8 @@ def _with_other_branches(
     for mode, program in (*large, *explore([first, *others, *idle, *large], run)):
         known = [known for _, known in (*found, *more)]
         if not any(is_part_of(program, other) or is_part_of(other, program) for other in known):
-            more.append((mode, program))
+            same = sum(other.name.partition(" (")[0] == mode.name for other, _ in more)
+            more.append((replace(mode, name=f"{mode.name} ({same + 1})") if same else mode, program))
     return more
 
 
