@@ -144,7 +144,7 @@ class SharedLineTower(Tower):
     """Two conditions in one line, behind each of which another thing is done."""
 
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
-        x = (x.abs() if len(x) % 11 == 10 else x) * (1 if x.shape[1] % 23 != 22 else torch.arange(1.0, x.shape[2] + 1))
+        x = (x * torch.arange(1.0, 13.0) if len(x) % 11 == 10 else x) * (1 if x.shape[1] % 23 != 22 else x.sign())
         return super().run(x, positions, seen, cache)
 
 
