@@ -20,7 +20,7 @@ QUICK = frozenset((
     "closed: Closed", "closed: Early",
     "looked up: Gated", "looked up: Exchanged",
     "pictured: PicturedReader", "pictured: Seeing",
-    "rarer: LateTower", "pictured: SeeingTall",
+    "rarer: LateTower", "pictured: SeeingTall", "branching: FifthTower", "branching: HandedTower",
     "pairs: activation", "pairs: heads", "pairs: theta", "pairs: names",
 ))  # fmt: skip
 BROKEN: dict[str, str] = {}
