@@ -23,7 +23,7 @@ from hf_align.symmetry.groups import OrthogonalFixingOnes, Permutation
 from hf_align.symmetry.groups.dense import Orthogonal
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes
-from hf_align.tracing.alike import _is_block
+from hf_align.tracing.alike import _equal_columns, _is_block
 from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.small.shrink import shrink
@@ -388,6 +388,13 @@ def test_a_constant_that_stands_anywhere_in_a_longer_one_tells_nothing_new() -> 
     assert all(_is_block(table[:, at : at + n], table) for n in range(7) for at in range(7 - n + 1))
     assert not _is_block(torch.tensor([[0, 1, 1], [2, 2, 2]]), table) and not _is_block(table[:1, :2], table)
     assert not _is_block(table, table[:, :3]) and _is_block(table[0, 3:6], table[0])
+
+
+def test_the_equal_columns_of_a_table_are_those_of_equal_angles() -> None:
+    table = torch.tensor([[0.5, 2.0, 0.5, 1.0], [1.0, 3.0, 1.0, 1.0]])
+    assert _equal_columns(table) == [0, 1, 0, 3]
+    assert _equal_columns(torch.ones(2, 3)) == [0, 0, 0]
+    assert _equal_columns(torch.tensor([[0.0, -1e9]])) == _equal_columns(torch.ones(0, 4)) == []
 
 
 def late(kind: str) -> Config:

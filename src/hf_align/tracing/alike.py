@@ -65,8 +65,9 @@ def _turn_alike(one: Any, other: Any) -> bool:
 
 
 def _equal_columns(table: Tensor) -> list[int]:
-    """For each column of a table, the first one that is equal to it; a mask, which hides by numbers, has one column."""
-    if table.dim() < 2 or bool((table.abs() > _HIDES).any()):
+    """For each column of a table, the first one that is equal to it; none of a mask, which hides by numbers, nor of a
+    table without entries."""
+    if table.dim() < 2 or not table.numel() or bool((table.abs() > _HIDES).any()):
         return []
     first = dict[int, int]()
     kinds = table.reshape(-1, table.shape[-1]).unique(dim=1, return_inverse=True)[1]
