@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Collection, Iterator, MutableMapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -71,7 +71,7 @@ def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[Taken]
     for function, code in functions:
         function.__globals__[ASKED], function.__code__ = asking.asked, code
     try:
-        with _without_traces(brought(model)) if turns else redirect_stdout(sys.stdout):
+        with _without_traces(brought(model)) if turns else nullcontext():
             yield asking.taken
     except SystemExit as error:
         raise RuntimeError("ends the process") from error
