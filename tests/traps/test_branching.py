@@ -52,6 +52,7 @@ TRAPS = [
     of_code(code.MatchedTower, lengths(43, 44)),
     of_code(code.CaughtTower, lengths(51, 60)),
     of_code(code.CountedTower, lengths(48, 50)),
+    of_code(code.TabledTower, both(texts(10, 7), lengths(22, 45))),
     of_code(code.SharedLineTower, both(texts(10, 7), lengths(22, 45))),
     of_code(code.FirstLayerTower, texts(10, 7), num_hidden_layers=3),
     of_code(code.WrappedTower, texts(10, 7)),

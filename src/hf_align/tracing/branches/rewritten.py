@@ -1,8 +1,8 @@
 """The source of a Python module, in which a function is asked for each condition that a call may decide.
 
 A condition is what `if`, `while`, `… if … else …` and comprehensions test, what stands before `and` and `or`, a case of
-plain values, whether a `range` has a number, and whether a `try` fails. One that depends on nothing but how the model
-was built goes the same way in every call, and stays as it is.
+plain values, any other comparison, whether a `range` has a number, and whether a `try` fails. One that depends on
+nothing but how the model was built goes the same way in every call, and stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from types import CodeType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from hf_align.tracing.branches.fixed import InScopes, Known
 
@@ -149,11 +149,13 @@ class _Asking(InScopes, ast.NodeTransformer):
         node.body = [*raised, *node.body]
         return node
 
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """A comparison that a table, a product or another function may decide by."""
+        return self._leaf(node, "value")
+
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         *first, last = node.values
-        is_fixed = self.is_fixed(last)
-        visited: ast.expr = self.visit(last)
-        node.values = [*map(self._condition, first), visited if is_fixed else self._asked(visited, "value")]
+        node.values = [*map(self._condition, first), self._leaf(last, "value")]
         return node
 
     def _condition(self, test: ast.expr, kind: Kind = "test") -> ast.expr:
@@ -173,9 +175,12 @@ class _Asking(InScopes, ast.NodeTransformer):
                     test.values += asked
                 return test if len(test.values) > 1 else test.values[0]
             case _:
-                is_fixed = self.is_fixed(test)
-                visited: ast.expr = self.visit(test)
-                return visited if is_fixed else self._asked(visited, kind)
+                return self._leaf(test, kind)
+
+    def _leaf(self, test: ast.expr, kind: Kind) -> ast.expr:
+        is_fixed = self.is_fixed(test)
+        visited: Any = self.generic_visit(test) if isinstance(test, ast.Compare) else self.visit(test)
+        return cast(ast.expr, visited) if is_fixed else self._asked(visited, kind)
 
     def _has_fixed(self, test: ast.expr) -> bool:
         match test:
