@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
@@ -64,7 +64,7 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
     Raises:
         Exception: whatever the model raises.
     """
-    with branching(model, mode.turned_at) as taken, _prepared(model, mode):
+    with branching(model, mode.turned_at) as taken, mode.prepared(model), _stepped(model, mode):
         try:
             program = trace_call(model, mode.example)
         except Exception as error:  # whatever the model raises
@@ -74,10 +74,8 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
     return replace(program, taken=taken)
 
 
-@contextmanager
-def _prepared(model: PreTrainedModel, mode: Mode) -> Iterator[None]:
-    with mode.prepared(model), _in_two_steps(model) if mode.goes_on else nullcontext():
-        yield
+def _stepped(model: PreTrainedModel, mode: Mode) -> AbstractContextManager[None]:
+    return _in_two_steps(model) if mode.goes_on else nullcontext()
 
 
 def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _LENGTH) -> Program:
@@ -280,8 +278,7 @@ def _large(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
 def _on_copy(copy: SmallCopy, mode: Mode, times: float = 1.0) -> tuple[list[Tensor], Taken]:
     """What a small copy answers to a call, nothing where it refuses it, and the ways that its code goes."""
     answers = list[Tensor]()
-    steps = _in_two_steps(copy.model) if mode.goes_on else nullcontext()
-    with suppress(RuntimeError), branching(copy.model, mode.turned_at) as taken, steps:
+    with suppress(RuntimeError), branching(copy.model, mode.turned_at) as taken, _stepped(copy.model, mode):
         answers = copy.answers(mode, times)
     return answers, taken
 

@@ -45,7 +45,7 @@ class Known:
 def set_later(source: str) -> frozenset[str]:
     """The attributes that are set, or changed, by more than the functions that build their object."""
     found = set[str]()
-    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, Named))
     for node in (node for f in functions if f.name not in _BUILT_BY for node in ast.walk(f)):
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()):
@@ -63,14 +63,11 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
     """What is known, and which arguments are the same wherever a function is called: they are as long as no call of the
     files hands it anything else, and nobody else calls it."""
     trees = [ast.parse(source) for source in sources]
-    named = [n for tree in trees for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    mentioned = {n.id for n in nodes if isinstance(n, ast.Name)} | {
-        n.attr for n in nodes if isinstance(n, ast.Attribute)
-    }
-    once = {
-        name for name, count in Counter(n.name for n in named).items() if count == 1
-    }  # else one of several is called
+    named = [node for node in nodes if isinstance(node, Named)]
+    mentioned = {n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, (ast.Name, ast.Attribute))}
+    # Of several functions of one name, nothing tells which is called.
+    once = {name for name, count in Counter(n.name for n in named).items() if count == 1}
     functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS}
     found = frozenset((n.name, a.arg) for n in functions.values() for a in (*n.args.args, *n.args.kwonlyargs))
     while True:

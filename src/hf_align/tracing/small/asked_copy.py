@@ -103,7 +103,9 @@ class SmallCopy:
     @torch.no_grad()
     def _called(self, more: Mapping[str, Any], times: float) -> Any:
         arguments = {**self._given, **more}
-        weights = {n: w.clone() if n in self._statistics else w * times for n, w in self._weights.items()}
+        weights = {n: w.clone() if n in self._statistics else w for n, w in self._weights.items()}
+        if times != 1.0:
+            weights |= {n: w * times for n, w in weights.items() if n not in self._statistics}
         with quiet(), forgetting(self.model), drawing(CPU, 0):
             return torch.func.functional_call(self.model, weights, (), arguments, tie_weights=True)
 
