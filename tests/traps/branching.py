@@ -215,3 +215,66 @@ class ForbiddingTower(Tower):
             assert len(x) > 7
             return super().run(x + torch.tanh(x), positions, seen, cache)
         raise ValueError("so many texts are not read")
+
+
+class FoldedTower(Tower):
+    """Lengths that can be cut into rows of 35, which a number that is computed of them tells."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if not divmod(x.shape[1], 35)[1]:
+            x = x + torch.tanh(x.reshape(-1, 35, x.shape[-1])).reshape(x.shape)
+        return super().run(x, positions, seen, cache)
+
+
+class TriedTower(Tower):
+    """Whatever can be cut into rows of 35."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        try:
+            x = x + torch.tanh(x.view(len(x), -1, 35, x.shape[-1])).view(x.shape)
+        except RuntimeError:
+            x = 1.0 * x
+        return super().run(x, positions, seen, cache)
+
+
+class KeptTower(Tower):
+    """A method switches it on, in what the object is made of."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.curved = False
+
+    def switch(self) -> None:
+        vars(self).update(curved=True)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(x + torch.tanh(x) if self.curved else x, positions, seen, cache)
+
+
+class NamedTower(KeptTower):
+    """The same by a name that it is handed."""
+
+    def switch(self) -> None:
+        self.set("cur" + "ved")
+
+    def set(self, name: str) -> None:
+        setattr(self, name, True)
+
+
+@torch.jit.script
+def _compiled(x: Tensor) -> Tensor:
+    if x.size(0) % 11 == 10:
+        x = x + torch.tanh(x)
+    return x
+
+
+class CompiledTower(Tower):
+    """A function that is compiled, beside the class and in it."""
+
+    @staticmethod
+    @torch.jit.script
+    def halved(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, 0.5 * x) if x.size(0) % 7 == 6 else x
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        return super().run(self.halved(_compiled(x)), positions, seen, cache)

@@ -58,6 +58,11 @@ TRAPS = [
     of_code(code.WrappedTower, texts(10, 7)),
     of_code(code.HandedTower, lengths(7)),
     of_code(code.ForbiddingTower, texts(10, 7)),
+    of_code(code.FoldedTower, lengths(35, 70)),
+    of_code(code.TriedTower, lengths(35, 70)),
+    of_code(code.KeptTower, switched),
+    of_code(code.NamedTower, switched),
+    of_code(code.CompiledTower, both(texts(10, 7), texts(20, 5))),
     Trap("asking", of_code(code.AskingTower, lengths(7)).build, both(lengths(7), texts(10, 7)), may_refuse=True),
 ]
 

@@ -32,12 +32,14 @@ from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.own_code import code_of
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
 from hf_align.tracing.small.asked_copy import SmallCopy, has_answer, small_copy
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
+from hf_align.tracing.watched import constants_of
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ _LENGTHS = 5
 """Longer texts that are traced at most."""
 _ROWS = (1, 3, 2)
 """Texts at once at other lengths, in turn."""
+_EXACT = 8
+"""Texts that are as long as a number in a model's own code says, at most."""
 _MANY = (12, 24)
 """Texts, and tokens of each, of a large call."""
 _LARGE = 64.0
@@ -256,7 +260,7 @@ def _with_other_branches(
             raise IncompatibleModels(f"{said}: {reason(program)}")
         return taken
 
-    answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_large(model, base.example)))
+    answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_unusual(model, base.example)))
     first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
     more = list[Found]()
     for mode, program in (*large, *explore([first, *others, *idle, *large], run)):
@@ -267,12 +271,16 @@ def _with_other_branches(
     return more
 
 
-def _large(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
-    """Many texts of many tokens: some code runs with no fewer."""
+def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
+    """Many texts of many tokens, for some code runs with no fewer; and a text as long as each number in the code says,
+    for some runs with no other."""
     room = positions(model.config) or LONGEST
-    example = at_length(base, min(_MANY[1], room), _MANY[0]) if base.tokens else None
-    if example is not None:
-        yield at_its_length(Mode(example.said, example))
+    numbers = {n for code in code_of(model) for n in constants_of(code) if type(n) is int and LEAST <= n <= room}
+    extents = [(_MANY[0], min(_MANY[1], room)), *((1, n) for n in spread(sorted(numbers - {extent(base)[1]}), _EXACT))]
+    for rows, length in extents if base.tokens else ():
+        example = at_length(base, length, rows)
+        if example is not None:
+            yield at_its_length(Mode(example.said, example))
 
 
 def _on_copy(copy: SmallCopy, mode: Mode, times: float = 1.0) -> tuple[list[Tensor], Taken]:

@@ -44,19 +44,30 @@ class Known:
 @lru_cache(maxsize=64)
 def set_later(source: str) -> frozenset[str]:
     """The attributes that are set, or changed, by more than the functions that build their object."""
-    found = set[str]()
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, Named))
+    tree, found = ast.parse(source), set[str]()
+    functions = (node for node in ast.walk(tree) if isinstance(node, Named))
     for node in (node for f in functions if f.name not in _BUILT_BY for node in ast.walk(f)):
         match node:
+            case ast.Attribute(attr="__dict__") | ast.Name(id="vars"):
+                found |= _held(tree)
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 found.add(name)
             case ast.Subscript(value=ast.Attribute(attr=name), ctx=ast.Store()):
                 found.add(name)
             case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name), attr=method)) if method in _CHANGES:
                 found.add(name)
-            case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
-                found.add(name)
+            case ast.Call(func=ast.Name(id="setattr") | ast.Attribute(attr="__setattr__"), args=[*_, name, _]):
+                found |= {str(name.value)} if isinstance(name, ast.Constant) else _held(tree)
     return frozenset(found)
+
+
+def _held(tree: ast.Module) -> set[str]:
+    """The attributes that classes of a file name, and those that the functions which build their objects set."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    built = [f for kind in classes for f in kind.body if isinstance(f, Named) and f.name in _BUILT_BY]
+    named = [target for kind in classes for statement in kind.body for target, _ in _bindings(statement)]
+    stored = (node for f in built for node in ast.walk(f) if isinstance(node, ast.Attribute))
+    return {t.id for t in named if isinstance(t, ast.Name)} | {n.attr for n in stored if isinstance(n.ctx, ast.Store)}
 
 
 def with_handed(known: Known, sources: Iterable[str]) -> Known:

@@ -33,6 +33,8 @@ _INSTALLED = tuple(
     )
 )  # fmt: skip
 """Where the code of packages stands."""
+_WRITTEN = "_torchdynamo_inline"
+"""Where a function that torch has compiled keeps the one that it was made from."""
 _MOST = 10_000
 """Times that one condition is met in a turned call, which may not end otherwise."""
 Functions = list[tuple[FunctionType, CodeType]]
@@ -71,7 +73,7 @@ def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[Taken]
     for function, code in functions:
         function.__globals__[ASKED], function.__code__ = asking.asked, code
     try:
-        with _without_traces(brought(model)) if turns else nullcontext():
+        with _as_written(brought(model)), _without_traces(brought(model)) if turns else nullcontext():
             yield asking.taken
     except SystemExit as error:
         raise RuntimeError("ends the process") from error
@@ -139,10 +141,29 @@ class _Asking:
 
 
 @contextmanager
+def _as_written(modules: Collection[ModuleType]) -> Iterator[None]:
+    """While what the code of a model has torch compile runs as it is written."""
+    compiled = [
+        (owner, name, kept, function)
+        for owner in _owners(modules)
+        for name, kept in vars(owner).items()
+        if isinstance(function := getattr(kept, "__func__", kept), torch.jit.ScriptFunction)
+        and hasattr(function, _WRITTEN)
+    ]
+    for owner, name, _, function in compiled:
+        written = getattr(function, _WRITTEN)
+        setattr(owner, name, staticmethod(written) if isinstance(owner, type) else written)
+    try:
+        yield
+    finally:
+        for owner, name, kept, _ in compiled:
+            setattr(owner, name, kept)
+
+
+@contextmanager
 def _without_traces(modules: Collection[ModuleType]) -> Iterator[None]:
     """Take back what a call leaves in the code of a model, and what it says; nobody is asked to debug it."""
-    owners: list[Any] = [*modules, *(kind for module in modules for kind in _classes(module))]
-    before = [(owner, dict(vars(owner))) for owner in owners]
+    before = [(owner, dict(vars(owner))) for owner in _owners(modules)]
     try:
         with redirect_stdout(io.StringIO()), patch.object(sys, "breakpointhook", lambda *_, **__: None):
             yield
@@ -156,6 +177,11 @@ def _without_traces(modules: Collection[ModuleType]) -> Iterator[None]:
             for value in values.values():
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
+
+
+def _owners(modules: Collection[ModuleType]) -> list[Any]:
+    """The Python modules and their classes."""
+    return [*modules, *(kind for module in modules for kind in _classes(module))]
 
 
 def _classes(module: ModuleType) -> list[type]:
