@@ -539,6 +539,26 @@ class Drawing(nn.Module):
         return h.sin() if self.bends() else h
 
 
+_SHOWN = torch.arange(6) % 3 > 0
+
+
+def _hidden(count: int = 2) -> Tensor:
+    """Places that a mask hides, drawn one by one."""
+    return torch.multinomial((~_SHOWN).float(), count)
+
+
+def _padded() -> Tensor:
+    """A place that a mask shows, then some that it hides, [places, row and column]."""
+    places = torch.stack([torch.zeros(6, dtype=torch.long), torch.arange(6)], 1)
+    return torch.cat([places[1:2], places[~_SHOWN][torch.multinomial(torch.ones(2), 2)]])
+
+
+def _overwritten() -> Tensor:
+    hidden = _hidden()
+    hidden[0] = torch.randint(6, ())
+    return _SHOWN[hidden].any()
+
+
 def _of_its_own() -> Tensor:
     return torch.rand((), generator=torch.Generator().manual_seed(3)) < 0.5
 
@@ -556,6 +576,18 @@ def _of_its_own() -> Tensor:
         (lambda: torch.ones(()) > 0.5, False),
         (lambda: torch.ones(3)[torch.randperm(3)].all(), False),
         (lambda: torch.arange(3)[torch.randperm(3)][0] > 0, True),
+        (lambda: _SHOWN[_hidden()].any(), False),
+        (lambda: ~_SHOWN[torch.stack([_hidden(), _hidden()]).flatten()].any(), False),
+        (lambda: (_padded()[:, 0] == 0).all(), False),
+        (lambda: _SHOWN[None][_padded()[:, 0], _padded()[:, 1]].sum() == 1, False),
+        (lambda: _hidden()[0] == 0, True),
+        (lambda: _hidden()[0] == _hidden()[1], True),
+        (lambda: _padded()[1, 1] > 0, True),
+        (lambda: torch.arange(6)[_hidden()].sum() > 3, True),
+        (_overwritten, True),
+        (lambda: len(torch.arange(6)[torch.rand(6) > 0.5]) > 3, True),
+        (lambda: len((_hidden() > 0).nonzero()) > 3, True),
+        (lambda: len(torch.arange(2)[_SHOWN[_hidden()]]) > 0, False),
     ],
 )
 def test_a_branch_on_what_is_drawn_is_refused(bends: Callable[[], Any], refused: bool) -> None:

@@ -133,8 +133,9 @@ def _defaults(name: str, base: Example) -> Iterator[Ask]:
 
 
 def _rarer(name: str, base: Example) -> Iterator[Ask]:
-    """Masks and positions of other texts than those that are tried first, which code may tell apart by what they hold:
-    all texts begin late, each has a gap, documents lie behind each other, a place has three numbers."""
+    """Masks and positions of other texts and pictures than those that are tried first, which code may tell apart by
+    what they hold: all texts begin late, each has a gap, documents lie behind each other, a place has three numbers,
+    pictures end early."""
     rows, length = extent_of(name, base)
     places = torch.arange(length).repeat(rows, 1)
     if name.endswith(_MASK) and "global" not in name:

@@ -142,6 +142,8 @@ class Trait(Flag):
     """Which entries are no numbers."""
     MAKES = auto()
     """Reads nothing of a tensor but its shape and kind; noise is drawn once."""
+    DRAWS_PLACES = auto()
+    """Draws places of its first operand at random: those where it is not zero."""
     BLANK = auto()
     """Memory that may hold anything."""
     COMPOSITE = auto()

@@ -34,6 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.runtime.devices import CPU
 from hf_align.tracing.answers import ANSWER, value_shown
+from hf_align.tracing.drawn import Draws
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import LISTED_AT, Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
@@ -63,7 +64,7 @@ class Recorder(ProxyTorchDispatchMode):
         broken: whether there is said to be an entry that is no number, where the modelling code asks.
         supposed: the line of modelling code that asked first.
         unequal: whether an entry was taken to be unlike a constant that it is compared with.
-        drawn: the memory of tensors with values that another run would draw otherwise.
+        drawn: the values that another run would draw otherwise.
         asked: a question about a value that there is not, whatever the modelling code made of the refusal.
     """
 
@@ -86,7 +87,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.copies: dict[tuple[int, int], fx.Node] = {}
         self.alive: list[Tensor] = []
         self.births: dict[int, Hashable] = {}
-        self.drawn: set[int] = set()
+        self.drawn = Draws()
         self.made: dict[int, Made] = {}
         self.lists = Lists(self.seen, line)
         self.known, self.mixed = mixed, set(mixed)
@@ -134,7 +135,9 @@ class Recorder(ProxyTorchDispatchMode):
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _unread, (args, kwargs))
             result = func(*args, **kwargs)
-            self._draw(func, (args, kwargs), result)
+            if not self.drawn.see(func, args, kwargs, result):  # some runs go another way
+                self.asked = needs_numbers(line())
+                raise self.asked
             if not op.makes and isinstance(result, Tensor) and not op.is_mutable:
                 before = self.made.get(id(result))
                 if before is None or before.result is not result:  # some ops only hand on what they are given
@@ -188,28 +191,6 @@ class Recorder(ProxyTorchDispatchMode):
             return self._faked(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"))
 
         return mapped(Tensor, without, result)
-
-    def _draw(self, func: Any, operands: Any, result: Any) -> None:
-        """Remember what is drawn at random, by no generator of its own, and what is computed of it.
-
-        Raises:
-            IncompatibleModels: the code asks for its value, and goes another way in some runs.
-        """
-        tags = getattr(func, "tags", ())
-        is_drawn = torch.Tag.nondeterministic_seeded in tags and operands[1].get("generator") is None
-        if not is_drawn and not (self.drawn and any(memory in self.drawn for memory in _memories(operands))):
-            return
-        if behaviour_of(func).is_indexing and self._is_alike(operands[0][0]):  # whichever entries are drawn of it
-            return
-        if not (memories := _memories(result)):
-            self.asked = needs_numbers(line())
-            raise self.asked
-        self.drawn.update(memories)
-
-    def _is_alike(self, value: Any) -> bool:
-        """Whether all entries of a tensor that is not drawn are the same."""
-        is_known = isinstance(value, Tensor) and self.drawn.isdisjoint(_memories(value))
-        return is_known and bool(value.numel()) and bool((value == value.flatten()[0]).all())
 
     def _where_equal(self, value: Any, number: Any) -> Tensor | None:
         """Where a free argument equals a number, as far as that is known of all values that it may have."""

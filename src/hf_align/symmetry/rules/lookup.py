@@ -30,6 +30,7 @@ describe("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "
          "diagonal_scatter", "as_strided", "as_strided_scatter", "index", "index_put",
          "index_put_", "embedding", traits=Trait.MUST_FIT)  # fmt: skip
 describe("nonzero", "argwhere", traits=Trait.LISTS | Trait.STACKS)
+describe("multinomial", traits=Trait.DRAWS_PLACES)
 
 
 @rule_for_numbers("embedding", harmless="padding_idx", traits=Trait.LOOKS_UP_ROWS | Trait.LOOKS_UP)
