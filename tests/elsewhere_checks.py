@@ -167,8 +167,8 @@ def test_random_numbers_there_start_from_a_seed() -> None:
 
 def test_the_device_is_the_one_that_is_asked_for_or_the_accelerator() -> None:
     assert Devices.choose("cpu") == Devices(CPU, CPU)
-    for asked in ("nowhere", "cuda:7"):
-        with pytest.raises(HfAlignError, match=f"device {asked} is not available"):
+    for asked, said in {"nowhere": "nowhere is no device", "cuda:7": "device cuda:7 is not available"}.items():
+        with pytest.raises(HfAlignError, match=said):
             Devices.choose(asked)
     with Elsewhere():
         found = Devices.choose()

@@ -376,8 +376,8 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.merge([a, b], align=3), "align is 3; it must be one of 'weight'"),
         (lambda a, b: hf_align.transport(a, base=a, onto=b, strength=None), "strength is None; a finite number"),
         (lambda a, b: hf_align.symmetries(a, trust_remote_code="yes"), "True, False"),
-        (wrong(device="gpu"), "device gpu is not available"),
-        (wrong(device=[0]), "is not available"),
+        (wrong(device="gpu"), "gpu is no device"),
+        (wrong(device=[0]), "is no device"),
         (lambda a, b: hf_align.evaluate(a, b, [{"input_ids": "In the beginning"}]), "is text"),
     ],
 )

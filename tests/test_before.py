@@ -140,6 +140,7 @@ OPTIONS: dict[str, tuple[Arguments, str]] = {
     "a baseline": (["--residual", "separate"], "--allow-inexact"),
     "features": (["--residual", "first"], "needs --match activation"),
     "no such space": (["--spaces", "nothing"], "no space is called nothing"),
+    "no device": (["--device", "foo"], "foo is no device"),
     "no such device": (["--device", "cuda:77"], "device cuda:77 is not available"),
     "shards": (["--max-shard-size", "much"], "not a shard size"),
     "shards of nothing": (["--max-shard-size", "0"], "not a shard size"),

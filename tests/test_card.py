@@ -55,6 +55,7 @@ def test_one_command_from_the_hub_to_the_hub(
     for path, content in files.items():
         assert b"hf_alice" not in content, path
         assert str(tmp_path).encode() not in content and b"/tmp" not in content, path
+    assert files["README.md"].endswith(b"\n")
     card = ModelCard(files["README.md"].decode())
     data_of_card = card.data.to_dict()
     assert data_of_card["base_model"] == ["org/a", "org/b"]

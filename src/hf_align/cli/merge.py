@@ -91,6 +91,8 @@ def merge(
     _require_used(ctx, options, data)
     _require_for_method(options, base, parameter, len(more or ()), effort)
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
+    if len(set(models)) < len(models):
+        console.speaker(options.quiet)("warning: the same model is given twice")
     if dry_run:
         return _plan(models, output, options, effort, as_json)
     owner = ""

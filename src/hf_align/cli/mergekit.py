@@ -20,7 +20,7 @@ def mergekit(
     device: opt.Device = None,
     cuda: Annotated[bool, opt.running("--cuda", help="The same as --device cuda.")] = False,
     out_shard_size: Annotated[
-        str | None, opt.output(metavar="SIZE", help="Parameters in mergekit's largest file (5B).")
+        str | None, opt.output(metavar="SIZE", show_default="5B", help="Parameters in mergekit's largest file.")
     ] = None,
     copy_tokenizer: Annotated[
         bool | None,

@@ -283,7 +283,7 @@ def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Sche
         schedule_of: a method, with what was typed.
 
     Raises:
-        OptionError: two of the options contradict each other.
+        OptionError: two of the options contradict each other, or no device has that name.
     """
     typed = {name: value for name, value in given.items() if value is not None}
     own, scheduled = ({f.name: typed[f.name] for f in fields(of) if f.name in typed} for of in (Options, Schedule))
@@ -294,6 +294,10 @@ def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Sche
         of_method = ", or --method distil" if "onto" in given else ", or --method curve or distil"
         by = of_method if "method" in given else ""  # which align and evaluate do not have
         raise OptionError(f"{name} applies to a descent: it needs --match learned{by}")
+    if options.device is not None:
+        from hf_align.runtime.devices import named  # loads torch
+
+        named(options.device)
     return options
 
 

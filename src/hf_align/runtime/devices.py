@@ -43,13 +43,25 @@ class Devices:
         if asked is None:
             running = _accelerator()
         else:
+            running = named(asked)
             try:
-                running = torch.device(asked)
                 torch.zeros(1, device=running)
             except (RuntimeError, AssertionError, TypeError) as error:  # the second where torch is built without it
                 why = str(error).splitlines()[0]
                 raise OptionError(f"device {asked} is not available: {why}; cpu always is") from error
         return cls(running, for_solving(running))
+
+
+def named(device: str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        OptionError: no device has such a name.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"{device} is no device; write cpu, cuda, cuda:1, mps or the like") from error
 
 
 def for_solving(device: torch.device) -> torch.device:
