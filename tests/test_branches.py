@@ -58,7 +58,10 @@ class Own(nn.Module):
 
     @staticmethod
     def of(x):
-        return (lambda y: y or 1)(x)
+        try:
+            return (lambda y: y or 1)(x)
+        except ():
+            return 2
 """
 
 

@@ -8,8 +8,7 @@ two entries are taken to belong together, so that there are rather too many valu
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,21 +75,18 @@ class Draws:
     def _computed(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], drawn: Mapping[int, Tensor]
     ) -> Tensor | None:
+        """The values that a result may have, by those of what it is computed of; None where it may have any."""
         op = behaviour_of(func)
         if not drawn or _decides_shape(func, args, drawn):
             return None
         if op.is_indexing and id(args[0]) not in drawn and _is_alike(args[0]):  # whichever entries are drawn of it
             return torch.zeros(1)
         values = {key: known for key, value in drawn.items() if (known := self._may_be(value)) is not None}
-        apart = bool(op.traits & (Trait.JOINS | Trait.STACKS))  # no entry is computed of two operands
-        sizes = [*map(len, values.values())]
-        count = max(sizes, default=0) if apart else math.prod(sizes)
-        if len(values) < len(drawn) or count > _MOST or op.is_mutable or not _ENTRYWISE & op.traits:
+        if len(values) < len(drawn) or op.is_mutable or not _ENTRYWISE & op.traits:
             return None
-        choices = (
-            ([n % size for size in sizes] for n in range(count)) if apart else itertools.product(*map(range, sizes))
-        )
-        return torch.stack([self._with(func, args, kwargs, values, choice) for choice in choices])
+        choices = _choices([*map(len, values.values())], together=not op.traits & (Trait.JOINS | Trait.STACKS))
+        found = [self._with(func, args, kwargs, values, choice) for choice in itertools.islice(choices, _MOST + 1)]
+        return torch.stack(found) if len(found) <= _MOST else None
 
     @staticmethod
     def _with(
@@ -101,6 +97,18 @@ class Draws:
         given: Any = mapped(Tensor, lambda t: chosen.get(id(t), t), [tuple(args), dict(kwargs)])
         result: Tensor = func(*given[0], **given[1])
         return result
+
+
+def _choices(sizes: Sequence[int], *, together: bool) -> Iterable[Sequence[int]]:
+    """Numbers of values of several operands, so that each entry of a result is seen with all that it may have.
+
+    Args:
+        sizes: how many values each operand has.
+        together: whether an entry may be computed of several operands.
+    """
+    if together:
+        return itertools.product(*map(range, sizes))
+    return ([number % size for size in sizes] for number in range(max(sizes)))
 
 
 def _decides_shape(func: Any, args: Sequence[Any], drawn: Mapping[int, Tensor]) -> bool:

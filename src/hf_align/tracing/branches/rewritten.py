@@ -143,9 +143,10 @@ class _Asking(InScopes, ast.NodeTransformer):
         raised = list[ast.stmt]()
         for handler in node.handlers:
             kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-            error = ast.Raise(kinds[0] or ast.Name("Exception", ast.Load()))
-            never = ast.copy_location(ast.Constant(False), handler)
-            raised.append(ast.If(self._asked(never), [error], []))
+            for kind in kinds[:1]:  # some catch nothing
+                error = ast.Raise(kind or ast.Name("Exception", ast.Load()))
+                never = ast.copy_location(ast.Constant(False), handler)
+                raised.append(ast.If(self._asked(never), [error], []))
         node.body = [*raised, *node.body]
         return node
 
