@@ -52,6 +52,28 @@ def test_a_part_in_which_it_makes_no_difference_where_labels_are_counts_as_much(
     assert Evaluator(network, {"input_ids": tokens}).ensemble([weights], (1.0,)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_not_predicted(side: str) -> None:
+    config, tokens = tiny_llama(), torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(12) < torch.tensor([[5], [12], [9]])
+    mask = (real if side == "right" else real.flip(1)).long()
+    given = {"input_ids": tokens, "attention_mask": mask}
+    labelled = {**given, "labels": tokens.masked_fill(mask == 0, -100)}
+    network, weights = Network(config), {n: p.detach() for n, p in built(config, 0).named_parameters()}
+    expected = Evaluator(network, labelled).loss(weights)
+    assert Evaluator(network, given).loss(weights) == expected
+    assert Evaluator(network, {"input_ids": tokens}).loss(weights) != pytest.approx(expected, rel=1e-3)
+
+
+def test_tokens_that_stand_alone_leave_nothing_to_predict() -> None:
+    network, alone = Network(tiny_llama()), torch.ones(3, 1, dtype=torch.long)
+    weights = {n: p.detach() for n, p in built(tiny_llama(), 0).named_parameters()}
+    with pytest.raises(HfAlignError, match="no token behind another"):
+        Evaluator(network, {"input_ids": alone})
+    with pytest.raises(HfAlignError, match="left to predict"):
+        Evaluator(network, {"input_ids": alone, "labels": alone}).loss(weights)
+
+
 def test_data_without_any_label_is_refused() -> None:
     none = {"input_ids": torch.zeros(2, 8, dtype=torch.long), "labels": torch.full((2, 8), -100)}
     with pytest.raises(HfAlignError, match="stands for none"):

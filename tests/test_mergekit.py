@@ -170,6 +170,7 @@ def test_the_examples_of_mergekit(name: str, tmp_path: Path) -> None:
     recipe = EXAMPLES[name]
     assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe), tmp_path / "ours") == 0
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
+    assert run("report", tmp_path / "ours") == 0
     assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe, align=True), tmp_path / "aligned") == 0
     assert_whole(tmp_path / "aligned", transformers.LlamaForCausalLM)
     assert Provenance.load(tmp_path / "aligned").witness

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,22 @@ def test_the_certificate_holds(kind: str) -> None:
     make, inputs = KINDS[kind]
     proof = hf_align.certify(seeded(make, 0), inputs=inputs)
     assert proof.sound and proof.complete and proof.modes and proof.found > 0
+
+
+@pytest.mark.parametrize("slopes", [1, 6])
+def test_slopes_that_are_learned_are_counted(slopes: int) -> None:
+    """Inside of vmap torch does not add up their derivatives over the rows."""
+    proof = hf_align.certify(nn.Sequential(nn.Linear(4, 6), nn.PReLU(slopes), nn.Linear(6, 3)), inputs=numbers(5, 4))
+    assert proof.sound and not proof.not_counted
+    assert proof.nullity == 6
+
+
+def test_a_certificate_says_nothing_of_how_torch_computes(capfd: pytest.CaptureFixture[str]) -> None:
+    bag = nn.Sequential(nn.EmbeddingBag(9, 4, mode="mean"), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert hf_align.certify(bag, inputs=torch.arange(8).view(2, 4)).sound
+    assert not [w for w in warned if "performance" in str(w.message)] and "performance" not in capfd.readouterr().err
 
 
 def test_a_part_that_is_emptied_on_the_way_pins_nothing() -> None:

@@ -12,7 +12,7 @@ from conftest import DATA, MODELS, run, save, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from hf_align.mergekit.config import Recipe
+from hf_align.mergekit.config import Align, Recipe
 from hf_align.mergekit.documents import in_order
 from hf_align.publishing.provenance import Provenance
 
@@ -68,6 +68,12 @@ def test_a_document_takes_the_result_of_another(
         assert same(merged(tmp_path / "turned", final, first), found)
 
 
+def test_a_result_may_be_the_reference_of_another_document() -> None:
+    recipes = [Recipe("first", linear("a/b"), None), Recipe(None, linear("first", "a/c"), Align(reference="first"))]
+    (_, first), (last, _) = in_order(recipes, Path("out"))
+    assert last.align is not None and last.align.reference == str(first)
+
+
 @pytest.mark.parametrize("output", [".", "..", "x/.."])
 def test_a_folder_may_be_named_by_where_it_lies(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "x").mkdir(parents=True)
@@ -88,8 +94,18 @@ def test_a_folder_may_be_named_by_where_it_lies(output: str, tmp_path: Path, mon
         ([{"name": "x", **linear("a/b")}, linear("x", merge_method="magic")], "magic"),
         ([linear("a/b", "a/c", align={"heads": "two_stage"})], "align: heads: Input should be 'two-stage', 'circuits'"),
         ([linear("a/b", "a/c", align={"steps": 0})], "align: steps"),
+        ([{"name": "x", **linear("a/b", "a/c")}, linear("x", "a/c", align={"reference": "y"})], "reference y"),
     ],
-    ids=["cycle", "two without a name", "one name twice", "a path", "method of a later one", "heads", "steps"],
+    ids=[
+        "cycle",
+        "two without a name",
+        "one name twice",
+        "a path",
+        "method of a later one",
+        "heads",
+        "steps",
+        "reference of a later one",
+    ],
 )
 def test_documents_that_are_none(
     documents: list[Document], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -21,8 +21,11 @@ def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path
     `OUTPUT.parts/NAME`.
 
     Raises:
-        HfAlignError: two have the same name or none, or they wait for each other.
+        HfAlignError: two have the same name or none, they wait for each other, or the reference of one is not among its
+            models.
     """
+    for recipe in recipes:
+        _require_reference(recipe)
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise HfAlignError(
@@ -38,7 +41,18 @@ def in_order(recipes: Sequence[Recipe], output: Path) -> list[tuple[Recipe, Path
     def on_disk(model: Any) -> Any:
         return str(folders[model]) if isinstance(model, str) and model in folders else model
 
-    return [(replace(recipe, body=with_models(recipe.body, on_disk)), folders[recipe.name]) for recipe in found]
+    def placed(recipe: Recipe) -> Recipe:
+        moved = {"reference": on_disk(recipe.align.reference)} if recipe.align is not None else {}
+        align = recipe.align and recipe.align.model_copy(update=moved)
+        return replace(recipe, body=with_models(recipe.body, on_disk), align=align)
+
+    return [(placed(recipe), folders[recipe.name]) for recipe in found]
+
+
+def _require_reference(recipe: Recipe) -> None:
+    names, reference = models_of(recipe.body), recipe.align and recipe.align.reference
+    if reference is not None and reference not in names:
+        raise HfAlignError(f"align: reference {reference} is not one of the recipe's models ({', '.join(names)})")
 
 
 def _sorted(needed: Mapping[str | None, Sequence[str]]) -> list[str | None]:

@@ -15,6 +15,7 @@ from hf_align.matching.choices import as_chosen
 from hf_align.matching.match import Match
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, Provenance, home_of_alignment
 from hf_align.publishing.templated import template
+from hf_align.settings.options import Options
 from hf_align.symmetry.elements import Element, Monomial
 from hf_align.symmetry.explain import explain
 from hf_align.symmetry.overrides.overrides import symmetries
@@ -35,6 +36,8 @@ _COLOURS = (
     "#7a8a3b",
     "#6b7a90",
 )
+_CHOSEN = {"residual": Options.residual, "heads": Options.heads, "spaces": ""}
+"""What decides which spaces move, and what a merge that aligned nothing leaves open."""
 _APART = 16
 """Units of the chart that two labels must be apart."""
 _PINNED = "var(--pinned)"
@@ -86,8 +89,8 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     """
     made = Provenance.load(folder)
     spec = symmetries(read_config(home_of_alignment(folder), trust_remote_code=trust_remote_code), specs)
-    strategy = {k: str(made.strategy.get(k, "")) for k in ("residual", "heads", "spaces")}
-    spec = as_chosen(spec, strategy["residual"] or "orthogonal", strategy["heads"], strategy["spaces"].split())
+    residual, heads, spaces = (str(made.strategy.get(k) or d) for k, d in _CHOSEN.items())
+    spec = as_chosen(spec, residual, heads, spaces.split())
     file = folder / FOLDER / ALIGNMENT
     elements = Match.load(file, spec).b if file.is_file() else {}
     colours = _colours(spec)

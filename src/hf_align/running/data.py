@@ -124,10 +124,15 @@ def _columns(rows: list[dict[str, Any]], path: Path) -> Batch:
     """One tensor for each field."""
     if any(row.keys() != rows[0].keys() for row in rows):
         raise HfAlignError(f"{path}: not all lines have the same fields")
+    return {name: _column([row[name] for row in rows], name, path) for name in rows[0]}
+
+
+def _column(values: list[Any], name: str, path: Path) -> Tensor:
     try:
-        return {k: torch.tensor([row[k] for row in rows]) for k in rows[0]}
+        return torch.tensor(values)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise HfAlignError(f"{path}: the lines are not numbers, or differ in length") from error
+        what = f"{name} is not numbers, as many in each line"
+        raise HfAlignError(f'{path}: {what}; lines hold a "text", or arguments of the model') from error
 
 
 def _images(folder: Path, model: Path | None) -> Batch:
@@ -179,13 +184,17 @@ def _masked(tokens: Tensor, tokenizer: Any) -> Batch:
 
 
 def with_labels(data: Batch) -> Batch:
-    """Data with something to predict: the tokens themselves, where it has no labels.
+    """Data with something to predict: the tokens themselves, where it has no labels; of padding nothing is predicted.
 
     Raises:
-        HfAlignError: it has neither labels nor tokens.
+        HfAlignError: it has neither labels nor tokens, or no token behind another.
     """
     if "labels" in data:
         return data
     if "input_ids" not in data:
         raise HfAlignError(f"the data has {', '.join(data)} but no labels to compute a loss from")
-    return {**data, "labels": data["input_ids"]}
+    tokens, mask = data["input_ids"], data.get("attention_mask")
+    labels = tokens if mask is None or mask.shape != tokens.shape else tokens.masked_fill(mask == 0, NO_LABEL)
+    if bool((labels[..., 1:] == NO_LABEL).all()):
+        raise HfAlignError("the data has no token behind another, so there is none to predict")
+    return {**data, "labels": labels}

@@ -222,6 +222,8 @@ class _Mean:
 
     @property
     def value(self) -> float:
+        if not self.count:
+            raise HfAlignError("nothing in the data is left to predict")
         return self.total / self.count
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -261,12 +262,25 @@ def in_each(
     stacked = {name: torch.stack([inputs[name] for inputs in contexts]) for name in contexts[0]}
     runs = torch.func.vmap(at, chunk_size=1 + at_once, randomness="different")
     try:
-        yield from runs(stacked, *more)
+        with _without_a_word_on_speed():
+            found = runs(stacked, *more)
+        yield from found
     except RuntimeError as error:
         if "dynamic shape" not in str(error):
             raise
         # How many rows a mask lets through depends on the context: one after the other.
         yield from (at(*arguments) for arguments in zip(contexts, *more, strict=True))
+
+
+@contextmanager
+def _without_a_word_on_speed() -> Iterator[None]:
+    """While torch does not warn of each op that it runs copy by copy."""
+    warn_of_each = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    warn_of_each(False)
+    try:
+        yield
+    finally:
+        warn_of_each(True)
 
 
 def _noise(values: Mapping[Node, object], nodes: Iterable[Node]) -> Tensor:

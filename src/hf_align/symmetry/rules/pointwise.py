@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION, Scalars, monomial
@@ -144,6 +145,14 @@ def homogeneous_function(call: Call) -> Value:
     value = call.value(call.argument(0))
     call.lower_all(value.axes, monomial(Scalars.POSITIVE), "pointwise")
     return Value(value.axes)
+
+
+@runs("prelu")
+def _bends_at_zero(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Inside of vmap torch does not add up the derivatives by the slopes; they lie along the second axis."""
+    value, slopes = args
+    along = slopes.view(-1, *(1 for _ in value.shape[2:])) if slopes.numel() > 1 else slopes.reshape(())
+    return torch.where(value > 0, value, along * value)
 
 
 @rule("prelu")
