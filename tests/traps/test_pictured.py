@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
+import hf_align
 from traps import pictured as code
 from traps.test_modes import given, noise, words
 from traps.trap import Calls, Trap, both, cases, check, custom, lengths, native, of_code
@@ -53,6 +54,24 @@ def _half_hidden(rows: int, side: int) -> Tensor:
     return mask
 
 
+_OF_PHI = transformers.Phi4MultimodalConfig(
+    architectures=["Phi4MultimodalForCausalLM"], vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, num_key_value_heads=2,
+    vision_config={**_SIZES, "image_size": 28, "crop_size": 28, "patch_size": 7, "image_token_id": 60},
+    audio_config=dict(hidden_size=12, intermediate_size=10, num_blocks=2, num_attention_heads=2, input_size=16,
+                      nemo_conv_channels=8, nemo_final_size=2, ext_pw_out_channel=12,
+                      depthwise_separable_out_channel=12, audio_token_id=61),
+)  # fmt: skip
+_CROP = dict(image_pixel_values=noise(1, 2, 3, 28, 28), image_sizes=torch.tensor([[28, 28]]),
+             image_attention_mask=torch.ones(1, 2, 4, 4).long())  # fmt: skip
+_SOUND = dict(audio_input_features=noise(1, 64, 16), audio_embed_sizes=torch.tensor([3]))
+
+
+def _with(*places: int) -> Tensor:
+    """A text with places for a picture as a whole and in crops, and for a sound."""
+    return torch.tensor([[5, 6, 7, *places, 8, 9, 10, 11]])
+
+
 TRAPS = [
     seeing(code.SeeingTall, sizes((16, 16), (24, 16), (16, 24))),
     seeing(code.SeeingWindows, sizes((16, 16), (12, 12), (24, 12), (24, 24))),
@@ -77,6 +96,10 @@ TRAPS = [
         both(lengths(bbox=boxes), lengths(7, 12, bbox=boxes, pixel_values=_PAGE), lengths(7, pixel_values=_PAGE),
              given("page", pixel_values=_PAGE)),
     ),
+    Trap("phi4_multimodal", native("Phi4MultimodalForCausalLM", _OF_PHI),
+         both(lengths(), given("picture", input_ids=_with(*[60] * 13), **_CROP),
+              given("sound", input_ids=_with(61, 61, 61), **_SOUND),
+              given("both", input_ids=_with(*[60] * 13, 61, 61, 61), **_CROP, **_SOUND))),
 ]  # fmt: skip
 
 
@@ -85,3 +108,10 @@ def test_aligned_b_is_b_with_a_picture_and_without(
     trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check(trap, tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_arguments_with_the_kind_in_their_name_are_given() -> None:
+    """`image_pixel_values`, and a way from sounds that is taken beside a picture alone."""
+    spec = hf_align.symmetries(_OF_PHI).spec
+    assert not spec.unread and {"input_ids with image", "input_ids with image and audio"} <= {*spec.modes}

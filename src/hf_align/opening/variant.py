@@ -12,12 +12,13 @@ from hf_align.errors import IncompatibleModels
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fields import Path, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
+from hf_align.tracing.in_texts import try_media
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.layers import find_stacks, shorten
 from hf_align.tracing.mode import Mode, NothingNew
 from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace_call
-from hf_align.tracing.ways import owners_of, try_media, try_parts, try_ways
+from hf_align.tracing.ways import owners_of, try_parts, try_ways
 
 _BATCH = 2
 """Rows of a call."""

@@ -117,9 +117,11 @@ def media(model: PreTrainedModel, length: int = 7) -> Iterator[tuple[str, int, d
     for kind, (names, families) in _MEDIA.items():
         token = read.field(*names)
         if isinstance(token, int):
+            named = {name.removeprefix(f"{kind}_"): name for name in read.parameters} | {n: n for n in read.parameters}
             for family in families:
-                for arguments in family(read):
-                    yield kind, token, {n: t for n, t in arguments.items() if not n.startswith("decoder_")}
+                for arguments in family(replace(read, parameters=frozenset(named))):
+                    plain = {n: t for n, t in arguments.items() if not n.startswith("decoder_")}
+                    yield kind, token, {named.get(n, n): t for n, t in plain.items()}
 
 
 def _candidates(read: Reader, main: str) -> Iterator[dict[str, Tensor]]:
@@ -147,18 +149,14 @@ def _text(read: Reader) -> Iterator[dict[str, Tensor]]:
     if decoder:
         yield {**plain, **decoder, **masks, "decoder_attention_mask": torch.ones_like(decoder["decoder_input_ids"])}
     yield plain
-    for image in _images(read):
-        yield {**plain, **image}
+    yield from ({**plain, **image} for image in _images(read))
     types = torch.zeros(read.batch, read.length, dtype=torch.long)
     yield {**plain, "mm_token_type_ids": types}
     yield {**plain, "token_type_ids": types}
-    for sound in (*_spectra(read), *_waves(read)):
-        yield {**plain, **sound}
+    yield from ({**plain, **sound} for sound in (*_spectra(read), *_waves(read)))
     if "pixel_values_videos" in read.parameters:
-        for video in _images(read):
-            yield {**plain, **video}
-    for longer in (32, 64, 128):
-        yield {**plain, "input_ids": read.ids(longer)}
+        yield from ({**plain, **video} for video in _images(read))
+    yield from ({**plain, "input_ids": read.ids(longer)} for longer in (32, 64, 128))
 
 
 def _rare(read: Reader) -> Iterator[dict[str, Tensor]]:
@@ -236,7 +234,12 @@ def _images(read: Reader) -> Iterator[dict[str, Tensor]]:
     halves = ("pixel_values", "prompt_pixel_values", "prompt_masks")
     yield {name: read.floats(channels, height // 2, width) for name in halves}
     yield {"pixel_values": video}
-    yield {"pixel_values": read.floats(2, channels, height, width)}
+    crops = {"pixel_values": read.floats(2, channels, height, width)}
+    yield crops
+    if "image_attention_mask" in read.parameters:
+        places = [side // read.number("patch_size", default=14) for side in (height, width)]
+        sizes = torch.tensor([height, width]).expand(read.batch, 2).contiguous()
+        yield {**crops, "image_sizes": sizes, "image_attention_mask": torch.ones(read.batch, 2, *places).long()}
     yield from _patches(read, channels)
     for side in dict.fromkeys((*read.sides, 32, 64, 224)):
         if side > height or side in read.sides:

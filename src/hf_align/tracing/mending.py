@@ -24,7 +24,7 @@ from hf_align.tracing.build import quiet, trained_buffers
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
-from hf_align.tracing.mode import Mode, NothingNew
+from hf_align.tracing.mode import Mode, NothingNew, extent
 
 _RANK = re.compile(r"values to unpack \(expected (\d+), got (\d+)")
 _WIDTHS = [
@@ -44,6 +44,8 @@ _LENGTHS = [
 ]
 """In an error of two values that do not go together, with values and without them."""
 _CONVOLVED = re.compile(r"input to conv(\d)d, but got input of size: \[([\d, ]+)\]")
+_PUT = re.compile(r"shape \[(\d+)[\d, ]*\] cannot be (?:put|broadcast)")
+"""In an error of vectors for which a text has too few places."""
 _PLACES = 4096
 """Places in a text at most."""
 _ITEMS = 2**22
@@ -78,8 +80,16 @@ def with_missing(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterat
 def _with_named(model: PreTrainedModel, mode: Mode, error: Exception, missing: Collection[str]) -> Iterator[Mode]:
     kind = mode.announced[0] if mode.announced is not None else ""
     for name in _named(error, missing, kind):
-        for value in itertools.islice(documented(model, name, mode.example), _TRIALS):
+        values = [*itertools.islice(documented(model, name, mode.example), _TRIALS)]
+        for value in values or _undocumented(model, name, mode.example):
             yield _changed(model, mode, {name: value})
+
+
+def _undocumented(model: PreTrainedModel, name: str, example: Example) -> Iterator[Tensor]:
+    """What an argument of which nothing is said may be, if it is a tensor: a number for each text."""
+    said = inspect.signature(model.forward).parameters[name].annotation
+    if said is inspect.Parameter.empty or "Tensor" in str(said):
+        yield torch.ones(extent(example)[0], dtype=torch.long)
 
 
 def _missing(model: PreTrainedModel, mode: Mode) -> set[str]:
@@ -126,6 +136,8 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
     media_given = _vectors(given)
     told = dict.fromkeys(int(number) for number in re.findall(r"\b\d+\b", said))
     numbers = [number for number in told if 1 < number <= _PLACES]
+    if (put := _PUT.search(said)) is not None and int(put[1]) <= _PLACES:
+        yield replace(mode, example=with_places(model, given, {token: int(put[1])}))
     yield from _with_one_more(model, mode, said)
     for name, items in (media_given | _places(given)).items():
         for number in numbers if len(items) in told and widths_told(said) is None else ():
@@ -140,7 +152,7 @@ def _enlarged(model: PreTrainedModel, mode: Mode, token: int, said: str) -> Iter
             yield _changed(model, mode, {n: t.new_zeros(t.shape[0], *more, *t.shape[1:]) for n, t in low.items()})
     for number in numbers if "token" in said else ():
         if (given["input_ids"] == token).sum() != number:
-            yield replace(mode, example=with_places(model, given, token, number))
+            yield replace(mode, example=with_places(model, given, {token: number}))
 
 
 def _vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -222,7 +234,8 @@ def _changed(model: PreTrainedModel, mode: Mode, more: Mapping[str, Tensor]) -> 
     if mode.announced is None:
         return replace(mode, example=Example(arguments, mode.example.tokens))
     kind, token = mode.announced
-    return replace(mode, example=with_places(model, arguments, token, vectors_made(model, kind, arguments) or 1))
+    count = vectors_made(model, kind, arguments) or 1
+    return replace(mode, example=with_places(model, arguments, {token: count}))
 
 
 def _named(error: Exception, missing: Collection[str], kind: str) -> list[str]:
@@ -244,12 +257,18 @@ def _named(error: Exception, missing: Collection[str], kind: str) -> list[str]:
     return []
 
 
-def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], token: int, count: int) -> Example:
-    """Arguments with a text in which `count` places are kept for something else; these ids are no free input."""
+def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], places: Mapping[int, int]) -> Example:
+    """Arguments with a text in which places are kept for something else; these ids are no free input.
+
+    Args:
+        places: tokens that stand for something else, and how many there are of each.
+    """
     around = reader(model, 1, 3).ids(3)
-    ids = torch.cat([around, torch.full((1, count), token), around], 1)
+    kept = [part for token, count in places.items() for part in (torch.full((1, count), token), around)]
+    ids = torch.cat([around, *kept], 1)
     texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1])[None]}
-    marked = {n: (ids == token).long() for n in arguments if n.endswith("token_type_ids")}
+    marks = torch.isin(ids, torch.tensor([*places])).long()
+    marked = {n: marks for n in arguments if n.endswith("token_type_ids")}
     return Example({**arguments, **{n: t for n, t in texts.items() if n in arguments}, **marked}, {})
 
 

@@ -26,8 +26,8 @@ from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
+from hf_align.tracing.in_texts import side_by_side, try_media
 from hf_align.tracing.inputs import reader
-from hf_align.tracing.mending import vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
 from hf_align.tracing.watched import is_said, scalars
@@ -38,8 +38,6 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 """Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
-_OF_DECODER = 4
-"""Tokens that a decoder reads beside a text with media in it."""
 _SIZES = 2
 """Of pictures and sounds that are larger still, because the code has numbers like theirs."""
 _MOST_SIDE = 16
@@ -80,9 +78,12 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     for ask in asks(model, base):
         first_that_answers(ask.modes(base), attempt)
     if has_text:
-        for mode in try_media(model, attempt):
+        found = try_media(model, attempt)
+        for mode in found:
             _try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
             _try_with_media(model, mode, attempt)
+        if len(found) > 1:
+            attempt(side_by_side(model, found))
 
 
 def _not_given(model: PreTrainedModel, base: Example) -> list[str]:
@@ -173,15 +174,6 @@ def _sized(base: Example, axes: Sequence[tuple[str, int]], size: int, *, sure: b
 
 def _said(name: str, value: Any) -> str:
     return name if isinstance(value, (Tensor, bool)) else f"{name} = {value!r}"
-
-
-def try_media(model: PreTrainedModel, attempt: Attempt) -> list[Mode]:
-    """Try a text with each kind of what else may stand in it, a picture, a video, a sound; the modes that there are."""
-    ran = list[Mode | None]()
-    for kind, found in itertools.groupby(announced_media(model), lambda found: found[0]):
-        modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
-        ran.append(first_that_runs(model, modes, attempt))
-    return [mode for mode in ran if mode is not None]
 
 
 def try_together(
@@ -373,19 +365,3 @@ def positions(config: PretrainedConfig) -> int | None:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     found = [v for p in parts(config) for n in names if isinstance(v := getattr(p, n, None), int) and v > 2]
     return min(found, default=None)
-
-
-def _announced(model: PreTrainedModel, kind: str, token: int, given: Mapping[str, Tensor]) -> Iterator[Mode]:
-    """Something else in a text, which holds a token for each vector that the model makes of it."""
-    asked = inspect.signature(model.forward).parameters
-    if not given.keys() <= asked.keys():
-        return
-    count = vectors_made(model, kind, given)
-    texts = {"input_ids": torch.ones(1, 1).long()}
-    if "decoder_input_ids" in asked:
-        texts["decoder_input_ids"] = reader(model, 1, _OF_DECODER).ids(_OF_DECODER)
-    marks = {n: torch.ones(1, 1).long() for n in ("mm_token_type_ids", "token_type_ids") if n in asked}
-    mask = {"attention_mask": torch.ones(1, 1).long()} if "attention_mask" in asked else {}
-    for extra in ({**mask, **marks}, mask, marks, {}) if count else ({**mask, **marks},):
-        example = with_places(model, {**texts, **given, **extra}, token, count or 1)
-        yield Mode(f"input_ids with {kind}", example, sure=True, announced=(kind, token))

@@ -15,9 +15,10 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.documented import announced_media
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
+from hf_align.tracing.in_texts import try_media
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, extent
-from hf_align.tracing.ways import positions, try_media
+from hf_align.tracing.ways import positions
 
 _LENGTH = 10
 """Tokens that a copy is tried on."""

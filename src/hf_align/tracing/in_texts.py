@@ -1,0 +1,56 @@
+"""Texts with something else in them: a picture, a video, a sound, and all that a model takes, one behind the other."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_align.tracing.alternatives import first_that_runs
+from hf_align.tracing.documented import announced_media
+from hf_align.tracing.inputs import reader
+from hf_align.tracing.mending import vectors_made, with_places
+from hf_align.tracing.mode import Attempt, Mode
+
+_OF_DECODER = 4
+"""Tokens that a decoder reads beside a text with media in it."""
+
+
+def try_media(model: PreTrainedModel, attempt: Attempt) -> list[Mode]:
+    """Try a text with each kind of what else may stand in it, a picture, a video, a sound; the modes that there are."""
+    ran = list[Mode | None]()
+    for kind, found in itertools.groupby(announced_media(model), lambda found: found[0]):
+        modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
+        ran.append(first_that_runs(model, modes, attempt))
+    return [mode for mode in ran if mode is not None]
+
+
+def side_by_side(model: PreTrainedModel, media: Sequence[Mode]) -> Mode:
+    """A text with several kinds of what may stand in it, one behind the other."""
+    announced = [mode.announced for mode in media if mode.announced is not None]
+    arguments = {name: value for mode in reversed(media) for name, value in mode.example.arguments.items()}
+    places = {token: sum(int((mode.example.arguments["input_ids"] == token).sum()) for mode in media)
+              for _, token in announced}  # fmt: skip
+    name = f"input_ids with {' and '.join(kind for kind, _ in announced)}"
+    return replace(media[0], name=name, example=with_places(model, arguments, places))
+
+
+def _announced(model: PreTrainedModel, kind: str, token: int, given: Mapping[str, Tensor]) -> Iterator[Mode]:
+    """Something else in a text, which holds a token for each vector that the model makes of it."""
+    asked = inspect.signature(model.forward).parameters
+    if not given.keys() <= asked.keys():
+        return
+    count = vectors_made(model, kind, given)
+    texts = {"input_ids": torch.ones(1, 1).long()}
+    if "decoder_input_ids" in asked:
+        texts["decoder_input_ids"] = reader(model, 1, _OF_DECODER).ids(_OF_DECODER)
+    marks = {n: torch.ones(1, 1).long() for n in ("mm_token_type_ids", "token_type_ids") if n in asked}
+    mask = {"attention_mask": torch.ones(1, 1).long()} if "attention_mask" in asked else {}
+    for extra in ({**mask, **marks}, mask, marks, {}) if count else ({**mask, **marks},):
+        example = with_places(model, {**texts, **given, **extra}, {token: count or 1})
+        yield Mode(f"input_ids with {kind}", example, sure=True, announced=(kind, token))
