@@ -553,6 +553,12 @@ def _padded() -> Tensor:
     return torch.cat([places[1:2], places[~_SHOWN][torch.multinomial(torch.ones(2), 2)]])
 
 
+def _marked() -> Tensor:
+    marks = torch.zeros(3)
+    marks[torch.randperm(3)[:1]] = 1.0
+    return marks[0] > 0
+
+
 def _overwritten() -> Tensor:
     hidden = _hidden()
     hidden[0] = torch.randint(6, ())
@@ -585,6 +591,8 @@ def _of_its_own() -> Tensor:
         (lambda: _padded()[1, 1] > 0, True),
         (lambda: torch.arange(6)[_hidden()].sum() > 3, True),
         (_overwritten, True),
+        (_marked, True),
+        (lambda: torch.zeros(3).index_put((torch.randperm(3)[:1],), torch.ones(1))[0] > 0, True),
         (lambda: len(torch.arange(6)[torch.rand(6) > 0.5]) > 3, True),
         (lambda: len((_hidden() > 0).nonzero()) > 3, True),
         (lambda: len(torch.arange(2)[_SHOWN[_hidden()]]) > 0, False),

@@ -79,8 +79,8 @@ class Draws:
         op = behaviour_of(func)
         if not drawn or _decides_shape(func, args, drawn):
             return None
-        if op.is_indexing and id(args[0]) not in drawn and _is_alike(args[0]):  # whichever entries are drawn of it
-            return torch.zeros(1)
+        if Trait.TAKES_ENTRIES in op.traits and id(args[0]) not in drawn and _is_alike(args[0]):
+            return torch.zeros(1)  # whichever entries are drawn of it
         values = {key: known for key, value in drawn.items() if (known := self._may_be(value)) is not None}
         if len(values) < len(drawn) or op.is_mutable or not _ENTRYWISE & op.traits:
             return None
